@@ -1,0 +1,84 @@
+"""Scores of `torch.distributions` objects: ECD of any of them, NEES of Gaussian ones."""
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.predictions import check_weights
+
+
+def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
+    """Return -log p(x) minus the entropy, per sample, of the distribution's batch shape ([ECD] eq. 8)."""
+    try:
+        return -distribution.log_prob(value) - distribution.entropy()
+    except NotImplementedError as error:
+        raise TypeError(
+            f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}."
+        ) from error
+
+
+def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
+    """Normalised estimation error squared (x - mu)^T Sigma^-1 (x - mu) of every sample; see `nees`.
+
+    Returns:
+        `(..., N)`, the batch shape of the distribution.
+
+    Example:
+        >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
+        tensor([0., 4.])
+    """
+    if isinstance(distribution, Independent):
+        per_part = nees_per_sample(distribution.base_dist, value)
+        event_axes = tuple(range(-distribution.reinterpreted_batch_ndims, 0))
+        return per_part.sum(event_axes) if event_axes else per_part
+    if isinstance(distribution, Normal):
+        standardised: Tensor = (value - distribution.loc) / distribution.scale
+        return standardised.square()
+    if isinstance(distribution, MultivariateNormal):
+        error = (value - distribution.loc).unsqueeze(-1)
+        whitened: Tensor = torch.linalg.solve_triangular(distribution.scale_tril, error, upper=False)
+        return whitened.square().sum((-1, -2))
+    raise TypeError(
+        "`distribution` must be Normal, MultivariateNormal or an Independent Normal, got "
+        f"{type(distribution).__name__}. For other distributions use ecd."
+    )
+
+
+def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Normalised estimation error squared of Gaussian predictions: the mean of (x - mu)^T Sigma^-1 (x - mu).
+
+    Its expectation is the dimension d for honest covariances; the Gaussian ECD is (NEES - d) / 2.
+
+    Args:
+        distribution: `Normal` (d = 1), `MultivariateNormal` or `Independent` of a `Normal`, batch shape `(..., N)`.
+        value: the observed x, batch shape and event shape.
+        weights: one non-negative weight per sample `(..., N)`.
+
+    Returns:
+        `(...)` in [0, inf), no unit, in the dtype of the distribution; NaN without data.
+
+    Raises:
+        TypeError: for a distribution that is not Gaussian.
+
+    Gradient:
+        Everywhere.
+
+    Source:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10-11.
+
+    Example:
+        >>> nees(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
+        tensor(2.)
+    """
+    return mean_over_samples(nees_per_sample(distribution, value), weights)
+
+
+def mean_over_samples(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the weighted mean over the last axis, in the dtype of `scores`; a scalar is its own mean."""
+    scores = scores if scores.dim() else scores.unsqueeze(-1)
+    wide = scores.to(wide_dtype(scores.device))
+    if weights is None:
+        return wide.mean(-1).to(scores.dtype)
+    weights = check_weights(weights, scores.shape)
+    return ((wide * weights).masked_fill(weights == 0, 0).sum(-1) / weights.sum(-1)).to(scores.dtype)

@@ -1,0 +1,180 @@
+"""The small statistics that metrics are readings of. They add, and know nothing of names.
+
+Each is one tensor of sums, so that streaming, merging, saving and syncing are an addition of tensors. A `Recipe` says
+which sums: it is a frozen value, so two metrics with equal recipes over equal input can share one pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.bin_sums import bin_index, bin_sums
+from torchcalib.kernels.row_stats import wide_dtype, xmul
+from torchcalib.predictions import Predictions, Task
+from torchcalib.reductions import Reduction, reduce_to_events
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of the wide dtype, `(..., F, K)`: F quantities, each over K cells."""
+
+    sums: Tensor
+
+    @property
+    def n(self) -> Tensor:
+        """Weight of every cell `(..., K)`: its number of samples where all weights are 1."""
+        return self.sums[..., 0, :]
+
+    @property
+    def total(self) -> Tensor:
+        """Weight of all cells together `(...)`."""
+        return self.n.sum(-1)
+
+    @property
+    def share(self) -> Tensor:
+        """Each cell's share of the weight `(..., K)`; NaN without data."""
+        return self.n / self.total.unsqueeze(-1)
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.sums + other.sums)
+
+
+@dataclass(frozen=True)
+class ScoreSum(Sums):
+    """Sums of a per-sample score: over all samples (K = 1), or over the samples of each class (K = C).
+
+    The quantities are weight, score, and sum_k t_k^2, which is the weight again for hard labels.
+    """
+
+    @property
+    def score(self) -> Tensor:
+        """Sum of the score `(..., K)`."""
+        return self.sums[..., 1, :]
+
+    @property
+    def label_square(self) -> Tensor:
+        """Sum of sum_k t_k^2 `(..., K)`."""
+        return self.sums[..., 2, :]
+
+
+@dataclass(frozen=True)
+class BinStats(Sums):
+    """Sums over the samples of each bin: weight, confidence, outcome and, if it was asked for, ECD.
+
+    `share`, `confidence`, `frequency` and `gap` are what binned errors are read from. An empty bin has gap 0, so it
+    adds nothing to a sum or a maximum; without any data every gap is NaN.
+    """
+
+    @property
+    def confidence(self) -> Tensor:
+        """Mean confidence `(..., B)`; NaN in an empty bin."""
+        return self.sums[..., 1, :] / self.n
+
+    @property
+    def frequency(self) -> Tensor:
+        """Mean outcome `(..., B)`; NaN in an empty bin."""
+        return self.sums[..., 2, :] / self.n
+
+    @property
+    def ecd(self) -> Tensor:
+        """Mean ECD in nats `(..., B)`; NaN in an empty bin."""
+        return self.sums[..., 3, :] / self.n
+
+    @property
+    def gap(self) -> Tensor:
+        """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without any data."""
+        empty = (self.n == 0) & (self.total > 0).unsqueeze(-1)
+        return (self.sums[..., 2, :] - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
+
+
+S = TypeVar("S", bound=Sums, covariant=True)
+
+
+class Recipe(Protocol[S]):
+    """Which sums to take of predictions."""
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return the shape `(..., F, K)` of the sums of one series of samples."""
+
+    def of(self, p: Predictions) -> S:
+        """Take the sums over the samples of `p`."""
+
+    def wrap(self, sums: Tensor) -> S:
+        """Return sums that were taken earlier as the statistic they are."""
+
+
+@dataclass(frozen=True)
+class ScoreRecipe:
+    """Sums of a per-sample score.
+
+    Attributes:
+        per_sample: predictions to scores `(..., N)`; a module-level function or a partial of one, so that it pickles.
+        by_class: keep the samples of each class apart. A soft target belongs to each class by its share of votes.
+    """
+
+    per_sample: Callable[[Predictions], Tensor]
+    by_class: bool
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return `(3, K)`, or `(L, 3, K)` for L labels."""
+        classes = (num_classes or 0) if task == "multiclass" else 2
+        labels = (num_classes or 0,) if task == "multilabel" else ()
+        return (*labels, 3, classes if self.by_class else 1)
+
+    def of(self, p: Predictions) -> ScoreSum:
+        """Sum the score over the samples of `p`."""
+        score = self.per_sample(p)
+        wide = wide_dtype(score.device)
+        score, n = _weighted(score, p.weights, wide), _weighted(torch.ones_like(score), p.weights, wide)
+        if p.task == "multiclass" and not p.soft:
+            if self.by_class:
+                return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
+            return ScoreSum(torch.stack((n, score, n), -2).sum(-1, keepdim=True))
+        shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
+        shares = shares.to(wide).nan_to_num()  # NaN only in rows of weight 0
+        columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
+        if self.by_class:  # an infinite score stays out of the classes in which the row has no share
+            return ScoreSum(xmul(shares.unsqueeze(-3), columns.unsqueeze(-1)).sum(-2))
+        return ScoreSum(columns.sum(-1, keepdim=True))
+
+    def wrap(self, sums: Tensor) -> ScoreSum:
+        """Return `sums` as a `ScoreSum`."""
+        return ScoreSum(sums)
+
+
+@dataclass(frozen=True)
+class EqualWidthBins:
+    """Sums over equal-width bins of the confidence of events; see `kernels.bin_sums.bin_index` for the edge rule."""
+
+    reduction: Reduction
+    n_bins: int
+    right: bool
+    with_ecd: bool = False
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:  # noqa: ARG002 - part of the protocol
+        """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
+        classes = (num_classes or 0,) if self.reduction == "classwise" else ()
+        return (*classes, 3 + self.with_ecd, self.n_bins)
+
+    def of(self, p: Predictions) -> BinStats:
+        """Put the events of `p` into bins."""
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        wide = wide_dtype(events.confidence.device)
+        columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
+        if events.ecd is not None:
+            columns.append(events.ecd)
+        weighted = [_weighted(column, events.weights, wide) for column in columns]
+        return BinStats(bin_sums(bin_index(events.confidence, self.n_bins, self.right), weighted, self.n_bins))
+
+    def wrap(self, sums: Tensor) -> BinStats:
+        """Return `sums` as `BinStats`."""
+        return BinStats(sums)
+
+
+def _weighted(x: Tensor, weights: Tensor | None, wide: torch.dtype) -> Tensor:
+    """Widen and weigh. A row of weight 0 adds exactly 0, whatever its value: it may be inf or NaN."""
+    x = x.to(wide)
+    return x if weights is None else (x * weights).masked_fill(weights == 0, 0)

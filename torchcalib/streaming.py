@@ -1,0 +1,376 @@
+"""Statistics as torchmetrics states: metrics that stream in constant memory and sync across ranks.
+
+A metric's whole state is ONE tensor of sums, so adding a batch, merging two metrics and syncing ranks are each one
+addition. `CalibrationCollection` reads the input once for all of its members and syncs them in one collective.
+"""
+
+import functools
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.predictions import InputFormat, check_count
+from torchcalib.statistics import Recipe, Sums
+
+S = TypeVar("S", bound=Sums)
+
+
+class StreamingMetric(Metric, Generic[S]):
+    """A reading of sums that stream. A subclass names the sums (`recipe`) and reads them (`_value`).
+
+    The state is float64 (on a device that has none it stays on the CPU) and keeps its dtype under `.to(dtype)`,
+    `.half()` and Lightning's precision plugins. An `update` or `forward` that raises leaves the metric as it was.
+    Values are float64; `compute` without data gives NaN; `forward` returns the batch's value with its gradient.
+
+    On the CPU a bad value raises in `update`. On CUDA `update` never waits for the device: bad rows are counted
+    there, kept out of the sums, and `compute` raises.
+    """
+
+    full_state_update = False
+    is_differentiable = True
+    higher_is_better: bool | None = False
+
+    unit: ClassVar[str]
+    """What the value is measured in."""
+    perfect: ClassVar[float]
+    """The value of a predictor that is right and sure every time."""
+    question: ClassVar[str]
+    """What the metric answers, in one line for a report."""
+    source: ClassVar[str]
+    """Publication and equation."""
+
+    state: Tensor
+
+    def __init__(
+        self, input_format: InputFormat, recipe: Recipe[S], batch_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.input_format = input_format
+        self.recipe = recipe
+        self.batch_shape = tuple(batch_shape)
+        for size in self.batch_shape:
+            check_count("batch_shape", size)
+        self.sums_shape = (*self.batch_shape, *recipe.shape(input_format.task, input_format.num_classes))
+        if 0 in self.sums_shape:
+            name = "num_labels" if input_format.task == "multilabel" else "num_classes"
+            raise ValueError(
+                f"`{name}` must be given: the state of this metric keeps the classes apart. Pass {name}=..."
+            )
+        self._shared: dict[Hashable, Any] | None = None
+        # The first entry counts rows that were left out because they were bad; the others are the sums.
+        self.add_state("state", torch.zeros(1 + math.prod(self.sums_shape), dtype=torch.float64), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def _value(self, statistic: S) -> Tensor:
+        """Read the value off the statistic."""
+
+    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            preds: probabilities (or logits with `from_logits=True`). Every axis but the class axis is samples, after
+                the leading `batch_shape`.
+            target: labels, or floating soft targets.
+            weights: one non-negative weight per sample.
+
+        Raises:
+            TypeError: for a wrong dtype.
+            ValueError: for a wrong shape or device and, on the CPU, for a bad value.
+        """
+        self.state = self.state + self._batch_state(preds, target, weights).to(self.state)
+
+    def compute(self) -> Tensor:
+        """Return the value over everything seen, by all ranks if `torch.distributed` is running.
+
+        Raises:
+            ValueError: if rows that came on CUDA were bad.
+        """
+        if not self._enable_grad:  # `forward` reads its batch here, and must not wait for the device
+            self._raise_if_invalid()
+        return self._value(self._statistic)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch as `update` does and return the batch's own value, with its gradient."""
+        with _unchanged_on_error(self):
+            value = super().forward(*args, **kwargs)
+        # torchmetrics keeps the value for loggers. Kept with its graph it would hold the batch and break `clone`.
+        self._forward_cache = value.detach()
+        return value
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add the state of another metric of the same class, input format and bins.
+
+        Raises:
+            ValueError: if the two do not count the same thing.
+        """
+        if isinstance(incoming_state, StreamingMetric):
+            mine, other = self._configuration(), incoming_state._configuration()
+            if differing := [
+                f"{name} {other[name]!r} into {mine[name]!r}" for name in mine if mine[name] != other[name]
+            ]:
+                raise ValueError(
+                    f"`incoming_state` must count the same thing, got {'; '.join(differing)}. "
+                    "Merge metrics that were made with the same arguments."
+                )
+            incoming_state = incoming_state.metric_state
+        if isinstance(incoming_state, dict) and getattr(incoming_state.get("state"), "shape", None) != self.state.shape:
+            raise ValueError(
+                f"`incoming_state` must hold `state`, a tensor of shape {tuple(self.state.shape)}, got "
+                f"{ {name: tuple(getattr(value, 'shape', ())) for name, value in incoming_state.items()} }. "
+                "Merge metrics that were made with the same arguments."
+            )
+        if isinstance(incoming_state, dict):
+            incoming_state = {"state": incoming_state["state"].to(self.state)}
+        super().merge_state(incoming_state)
+        self._computed = None
+        self._update_count += 1
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
+        return self._plot(val, ax)
+
+    def extra_repr(self) -> str:
+        """Say what distinguishes this instance."""
+        return ", ".join(f"{name}={value}" for name, value in self._configuration().items() if name != "class")
+
+    @property
+    def _statistic(self) -> S:
+        return self.recipe.wrap(self.state[1:].reshape(self.sums_shape))
+
+    def _synced_statistic(self) -> S:
+        """The statistic over all ranks, checked as `compute` checks it."""
+        with (
+            _unsynced_on_error(self),
+            self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync),
+        ):
+            self._raise_if_invalid()
+            return self._statistic
+
+    def _configuration(self) -> dict[str, object]:
+        """Everything that two states must agree on to be added."""
+        return {
+            "class": type(self).__name__,
+            "input": self.input_format,
+            "sums": self.recipe,
+            "batch_shape": self.batch_shape,
+        }
+
+    def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """State of one batch alone. What members of a collection have in common is computed once."""
+        shared = {} if self._shared is None else self._shared
+        reading = (self.input_format, self.batch_shape)
+        if reading not in shared:
+            if isinstance(preds, Tensor) and preds.device != self.device:
+                raise ValueError(
+                    f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
+                    "Move the metric with metric.to(preds.device)."
+                )
+            shared[reading] = self.input_format.read(
+                preds,
+                target,
+                weights,
+                batch_shape=self.batch_shape,
+                drop_invalid=isinstance(preds, Tensor) and preds.device.type != "cpu",
+            )
+        if (*reading, self.recipe) not in shared:
+            p = shared[reading]
+            sums = self.recipe.of(p).sums.reshape(-1)
+            invalid = sums.new_zeros(1) if p.n_invalid is None else p.n_invalid.to(sums).reshape(1)
+            shared[(*reading, self.recipe)] = torch.cat((invalid, sums))
+        state: Tensor = shared[(*reading, self.recipe)]
+        return state
+
+    def _raise_if_invalid(self) -> None:
+        if invalid := int(self.state[0]):
+            raise ValueError(
+                f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
+                "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
+            )
+
+    # Where torchmetrics would lose something --------------------------------------------------------------------
+
+    def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Torchmetrics counts an update before it runs; one that fails must leave no trace."""
+        wrapped = super()._wrap_update(update)
+
+        @functools.wraps(update)
+        def atomic(*args: Any, **kwargs: Any) -> None:
+            with _unchanged_on_error(self):
+                wrapped(*args, **kwargs)
+
+        return atomic
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Torchmetrics leaves a metric synced if `compute` raises, and lets a rank with a cached value skip the sync
+        that the other ranks wait in.
+        """
+        wrapped = super()._wrap_compute(compute)
+
+        @functools.wraps(compute)
+        def safe(*args: Any, **kwargs: Any) -> Any:
+            if self._to_sync and self.distributed_available_fn():
+                self._computed = None
+            with _unsynced_on_error(self):
+                return wrapped(*args, **kwargs)
+
+        return safe
+
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        """Torchmetrics takes a barrier and two gathers; sums need one all-reduce. A given `dist_sync_fn` is used."""
+        if dist_sync_fn is not gather_all_tensors:
+            super()._sync_dist(dist_sync_fn, process_group)
+            return
+        self.state = _summed_over_ranks(self.state, process_group or self.process_group)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            device = fn(tensor.new_empty(0, dtype=torch.float32)).device
+            stays = tensor.dtype == torch.float64 and wide_dtype(device) != torch.float64
+            return tensor.cpu() if stays else tensor.to(device)
+
+        return super()._apply(moved, *args, **kwargs)
+
+
+class CalibrationCollection(MetricCollection):
+    """Metrics that are updated from one reading of the input and synced in one collective.
+
+    Takes what `torchmetrics.MetricCollection` takes (a list or a dict of metrics, `prefix`, `postfix`), all of them
+    torchcalib metrics. Members whose input format and sums agree share the work; their states stay their own, so none
+    is ever mistaken for another. An update that fails for one member changes none.
+
+    Example:
+        >>> from torchcalib import ECE, NLL, CalibrationCollection
+        >>> metrics = CalibrationCollection([NLL(task="binary"), ECE(task="binary", n_bins=10)])
+        >>> metrics.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> {name: round(value.item(), 4) for name, value in metrics.compute().items()}
+        {'NLL': 0.2284, 'ECE': 0.2}
+    """
+
+    def __init__(
+        self, metrics: Any, *additional_metrics: Metric, prefix: str | None = None, postfix: str | None = None
+    ) -> None:
+        super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
+
+    def add_metrics(self, metrics: Any, *additional_metrics: Metric) -> None:
+        """Add members, as `MetricCollection` does.
+
+        Raises:
+            TypeError: for a metric that is not torchcalib's.
+        """
+        before = dict(self._modules)
+        super().add_metrics(metrics, *additional_metrics)
+        for name, metric in self._modules.items():
+            if not isinstance(metric, StreamingMetric):
+                self._modules = before
+                raise TypeError(
+                    f"`metrics` must be torchcalib metrics, got {type(metric).__name__} as {name!r}. "
+                    "Keep others in a torchmetrics.MetricCollection beside this one."
+                )
+
+    def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
+        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None
+    ) -> None:
+        """Add a batch to every member; see `StreamingMetric.update`."""
+        with self._sharing():
+            super().update(preds, target, weights=weights)
+
+    def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """Add a batch to every member and return the batch's own values, with their gradients."""
+        with self._sharing():
+            values: dict[str, Tensor] = super().forward(preds, target, weights=weights)
+        return values
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return all values, over all ranks; the members' states meet in one collective."""
+        with self._synced():
+            values: dict[str, Tensor] = super().compute()
+        return values
+
+    def _members(self) -> list[StreamingMetric[Any]]:
+        return [m for m in self._modules.values() if isinstance(m, StreamingMetric)]
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        shared: dict[Hashable, Any] = {}
+        with _unchanged_on_error(*self._members()):
+            for metric in self._members():
+                metric._shared = shared
+            try:
+                yield
+            finally:
+                for metric in self._members():
+                    metric._shared = None
+
+    @contextmanager
+    def _synced(self) -> Iterator[None]:
+        """Sync all members that would each sync for themselves; each undoes it on its own after its compute."""
+        groups: dict[Any, list[StreamingMetric[Any]]] = defaultdict(list)
+        for metric in self._members():
+            if (
+                metric._to_sync
+                and not metric._is_synced
+                and metric.dist_sync_fn is None
+                and metric.distributed_available_fn()
+            ):
+                groups[metric.process_group].append(metric)
+        together = [metric for group in groups.values() for metric in group]
+        with ExitStack() as stack:
+            for metric in together:
+                stack.enter_context(_unsynced_on_error(metric))
+            for process_group, group in groups.items():
+                summed = _summed_over_ranks(torch.cat([metric.state for metric in group]), process_group)
+                for metric, state in zip(group, torch.split(summed, [m.state.numel() for m in group]), strict=True):
+                    metric._cache = metric._copy_state_dict()
+                    metric.state, metric._is_synced, metric._to_sync, metric._computed = (
+                        state,
+                        True,
+                        False,
+                        None,
+                    )
+            try:
+                yield
+            finally:
+                for metric in together:
+                    metric._to_sync = metric.sync_on_compute
+
+
+def _summed_over_ranks(state: Tensor, process_group: Any) -> Tensor:
+    summed = state.detach().clone()
+    torch.distributed.all_reduce(summed, group=process_group)
+    return summed
+
+
+@contextmanager
+def _unchanged_on_error(*metrics: StreamingMetric[Any]) -> Iterator[None]:
+    """Put the metrics back as they were if the body raises. States are replaced, never written into."""
+    before = [dict(metric.__dict__) for metric in metrics]
+    try:
+        yield
+    except BaseException:
+        for metric, attributes in zip(metrics, before, strict=True):
+            metric.__dict__.clear()
+            metric.__dict__.update(attributes)
+        raise
+
+
+@contextmanager
+def _unsynced_on_error(metric: StreamingMetric[Any]) -> Iterator[None]:
+    """Return to the rank's own state if the body raises while the ranks' sum is in place."""
+    was_synced = metric._is_synced
+    try:
+        yield
+    except BaseException:
+        if metric._is_synced and not was_synced:
+            metric.unsync()
+        raise
