@@ -8,9 +8,9 @@ Axes: `...` batch, `N` samples, `C` classes (or labels).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, reduce
-from typing import Literal, NamedTuple, TypedDict, get_args
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torchcalib.kernels.row_stats import wide_dtype
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Average = Literal["macro"]
+_TASKS: tuple[Task, ...] = get_args(Task)
 
 # Rounding leaves the sum of a row of probabilities this far from 1 and no further, unless something is wrong.
 _SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
@@ -43,6 +44,26 @@ class InputOptions(TypedDict, total=False):
     validate_args: bool
 
 
+T = TypeVar("T")
+
+
+class _once(Generic[T]):  # noqa: N801 - used as a decorator
+    """`functools.cached_property`, which in Python 3.11 takes a lock that `torch.compile` cannot trace."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, p: "Predictions", owner: type | None = None) -> T:
+        if self.name not in p.computed:
+            p.computed[self.name] = self.compute(p)
+        value: T = p.computed[self.name]
+        return value
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Checked predictions in canonical form. Made by `InputFormat.read`.
@@ -57,6 +78,7 @@ class Predictions:
         weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
             left out, whose values mean nothing.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
+        computed: row quantities that were asked for, so that each is computed once.
     """
 
     task: Task
@@ -65,6 +87,7 @@ class Predictions:
     target: Tensor
     weights: Tensor | None
     n_invalid: Tensor | None
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_classes(self) -> int:
@@ -81,45 +104,45 @@ class Predictions:
         """The dtype that results are given in."""
         return self.values.dtype
 
-    @cached_property
+    @_once
     def log_probs(self) -> Tensor:
         """Multi-class log q `(..., N, C)`; from logits it never passes through q, so it is exact where q is 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else row_stats.safe_log(self.values)
 
-    @cached_property
+    @_once
     def probs(self) -> Tensor:
         """Multi-class q `(..., N, C)`, or P(y=1) `(..., N)`."""
         if not self.from_logits:
             return self.values
         return self.log_probs.exp() if self.task == "multiclass" else self.values.sigmoid()
 
-    @cached_property
+    @_once
     def binary_log_probs(self) -> tuple[Tensor, Tensor]:
         """Binary log P(y=1) and log P(y=0), each `(..., N)`."""
         return row_stats.binary_log_probs(self.values, self.from_logits)
 
-    @cached_property
+    @_once
     def log_prob_of_label(self) -> Tensor:
         """Multi-class log q_h `(..., N)` for labels h."""
         rows = self.log_probs if self.from_logits else self.values
         of_label = rows.gather(-1, self.target.unsqueeze(-1)).squeeze(-1)
         return of_label if self.from_logits else row_stats.safe_log(of_label)
 
-    @cached_property
+    @_once
     def cross_entropy(self) -> Tensor:
         """-sum_k t_k log q_k per sample, in nats."""
         if self.task != "multiclass":
             return row_stats.binary_cross_entropy(*self.binary_log_probs, self.target)
-        return row_stats.cross_entropy(self.log_probs, self.target) if self.soft else -self.log_prob_of_label
+        return row_stats.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.log_prob_of_label
 
-    @cached_property
+    @_once
     def neg_entropy(self) -> Tensor:
         """sum_k q_k log q_k per sample, in nats."""
         if self.task != "multiclass":
             return row_stats.binary_neg_entropy(*self.binary_log_probs)
         return row_stats.neg_entropy(self.probs, self.log_probs)
 
-    @cached_property
+    @_once
     def squared_error(self) -> Tensor:
         """sum_k (q_k - t_k)^2 per sample; binary (p - t)^2."""
         if self.soft:
@@ -142,7 +165,7 @@ class Predictions:
             return row_stats.binary_cross_entropy(log_p.clamp(min=floor), log_not_p.clamp(min=floor), self.target)
         if self.soft:
             return row_stats.cross_entropy(self.log_probs.clamp(min=floor), self.target)
-        return -self.log_prob_of_label.clamp(min=floor)
+        return 0 - self.log_prob_of_label.clamp(min=floor)
 
 
 class _Problem(NamedTuple):
@@ -171,8 +194,8 @@ class InputFormat:
     hard_targets: bool = False
 
     def __post_init__(self) -> None:
-        if self.task not in get_args(Task):
-            raise ValueError(f"`task` must be one of {', '.join(map(repr, get_args(Task)))}, got {self.task!r}.")
+        if self.task not in _TASKS:
+            raise ValueError(f"`task` must be one of {', '.join(map(repr, _TASKS))}, got {self.task!r}.")
         for name in ("from_logits", "validate_args"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")

@@ -66,7 +66,7 @@ def _hit(p: Predictions) -> Tensor:
 
 
 def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
-    return -xmul(priors, safe_log(priors)).sum(-1)
+    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # not -x, which makes -0 of the entropy of a single class
 
 
 def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
@@ -83,7 +83,10 @@ def _largest(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return priors.amax(-1)
 
 
-_NLL = Score(_Nll(), _entropy, ("prior",))
+def _nll(eps: float | None = None) -> Score:
+    return Score(_Nll(eps), _entropy, ("prior",))
+
+
 _BRIER = Score(_brier, _brier_of_prior, ("prior", "classes"))
 _ECD = Score(_ecd, _zero, ())
 ACCURACY = Score(_hit, _largest, ())
@@ -218,7 +221,7 @@ def nll(
         tensor(200.)
     """
     return _evaluate(
-        _NLL._replace(per_sample=_Nll(eps)),
+        _nll(eps),
         preds,
         target,
         task=task,
@@ -240,7 +243,7 @@ def nll_per_sample(
 
     Example:
         >>> nll_per_sample(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary")
-        tensor([-0.0000, 0.6931])
+        tensor([0.0000, 0.6931])
     """
     return _per_sample(_Nll(eps), preds, target, task, **options)
 
@@ -447,7 +450,7 @@ class NLL(ScoreMetric):
         tensor(0.2284, dtype=torch.float64)
     """
 
-    score = _NLL
+    score = _nll()
     unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
     question = "how improbable was what happened"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"

@@ -4,7 +4,7 @@ A distribution over classes is a pair `(q, log_q)` with classes last; a binary o
 `(log_p, log_not_p)`, because `log(1 - p)` is lost once `p` has been rounded to 1. Two primitives carry the
 conventions of every formula here: `safe_log` (log 0 = -inf, with gradient 0 instead of a division by zero) and
 `xmul` (0 * -inf = 0). Only when both factors of a product are honest does an infinite score appear, and then it
-is the score.
+is the score. (A score is `0 - x` rather than `-x`, so that certainty gets 0 and not -0.)
 """
 
 import torch
@@ -45,7 +45,7 @@ def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]
 
 def binary_cross_entropy(log_p: Tensor, log_not_p: Tensor, target: Tensor) -> Tensor:
     """Return -(t log p + (1-t) log(1-p)) for targets t in [0, 1]."""
-    return -xmul(target, log_p) - xmul(1 - target, log_not_p)
+    return 0 - xmul(target, log_p) - xmul(1 - target, log_not_p)
 
 
 def binary_neg_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def binary_neg_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
 
 def cross_entropy(log_q: Tensor, target: Tensor) -> Tensor:
     """Return -sum_k t_k log q_k for soft targets `(..., N, C)`."""
-    return -xmul(target, log_q).sum(-1)
+    return 0 - xmul(target, log_q).sum(-1)
 
 
 def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:

@@ -1,0 +1,138 @@
+"""Shared fixtures, and the table of cases that the laws run over."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import torchcalib as tc
+
+N_CLASSES = 4
+
+
+def pytest_collection_modifyitems(config, items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One metric in one setting: its function, its streaming class, their arguments."""
+
+    name: str
+    function: Callable
+    cls: type
+    task: str
+    options: dict = field(default_factory=dict)
+    own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
+
+    @property
+    def call(self):
+        return partial(self.function, task=self.task, **self.options)
+
+    def metric(self, **kwargs):
+        return self.cls(task=self.task, **self.options, **self.own, **kwargs)
+
+    def data(self, n=40, lead=(), seed=0, dtype=torch.float64):
+        """Predictions and targets `(*lead, n[, C])`; probabilities, or logits where the case reads logits."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (*lead, n) if self.task == "binary" else (*lead, n, N_CLASSES)
+        logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+        high = N_CLASSES if self.task == "multiclass" else 2
+        target_shape = shape if self.task == "multilabel" else (*lead, n)
+        target = torch.randint(0, high, target_shape, generator=generator)
+        if not self.options.get("from_logits"):
+            logits = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
+        return logits.to(dtype), target
+
+    def __str__(self):
+        return self.name
+
+
+def _cases():
+    out = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}, "binary": {}}
+    scores = [
+        ("nll", tc.nll, tc.NLL, {}),
+        ("nce", tc.nll, tc.NLL, {"normalize": "prior"}),
+        ("nll-eps", tc.nll, tc.NLL, {"eps": 0.05}),
+        ("brier", tc.brier_score, tc.Brier, {}),
+        ("nbs", tc.brier_score, tc.Brier, {"normalize": "prior"}),
+        ("brier-classes", tc.brier_score, tc.Brier, {"normalize": "classes"}),
+        ("ecd", tc.ecd, tc.ECD, {}),
+    ]
+    binned = [
+        ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
+        ("esce", tc.esce, tc.ESCE, {"n_bins": 7}),
+        ("mce", tc.mce, tc.MCE, {"n_bins": 7}),
+        ("rmsce", tc.rmsce, tc.RMSCE, {"n_bins": 7}),
+        ("rmsce-debiased", tc.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
+    ]
+    for name, function, cls, options in scores:
+        for task, own in out.items():
+            for from_logits in (False, True):
+                kind = "logits" if from_logits else "probs"
+                yield Case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits}, own)
+    reductions = {
+        "binary": ("positive_class", "top_label"),
+        "multiclass": ("top_label", "classwise"),
+        "multilabel": ("classwise",),
+    }
+    for name, function, cls, options in binned:
+        for task, own in out.items():
+            for reduction in reductions[task]:
+                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
+                yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
+    priors = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    for name, function, cls, options in scores[:2] + scores[3:5] + scores[6:]:
+        yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
+    for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
+        yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
+    yield Case(
+        "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
+    )
+
+
+CASES = list(_cases())
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    return request.param
+
+
+def data_folder():
+    """Folder of recorded inputs with known answers: $TORCHCALIB_DATA, or ../shared/data beside the project."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(os.environ.get("TORCHCALIB_DATA", default))
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """Load a recorded input by name; skips, visibly, where the folder is missing."""
+    folder = data_folder()
+    if not (folder / "expected.json").is_file():
+        pytest.skip(f"recorded inputs are not in {folder}; set TORCHCALIB_DATA")
+
+    def load(name):
+        with np.load(folder / name, allow_pickle=False) as arrays:
+            return {key: torch.from_numpy(array) for key, array in arrays.items()}
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """All recorded answers: a list of {file, case, metric, args, value, tolerance}."""
+    path = data_folder() / "expected.json"
+    if not path.is_file():
+        pytest.skip(f"recorded answers are not in {path.parent}; set TORCHCALIB_DATA")
+    return json.loads(path.read_text())

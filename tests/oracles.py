@@ -1,0 +1,127 @@
+"""Slow, obvious oracles: float64 loops over plain Python numbers, one per metric, the equation beside it.
+
+Input is canonical: a list of rows q (class probabilities) with labels h or soft targets t, or a list of P(y=1) with y.
+Nothing here shares code with the package.
+"""
+
+import math
+from itertools import pairwise
+
+
+def xlogy(x, y):
+    """X log y with 0 log 0 = 0."""
+    if x == 0:
+        return 0.0
+    return x * math.log(y) if y > 0 else -math.inf
+
+
+def one_hot(h, n_classes):
+    return [1.0 if k == h else 0.0 for k in range(n_classes)]
+
+
+def as_rows(probs, targets):
+    """Binary P(y=1), y in [0, 1] as rows over the classes (0, 1)."""
+    return [[1 - p, p] for p in probs], [[1 - y, y] for y in targets]
+
+
+# Per-sample scores, for soft targets t (a label is a one-hot t).
+
+
+def nll_of(q, t):
+    """[EPSR] eq. 8: -sum_k t_k log q_k."""
+    return -sum(xlogy(tk, qk) for tk, qk in zip(t, q, strict=True))
+
+
+def brier_of(q, t):
+    """[EPSR] eq. 9 without the division by C: sum_k (q_k - t_k)^2."""
+    return sum((qk - tk) ** 2 for tk, qk in zip(t, q, strict=True))
+
+
+def binary_brier_of(q, t):
+    """[ECD] eq. 2: (p - y)^2."""
+    return (q[1] - t[1]) ** 2
+
+
+def ecd_of(q, t):
+    """[ECD] eq. 12: sum_k q_k log q_k - sum_k t_k log q_k."""
+    return sum(xlogy(qk, qk) for qk in q) + nll_of(q, t)
+
+
+def mean(values, weights):
+    total = sum(weights)
+    return sum(w * v for w, v in zip(weights, values, strict=True) if w) / total if total else math.nan
+
+
+def mean_at_priors(values, labels, weights, priors):
+    """[EPSR] eq. 36-37: sum_k P_k (mean score over the samples of class k)."""
+    of_class = []
+    for k in range(len(priors)):
+        rows = [(v, w) for v, h, w in zip(values, labels, weights, strict=True) if h == k]
+        of_class.append(mean([v for v, _ in rows], [w for _, w in rows]))
+    return sum(p * m for p, m in zip(priors, of_class, strict=True) if p)
+
+
+def class_shares(targets, weights):
+    """Weighted mean of the (soft) targets: the class priors of the data."""
+    return [mean([t[k] for t in targets], weights) for k in range(len(targets[0]))]
+
+
+# Bins.
+
+
+def bin_of(p, n_bins, right=False):
+    """The bin [i/B, (i+1)/B) of p, the last one closed; with `right` (i/B, (i+1)/B], the first one closed."""
+    edges = [i / n_bins for i in range(n_bins + 1)]
+    for i, (low, high) in enumerate(pairwise(edges)):
+        inside = (low < p <= high or (i == 0 and p == 0)) if right else (low <= p < high or (i == n_bins - 1 and p == 1))
+        if inside:
+            return i
+    raise ValueError(p)
+
+
+def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
+    """Per bin that holds weight: (index, n, mean confidence, mean outcome, mean extra)."""
+    found = []
+    where = [bin_of(c, n_bins, right) for c in confidence]
+    for b in range(n_bins):
+        rows = [i for i, at in enumerate(where) if at == b and weights[i] > 0]
+        if rows:
+            w = [weights[i] for i in rows]
+            columns = [mean([column[i] for i in rows], w) for column in (confidence, outcome, extra or outcome)]
+            found.append((b, sum(w), *columns))
+    return found
+
+
+def ece(rows):
+    """Sum share |gap|."""
+    total = sum(n for _, n, *_ in rows)
+    return sum(n / total * abs(f - c) for _, n, c, f, _ in rows) if rows else math.nan
+
+
+def esce(rows):
+    """Sum share gap."""
+    total = sum(n for _, n, *_ in rows)
+    return sum(n / total * (f - c) for _, n, c, f, _ in rows) if rows else math.nan
+
+
+def mce(rows):
+    """Max |gap|."""
+    return max(abs(f - c) for _, _, c, f, _ in rows) if rows else math.nan
+
+
+def rmsce(rows, debiased=False):
+    """Root of sum share gap^2, each less f (1-f) / (n-1) if debiased and n >= 2, clamped at 0."""
+    total = sum(n for _, n, *_ in rows)
+    square = 0.0
+    for _, n, c, f, _ in rows:
+        square += n / total * ((f - c) ** 2 - (f * (1 - f) / (n - 1) if debiased and n >= 2 else 0))
+    return math.sqrt(max(square, 0)) if rows else math.nan
+
+
+# Reductions.
+
+
+def top_label(q, t):
+    """The largest probability, the first on ties, and how much of the target is on that class."""
+    k = max(range(len(q)), key=lambda j: (q[j], -j))
+    return q[k], t[k]

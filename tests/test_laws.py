@@ -1,0 +1,217 @@
+"""Laws that every metric keeps, in every setting. A new metric joins by a line in conftest's table of cases."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import torchcalib as tc
+
+SETTINGS = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(a, b, **{**SETTINGS, **tolerance}, equal_nan=True)
+
+
+def test_law_sample_order(case):
+    preds, target = case.data()
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(1))
+    close(case.call(preds[order], target[order]), case.call(preds, target))
+
+
+def test_law_batch_axis_is_a_loop(case):
+    preds, target = case.data(lead=(2, 3))
+    whole = case.call(preds, target)
+    assert whole.shape[:2] == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            close(whole[i, j], case.call(preds[i, j], target[i, j]))
+
+
+def test_law_integer_weights_are_repeats(case):
+    preds, target = case.data(n=30)
+    times = torch.arange(30) % 4  # 0 copies included
+    repeated = case.call(preds.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
+    close(case.call(preds, target, weights=times), repeated)
+    close(case.call(preds, target, weights=times.half()), repeated)
+
+
+def test_law_rows_of_weight_zero_are_never_read(case):
+    preds, target = case.data(n=20)
+    spoiled, bad_target, weights = preds.clone(), target.clone(), torch.ones(20)
+    spoiled[3], bad_target[3], weights[3] = torch.nan, 99, 0
+    keep = torch.arange(20) != 3
+    close(case.call(spoiled, bad_target, weights=weights), case.call(preds[keep], target[keep]))
+
+
+def test_law_ignored_rows_are_dropped(case):
+    preds, target = case.data(n=20)
+    marked = target.clone()
+    marked[[2, 5, 11]] = -100
+    keep = marked[:, 0] != -100 if case.task == "multilabel" else marked != -100
+    close(case.call(preds, marked, ignore_index=-100), case.call(preds[keep], target[keep]))
+    metric = case.metric(ignore_index=-100)
+    metric.update(preds, marked)
+    close(metric.compute(), case.call(preds[keep], target[keep]).double())
+
+
+def test_law_gradient_is_that_of_finite_differences(case):
+    preds, target = case.data(n=12)
+    assert torch.autograd.gradcheck(lambda p: case.call(p, target, validate_args=False), preds.requires_grad_())
+
+
+def test_law_weighted_gradient_is_that_of_repeats(case):
+    preds, target = case.data(n=12)
+    times = torch.arange(12) % 3
+    a, b = preds.clone().requires_grad_(), preds.clone().requires_grad_()
+    case.call(a, target, weights=times).sum().backward()
+    case.call(b.repeat_interleave(times, 0), target.repeat_interleave(times, 0)).sum().backward()
+    close(a.grad, b.grad)
+
+
+def test_law_streamed_in_pieces_is_one_call(case):
+    preds, target = case.data(n=41)
+    weights = torch.rand(41, generator=torch.Generator().manual_seed(3))
+    metric = case.metric()
+    for piece in (slice(0, 1), slice(1, 1), slice(1, 30), slice(30, 41)):
+        metric.update(preds[piece], target[piece], weights=weights[piece])
+    close(metric.compute(), case.call(preds, target, weights=weights))
+
+
+def test_law_merged_is_one_call(case):
+    preds, target = case.data(n=41)
+    one, other = case.metric(), case.metric()
+    one.update(preds[:13], target[:13])
+    other.update(preds[13:], target[13:])
+    one.compute()
+    one.merge_state(other)
+    close(one.compute(), case.call(preds, target))
+
+
+def test_law_pickled_goes_on(case):
+    preds, target = case.data(n=41)
+    metric = case.metric()
+    metric(preds[:20].requires_grad_(), target[:20])
+    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone()):
+        copy.update(preds[20:], target[20:])
+        close(copy.compute(), case.call(preds, target).detach())
+
+
+def test_law_forward_is_the_batch_value_with_its_gradient(case):
+    preds, target = case.data(n=20)
+    metric = case.metric()
+    metric.update(*case.data(n=9, seed=5))
+    a, b = preds.clone().requires_grad_(), preds.clone().requires_grad_()
+    value = metric(a, target)
+    expected = case.call(b, target)
+    close(value, expected.double())
+    value.sum().backward()
+    expected.sum().backward()
+    close(a.grad, b.grad)
+    assert not metric.state.requires_grad
+    first, second = case.data(n=9, seed=5)
+    close(metric.compute(), case.call(torch.cat([first, preds]), torch.cat([second, target])))
+
+
+def test_law_batch_shape_keeps_series_apart(case):
+    preds, target = case.data(n=20, lead=(3,))
+    metric = case.metric(batch_shape=(3,))
+    metric.update(preds[:, :7], target[:, :7])
+    metric.update(preds[:, 7:], target[:, 7:])
+    close(metric.compute(), case.call(preds, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_law_low_precision_is_read_as_it_is(case, dtype):
+    preds, target = case.data(n=30, dtype=dtype)
+    value = case.call(preds, target)
+    assert value.dtype == torch.float32
+    close(value, case.call(preds.double(), target, validate_args=False).float(), rtol=2e-5, atol=2e-6)
+
+
+def test_law_vmap_is_a_loop(case):
+    preds, target = case.data(lead=(3,), n=12)
+    close(torch.vmap(case.call)(preds, target), case.call(preds, target))
+
+
+def test_law_compiles_without_a_graph_break(case):
+    preds, target = case.data(n=12)
+    torch.compiler.reset()
+    close(torch.compile(case.call, fullgraph=True, backend="eager")(preds, target), case.call(preds, target))
+
+
+@pytest.mark.parametrize("wrap", ["vmap", "compile"])
+def test_law_where_values_cannot_be_looked_at_a_bad_row_gives_nan(case, wrap):
+    preds, target = case.data(n=12, lead=(2,))
+    preds[0, 3] = torch.nan
+    torch.compiler.reset()
+    call = torch.vmap(case.call) if wrap == "vmap" else torch.compile(case.call, fullgraph=True, backend="eager")
+    value = call(preds, target)
+    assert value[0].isnan().all()
+    close(value[1], case.call(preds[1], target[1]))
+
+
+def test_law_no_data_is_nan_of_the_usual_shape_and_dtype(case):
+    preds, target = case.data(n=10, dtype=torch.float32)
+    usual, empty = case.call(preds, target), case.call(preds[:0], target[:0])
+    assert empty.isnan().all()
+    assert (empty.shape, empty.dtype) == (usual.shape, usual.dtype)
+    weightless = case.call(preds, target, weights=torch.zeros(10))
+    assert weightless.isnan().all()
+    metric = case.metric()
+    metric.update(preds[:0], target[:0])
+    assert metric.compute().isnan().all()
+    assert metric.compute().shape == usual.shape
+
+
+def test_law_values_are_within_the_declared_bounds(case):
+    metric = case.metric()
+    low, high = metric.plot_lower_bound, metric.plot_upper_bound
+    for seed in range(5):
+        value = metric(*case.data(n=40, seed=seed))
+        assert low is None or bool((value >= low).all())
+        assert high is None or bool((value <= high).all())
+
+
+def test_law_class_axis_may_stand_anywhere(case):
+    if case.task == "binary":
+        pytest.skip("binary input has no class axis")
+    preds, target = case.data(n=20)
+    first = case.call(preds.T, target.T if case.task == "multilabel" else target, class_axis=0)
+    close(first, case.call(preds, target))
+
+
+def test_law_streaming_flattens_every_axis_but_the_classes(case):
+    preds, target = case.data(n=24)
+    metric = case.metric(class_axis=1) if case.task != "binary" else case.metric()
+    if case.task == "binary":
+        metric.update(preds.reshape(2, 3, 4), target.reshape(2, 3, 4))
+    else:
+        images = preds.reshape(2, 3, 4, -1).movedim(-1, 1)
+        labels = target.reshape(2, 3, 4, -1).movedim(-1, 1) if case.task == "multilabel" else target.reshape(2, 3, 4)
+        metric.update(images, labels)
+    close(metric.compute(), case.call(preds, target))
+
+
+def test_law_soft_targets_of_certainty_are_labels(case):
+    if "priors" in case.options:
+        pytest.skip("priors take integer labels only")
+    preds, target = case.data(n=20)
+    soft = torch.nn.functional.one_hot(target, 4) if case.task == "multiclass" else target
+    close(case.call(preds, soft.double()), case.call(preds, target))
+
+
+def test_every_streaming_class_is_in_the_table_of_cases():
+    from conftest import CASES
+    from torchcalib.streaming import StreamingMetric
+
+    public = {getattr(tc, name) for name in tc.__all__}
+    streaming = {cls for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
+    assert streaming == {case.cls for case in CASES}
+    for cls in streaming:
+        assert cls.unit
+        assert cls.question
+        assert cls.source
+        assert np.isfinite(cls.perfect)
