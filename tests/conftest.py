@@ -91,7 +91,7 @@ def _cases():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
                 yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
-    priors = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for name, function, cls, options in scores[:2] + scores[3:5] + scores[6:]:
         yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):

@@ -341,9 +341,9 @@ class InputFormat:
                 f"`preds` must have at least 2 classes, got shape {tuple(preds.shape)}. "
                 "Pass P(y=1) without the class axis and task='binary'."
             )
-        labels = list(preds.shape)
-        del labels[self.class_axis]
-        if self.task == "multiclass" and list(target.shape) == labels:
+        axis = self.class_axis % preds.dim()
+        labels = preds.shape[:axis] + preds.shape[axis + 1 :]
+        if self.task == "multiclass" and target.shape == labels:
             if target.is_floating_point():
                 raise TypeError(
                     f"`target` must be integer class indices when it has no class axis, got {target.dtype}. "
@@ -391,7 +391,7 @@ def check_count(name: str, value: int, at_least: int = 1) -> None:
 
 
 def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
-    """Check class priors and return them as float64 `(..., C)`."""
+    """Check class priors and return them as float64 `(..., C)` that sum to 1."""
     values = torch.as_tensor(priors)
     values = values.to(wide_dtype(values.device))
     if values.dim() == 0 or values.shape[-1] != num_classes:
@@ -402,7 +402,7 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
         raise ValueError(
             f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
         )
-    return values
+    return values / values.sum(-1, keepdim=True)  # what float32 priors lack to 1 would show in every digit after
 
 
 def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:

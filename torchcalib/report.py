@@ -18,7 +18,7 @@ from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric, BinTable, rms
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count
 from torchcalib.reductions import Reduction
 from torchcalib.scores import ACCURACY, ECD, NLL, Brier, ScoreMetric, ScoreReading
-from torchcalib.statistics import BinStats, EqualWidthBins, Recipe, ScoreRecipe, ScoreSum, Sums
+from torchcalib.statistics import BinStats, EqualWidthBins, Recipe, ScoreSum, Sums
 
 _GROUPS: dict[Reduction, str] = {
     "positive_class": "positive class",
@@ -172,10 +172,10 @@ class ReportBuilder:
         self._format = InputFormat(task, **options)
         self._settings = {"n_bins": n_bins, "right": right}
         self._recipes: dict[str, Recipe[Any]] = {
-            "nll": ScoreRecipe(NLL.score.per_sample, by_class=True),
-            "brier": ScoreRecipe(Brier.score.per_sample, by_class=True),
-            "ecd": ScoreRecipe(ECD.score.per_sample, by_class=True),
-            "accuracy": ScoreRecipe(ACCURACY.per_sample, by_class=True),
+            "nll": NLL.score.recipe(by_class=True),
+            "brier": Brier.score.recipe(by_class=True),
+            "ecd": ECD.score.recipe(by_class=True),
+            "accuracy": ACCURACY.recipe(by_class=True),
         }
         for reduction in _REPORTED[task]:
             # The table needs the ECD; class-wise multi-class bins make no table, and C of them would be costly.
@@ -245,7 +245,7 @@ def _score_lines(sums: Mapping[str, ScoreSum], task: Task) -> list[Line]:
             key="accuracy",
             name="accuracy",
             group="scores",
-            value=float(reading(s)),
+            value=float(reading.read(s)),
             unit="share of " + ("labels" if task == "multilabel" else "samples"),
             perfect=1.0,
             naive=float(reading.of_prior(s)),
@@ -255,9 +255,9 @@ def _score_lines(sums: Mapping[str, ScoreSum], task: Task) -> list[Line]:
     ]
     for metric, normalised in ((NLL, "NCE"), (Brier, "NBS"), (ECD, None)):
         reading, s = ScoreReading(metric.score, task), sums[metric.__name__.lower()]
-        lines.append(_line(metric, "scores", metric.__name__.lower(), reading(s), float(reading.of_prior(s))))
+        lines.append(_line(metric, "scores", metric.__name__.lower(), reading.read(s), float(reading.of_prior(s))))
         if normalised is not None:
-            value = ScoreReading(metric.score, task, normalize="prior")(s)
+            value = ScoreReading(metric.score, task, normalize="prior").read(s)
             line = _line(metric, "scores", normalised.lower(), value, 1.0)
             question = f"{metric.__name__} as a share of what always predicting the class shares gets"
             lines.append(replace(line, name=normalised, unit="share of naive", question=question))

@@ -34,23 +34,18 @@ Normalize = Literal["prior", "classes"]
 class Score(NamedTuple):
     """A per-sample score, and its mean for one who always predicts the class priors."""
 
-    per_sample: Callable[[Predictions], Tensor]
+    per_sample: Callable[..., Tensor]
     of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
-    normalizations: tuple[Normalize, ...]
+    normalizations: tuple[Normalize, ...] = ()
+    arguments: tuple[float | None, ...] = ()
+
+    def recipe(self, by_class: bool) -> ScoreRecipe:
+        """The sums that this score is read from."""
+        return ScoreRecipe(self.per_sample, self.arguments, by_class)
 
 
-@dataclass(frozen=True)
-class _Nll:
-    """Cross entropy, with probabilities below `eps` counted as `eps`. A value, so that equal settings compare equal."""
-
-    eps: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.eps is not None and not 0 < self.eps < 1:
-            raise ValueError(f"`eps` must be in (0, 1) or None, got {self.eps!r}.")
-
-    def __call__(self, p: Predictions) -> Tensor:
-        return p.cross_entropy if self.eps is None else p.clipped_cross_entropy(self.eps)
+def _nll(p: Predictions, eps: float | None = None) -> Tensor:
+    return p.cross_entropy if eps is None else p.clipped_cross_entropy(eps)
 
 
 def _brier(p: Predictions) -> Tensor:
@@ -83,13 +78,15 @@ def _largest(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return priors.amax(-1)
 
 
-def _nll(eps: float | None = None) -> Score:
-    return Score(_Nll(eps), _entropy, ("prior",))
+def _nll_score(eps: float | None = None) -> Score:
+    if eps is not None and not 0 < eps < 1:
+        raise ValueError(f"`eps` must be in (0, 1) or None, got {eps!r}.")
+    return Score(_nll, _entropy, ("prior",), (eps,))
 
 
 _BRIER = Score(_brier, _brier_of_prior, ("prior", "classes"))
-_ECD = Score(_ecd, _zero, ())
-ACCURACY = Score(_hit, _largest, ())
+_ECD = Score(_ecd, _zero)
+ACCURACY = Score(_hit, _largest)
 """How often the most probable class is the true one (for soft targets its share of votes)."""
 
 
@@ -119,7 +116,7 @@ class ScoreReading:
         """Whether the sums must keep classes apart."""
         return self.normalize is not None or self.priors is not None
 
-    def __call__(self, s: ScoreSum) -> Tensor:
+    def read(self, s: ScoreSum) -> Tensor:
         """Read the value, `(...)`, or `(..., L)` for labels that are not averaged."""
         value = s.score.sum(-1) / s.total
         if self.priors is not None:
@@ -155,11 +152,11 @@ def _evaluate(
 ) -> Tensor:
     reading = ScoreReading(score, task, normalize, priors, average)
     p = InputFormat(task, hard_targets=priors is not None, **options).read(preds, target, weights)
-    return reading(ScoreRecipe(score.per_sample, reading.by_class).of(p)).to(p.dtype)
+    return reading.read(score.recipe(reading.by_class).of(p)).to(p.dtype)
 
 
 def _per_sample(
-    score: Callable[[Predictions], Tensor],
+    score: Score,
     preds: Tensor,
     target: Tensor,
     task: Task,
@@ -167,7 +164,7 @@ def _per_sample(
     **options: Any,
 ) -> Tensor:
     p = InputFormat(task, **options).read(preds, target, weights)
-    scores = score(p)
+    scores = score.per_sample(p, *score.arguments)
     if p.weights is not None:
         scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
     return scores.transpose(-1, -2) if task == "multilabel" else scores
@@ -221,7 +218,7 @@ def nll(
         tensor(200.)
     """
     return _evaluate(
-        _nll(eps),
+        _nll_score(eps),
         preds,
         target,
         task=task,
@@ -245,7 +242,7 @@ def nll_per_sample(
         >>> nll_per_sample(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary")
         tensor([0.0000, 0.6931])
     """
-    return _per_sample(_Nll(eps), preds, target, task, **options)
+    return _per_sample(_nll_score(eps), preds, target, task, **options)
 
 
 def brier_score(
@@ -302,7 +299,7 @@ def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Un
         >>> brier_per_sample(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]), task="multiclass")
         tensor([0.5000, 2.0000])
     """
-    return _per_sample(_brier, preds, target, task, **options)
+    return _per_sample(_BRIER, preds, target, task, **options)
 
 
 def ecd(
@@ -377,7 +374,7 @@ def ecd_per_sample(
     """
     if isinstance(preds, Distribution):
         return ecd_of_distribution(preds, target)
-    return _per_sample(_ecd, preds, target, _required(task), **options)
+    return _per_sample(_ECD, preds, target, _required(task), **options)
 
 
 def _required(task: Task | None) -> Task:
@@ -430,14 +427,14 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
                 validate_args=validate_args,
                 hard_targets=priors is not None,
             ),
-            ScoreRecipe(self.score.per_sample, reading.by_class),
+            self.score.recipe(reading.by_class),
             batch_shape,
             **kwargs,
         )
         self.reading = reading
 
     def _value(self, statistic: ScoreSum) -> Tensor:
-        return self.reading(statistic)
+        return self.reading.read(statistic)
 
 
 class NLL(ScoreMetric):
@@ -450,14 +447,14 @@ class NLL(ScoreMetric):
         tensor(0.2284, dtype=torch.float64)
     """
 
-    score = _nll()
+    score = _nll_score()
     unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
     question = "how improbable was what happened"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
 
     def __init__(self, *, eps: float | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.recipe = ScoreRecipe(_Nll(eps), self.reading.by_class)
+        self.recipe = _nll_score(eps).recipe(self.reading.by_class)
 
 
 class Brier(ScoreMetric):

@@ -111,11 +111,13 @@ class ScoreRecipe:
     """Sums of a per-sample score.
 
     Attributes:
-        per_sample: predictions to scores `(..., N)`; a module-level function or a partial of one, so that it pickles.
+        per_sample: predictions (and `arguments`) to scores `(..., N)`; a module-level function, so that it pickles.
+        arguments: further arguments of `per_sample`.
         by_class: keep the samples of each class apart. A soft target belongs to each class by its share of votes.
     """
 
-    per_sample: Callable[[Predictions], Tensor]
+    per_sample: Callable[..., Tensor]
+    arguments: tuple[float | None, ...]
     by_class: bool
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
@@ -126,7 +128,7 @@ class ScoreRecipe:
 
     def of(self, p: Predictions) -> ScoreSum:
         """Sum the score over the samples of `p`."""
-        score = self.per_sample(p)
+        score = self.per_sample(p, *self.arguments)
         wide = wide_dtype(score.device)
         score, n = _weighted(score, p.weights, wide), _weighted(torch.ones_like(score), p.weights, wide)
         if p.task == "multiclass" and not p.soft:

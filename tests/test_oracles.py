@@ -1,0 +1,129 @@
+"""Every metric, in every setting, against the slow loops: values, and gradients by finite differences of the loops."""
+
+import math
+
+import oracles
+import pytest
+import torch
+from conftest import N_CLASSES
+
+SCORES = {
+    "nll": oracles.nll_of,
+    "nce": oracles.nll_of,
+    "nll-eps": oracles.nll_of,
+    "brier": oracles.brier_of,
+    "nbs": oracles.brier_of,
+    "brier-classes": oracles.brier_of,
+    "ecd": oracles.ecd_of,
+}
+ERRORS = {"ece": oracles.ece, "esce": oracles.esce, "mce": oracles.mce, "rmsce": oracles.rmsce}
+
+
+def probabilities(case, preds):
+    """Rows of probabilities, from logits by the textbook formula."""
+    if not case.options.get("from_logits"):
+        return preds
+    if case.task == "multiclass":
+        return [[math.exp(z) / sum(math.exp(other) for other in row) for z in row] for row in preds]
+    if case.task == "multilabel":
+        return [[1 / (1 + math.exp(-z)) for z in row] for row in preds]
+    return [1 / (1 + math.exp(-z)) for z in preds]
+
+
+def series(case, preds, target):
+    """One (rows q, rows t) per output: itself, or one per label."""
+    probs = probabilities(case, preds)
+    if case.task == "multiclass":
+        return [(probs, [oracles.one_hot(h, N_CLASSES) for h in target])]
+    if case.task == "binary":
+        return [oracles.as_rows(probs, target)]
+    columns = range(len(probs[0]))
+    return [oracles.as_rows([row[k] for row in probs], [row[k] for row in target]) for k in columns]
+
+
+def score_oracle(case, qs, ts, weights):
+    name = case.name.rsplit("-priors", 1)[0] if "priors" in case.options else case.name.split(f"-{case.task}")[0]
+    name = name.removesuffix("-per-label")
+    of = SCORES[name]
+    if case.cls.__name__ == "Brier" and case.task != "multiclass":
+        of = oracles.binary_brier_of
+    eps = case.options.get("eps", 0)
+    scores = [of([max(q, eps) for q in row], t) for row, t in zip(qs, ts, strict=True)]
+    priors = case.options.get("priors")
+    shares = oracles.class_shares(ts, weights) if priors is None else priors.tolist()
+    if priors is None:
+        value = oracles.mean(scores, weights)
+        naive = oracles.mean([of(shares, t) for t in ts], weights)
+    else:
+        labels = [t.index(1.0) for t in ts]
+        value = oracles.mean_at_priors(scores, labels, weights, shares)
+        naive = oracles.mean_at_priors([of(shares, t) for t in ts], labels, weights, shares)
+    if case.options.get("normalize") == "prior":
+        return value / naive
+    if case.options.get("normalize") == "classes" and case.task == "multiclass":
+        return value / N_CLASSES
+    return value
+
+
+def error_oracle(case, qs, ts, weights):
+    """One value, or one per class."""
+    error = ERRORS[case.cls.__name__.lower()]
+    more = {"debiased": True} if case.options.get("debiased") else {}
+    n_bins = case.options.get("n_bins", 15)
+    reduction = case.options.get("reduction", "classwise" if case.task == "multilabel" else "top_label")
+    if reduction == "top_label":
+        events = [[oracles.top_label(q, t) for q, t in zip(qs, ts, strict=True)]]
+    elif case.task == "multiclass":
+        events = [[(q[k], t[k]) for q, t in zip(qs, ts, strict=True)] for k in range(N_CLASSES)]
+    else:
+        events = [[(q[1], t[1]) for q, t in zip(qs, ts, strict=True)]]
+    values = []
+    for pairs in events:
+        confidence, outcome = [c for c, _ in pairs], [o for _, o in pairs]
+        values.append(error(oracles.bins(confidence, outcome, weights, n_bins), **more))
+    return values if len(values) > 1 else values[0]
+
+
+def oracle(case, preds, target, weights):
+    one = score_oracle if case.cls.__name__ in ("NLL", "Brier", "ECD") else error_oracle
+    values = [one(case, qs, ts, weights) for qs, ts in series(case, preds, target)]
+    values = values[0] if case.task != "multilabel" else values
+    if isinstance(values, list) and case.options.get("average", "macro") is not None:
+        return sum(values) / len(values)
+    return values
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slow_loop_value(case, seed):
+    preds, target = case.data(n=35, seed=seed)
+    ones = [1.0] * 35
+    expected = torch.tensor(oracle(case, preds.tolist(), target.tolist(), ones), dtype=torch.float64)
+    torch.testing.assert_close(case.call(preds, target), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_slow_loop_value_with_weights(case):
+    preds, target = case.data(n=35)
+    weights = torch.rand(35, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weights[::5] = 0
+    if case.options.get("debiased"):
+        weights = weights.mul(4).round()  # n - 1 is a sample variance's only for whole copies, as in the loop
+    expected = torch.tensor(oracle(case, preds.tolist(), target.tolist(), weights.tolist()), dtype=torch.float64)
+    torch.testing.assert_close(case.call(preds, target, weights=weights), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_slow_loop_gradient(case):
+    preds, target = case.data(n=6, seed=1)
+    labels, ones, step = target.tolist(), [1.0] * 6, 1e-6
+    if "priors" in case.options:
+        preds, target = case.data(n=24, seed=1)
+        labels, ones = target.tolist(), [1.0] * 24
+    leaf = preds.clone().requires_grad_()
+    case.call(leaf, target, validate_args=False).sum().backward()
+    for at in [(0,), (3,), (5,)] if case.task == "binary" else [(0, 0), (3, 2), (5, 3)]:
+        values = []
+        for sign in (1, -1):
+            moved = preds.clone()
+            moved[at] += sign * step
+            value = oracle(case, moved.tolist(), labels, ones)
+            values.append(sum(value) if isinstance(value, list) else value)
+        assert leaf.grad[at].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
