@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +122,7 @@ def recorded():
     if not (folder / "expected.json").is_file():
         pytest.skip(f"recorded inputs are not in {folder}; set TORCHCALIB_DATA")
 
+    @cache
     def load(name):
         with np.load(folder / name, allow_pickle=False) as arrays:
             return {key: torch.from_numpy(array) for key, array in arrays.items()}

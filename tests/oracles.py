@@ -73,7 +73,9 @@ def bin_of(p, n_bins, right=False):
     """The bin [i/B, (i+1)/B) of p, the last one closed; with `right` (i/B, (i+1)/B], the first one closed."""
     edges = [i / n_bins for i in range(n_bins + 1)]
     for i, (low, high) in enumerate(pairwise(edges)):
-        inside = (low < p <= high or (i == 0 and p == 0)) if right else (low <= p < high or (i == n_bins - 1 and p == 1))
+        inside = (
+            (low < p <= high or (i == 0 and p == 0)) if right else (low <= p < high or (i == n_bins - 1 and p == 1))
+        )
         if inside:
             return i
     raise ValueError(p)

@@ -205,6 +205,7 @@ def test_law_soft_targets_of_certainty_are_labels(case):
 
 def test_every_streaming_class_is_in_the_table_of_cases():
     from conftest import CASES
+
     from torchcalib.streaming import StreamingMetric
 
     public = {getattr(tc, name) for name in tc.__all__}

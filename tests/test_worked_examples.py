@@ -1,0 +1,308 @@
+"""Worked examples and closed forms, with the expected values written as the arithmetic that makes them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Exponential, Independent, MultivariateNormal, Normal, StudentT
+
+import torchcalib as tc
+
+F64 = torch.float64
+
+# [CE] The plain example of binary calibration error: ten items, three bins.
+ITEMS = torch.tensor([0.61, 0.39, 0.31, 0.76, 0.22, 0.59, 0.92, 0.83, 0.57, 0.41], dtype=F64)
+LABELS = torch.tensor([1, 1, 0, 1, 1, 1, 0, 1, 1, 0])
+LOW = (0.31 + 0.22) / 2
+MIDDLE = (0.61 + 0.39 + 0.59 + 0.57 + 0.41) / 5
+HIGH = (0.76 + 0.92 + 0.83) / 3
+
+
+def test_paper_example_binary_calibration_error():
+    gaps = [1 / 2 - LOW, 4 / 5 - MIDDLE, 2 / 3 - HIGH]
+    given = {"preds": ITEMS, "target": LABELS, "task": "binary", "n_bins": 3}
+    expected = (2 * abs(gaps[0]) + 5 * abs(gaps[1]) + 3 * abs(gaps[2])) / 10
+    assert tc.ece(**given).item() == pytest.approx(expected, abs=1e-15)
+    assert expected == pytest.approx(0.241, abs=1e-12)
+    assert tc.esce(**given).item() == pytest.approx((2 * gaps[0] + 5 * gaps[1] + 3 * gaps[2]) / 10, abs=1e-15)
+    assert tc.esce(**given).item() == pytest.approx(7 / 10 - ITEMS.mean().item(), abs=1e-15)
+    assert tc.mce(**given).item() == pytest.approx(4 / 5 - MIDDLE, abs=1e-15)
+    squares = (2 * gaps[0] ** 2 + 5 * gaps[1] ** 2 + 3 * gaps[2] ** 2) / 10
+    assert tc.rmsce(**given).item() == pytest.approx(math.sqrt(squares), abs=1e-15)
+    noise = (2 * (1 / 2 * 1 / 2) / 1 + 5 * (4 / 5 * 1 / 5) / 4 + 3 * (2 / 3 * 1 / 3) / 2) / 10
+    assert squares < noise, "the clamp at 0 is what is tested here"
+    assert tc.rmsce(**given, debiased=True).item() == 0
+    table = tc.bin_table(**given)
+    assert table.n.tolist() == [2, 5, 3]
+    assert table.gap.tolist() == pytest.approx(gaps, abs=1e-15)
+
+
+def test_paper_example_other_readings_of_the_same_items():
+    top = tc.ece(ITEMS, LABELS, task="binary", reduction="top_label", n_bins=3)
+    assert top.item() == pytest.approx(0.201, abs=1e-12)
+    assert tc.nll(ITEMS, LABELS, task="binary").item() == pytest.approx(0.7924975746213627, abs=1e-12)
+    assert tc.brier_score(ITEMS, LABELS, task="binary").item() == pytest.approx(0.26827, abs=1e-12)
+    assert tc.ecd(ITEMS, LABELS, task="binary").item() == pytest.approx(0.21187034267260557, abs=1e-12)
+
+
+# [TALK] Nine samples of three classes. Only the top label matters here: the rest is shared by the other classes.
+CONFIDENCE = [0.78, 0.64, 0.92, 0.58, 0.51, 0.85, 0.70, 0.63, 0.83]
+CLAIMED = [0, 1, 1, 0, 2, 0, 2, 0, 1]
+RIGHT = [True, True, False, True, False, True, True, False, True]
+
+
+def talk():
+    rows = [[c if k == top else (1 - c) / 2 for k in range(3)] for c, top in zip(CONFIDENCE, CLAIMED, strict=True)]
+    target = [top if right else (top + 1) % 3 for top, right in zip(CLAIMED, RIGHT, strict=True)]
+    return torch.tensor(rows, dtype=F64), torch.tensor(target)
+
+
+def test_paper_example_three_classes_five_bins():
+    gaps = [1 / 2 - (0.58 + 0.51) / 2, 3 / 4 - (0.78 + 0.64 + 0.70 + 0.63) / 4, 2 / 3 - (0.92 + 0.85 + 0.83) / 3]
+    expected = (2 * abs(gaps[0]) + 4 * abs(gaps[1]) + 3 * abs(gaps[2])) / 9
+    assert expected == pytest.approx(0.94 / 9, abs=1e-12)  # 0.104444...
+    preds, target = talk()
+    value = tc.ece(preds, target, task="multiclass", n_bins=5)
+    assert value.item() == pytest.approx(0.94 / 9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "right", "n_at_six_tenths", "expected"),
+    [
+        (torch.float64, False, 2, 2.12 / 9),  # 0.7 opens [0.7, 0.8): bins {0.64, 0.63} and {0.70, 0.78}
+        (torch.float64, True, 3, 1.58 / 9),  # 0.7 closes (0.6, 0.7]
+        (torch.float32, False, 3, 1.58 / 9),  # 0.7 in float32 is below 7/10, and is binned as the number that it is
+        (torch.float32, True, 3, 1.58 / 9),
+    ],
+)
+def test_paper_example_three_classes_a_confidence_at_an_edge(dtype, right, n_at_six_tenths, expected):
+    preds, target = talk()
+    given = {"preds": preds.to(dtype), "target": target, "task": "multiclass", "n_bins": 10, "right": right}
+    assert tc.bin_table(**given).n[6].item() == n_at_six_tenths
+    assert tc.ece(**given).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_paper_example_three_classes_fifteen_bins():
+    preds, target = talk()
+    assert tc.ece(preds, target, task="multiclass", n_bins=15).item() == pytest.approx(2.96 / 9, abs=1e-12)
+
+
+# [ECD] bounds and special values.
+
+
+def test_closed_form_lower_bound_of_one_binary_datum():
+    """min over p of (p - 1) log(p / (1-p)) is -W(1/e), at p = 1 / (1 + W(1/e))."""
+    w = 0.2784645427610738
+    assert w * math.exp(w) == pytest.approx(1 / math.e, abs=1e-15)
+    p = torch.linspace(1e-6, 1 - 1e-6, 200_001, dtype=F64)
+    lowest, where = tc.ecd_per_sample(p, torch.ones_like(p), task="binary").min(0)
+    assert lowest.item() == pytest.approx(-w, abs=1e-10)
+    assert p[where].item() == pytest.approx(1 / (1 + w), abs=1e-5)
+    at_bound = tc.ecd(torch.tensor([1 / (1 + w)], dtype=F64), torch.tensor([1]), task="binary")
+    assert at_bound.item() == pytest.approx(-w, abs=1e-15)
+
+
+@pytest.mark.parametrize(("n_classes", "p", "bound"), [
+    (2, 0.782188298078562, -0.2784645427610738), (3, 0.683501061185603, -0.4630555133655489),
+    (10, 0.47596314496359343, -1.1010029972769728), (100, 0.2755846102960781, -2.6286495970202823),
+    (1000, 0.1844847648137121, -4.4205016039429275),
+])  # fmt: skip
+def test_closed_form_lower_bound_of_many_classes(n_classes, p, bound):
+    row = torch.full((1, n_classes), (1 - p) / (n_classes - 1), dtype=F64)
+    row[0, 0] = p
+    assert tc.ecd(row, torch.tensor([0]), task="multiclass").item() == pytest.approx(bound, abs=1e-9)
+
+
+def test_closed_form_certain_predictions():
+    p, y = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([1, 0, 0, 1])
+    assert tc.ecd_per_sample(p, y, task="binary").tolist() == [0, math.inf, 0, math.inf]
+    assert tc.nll_per_sample(p, y, task="binary").tolist() == [0, math.inf, 0, math.inf]
+    assert tc.brier_per_sample(p, y, task="binary").tolist() == [0, 1, 0, 1]
+    rows = torch.stack([1 - p, p], -1)
+    assert tc.ecd_per_sample(rows, y, task="multiclass").tolist() == [0, math.inf, 0, math.inf]
+    assert tc.brier_per_sample(rows, y, task="multiclass").tolist() == [0, 2, 0, 2]
+
+
+@pytest.mark.parametrize("function", [tc.nll, tc.brier_score, tc.ecd])
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_closed_form_gradients_are_finite_at_certainty(function, from_logits, task):
+    certain = torch.tensor([-math.inf, math.inf]) if from_logits else torch.tensor([0.0, 1.0])
+    preds = certain if task == "binary" else torch.stack([-certain if from_logits else 1 - certain, certain], -1)
+    for target in ([0, 1], [1, 0]):
+        leaf = preds.clone().requires_grad_()
+        function(leaf, torch.tensor(target), task=task, from_logits=from_logits).backward()
+        assert leaf.grad.isfinite().all(), (target, leaf.grad)
+
+
+def test_closed_form_saturated_logits_are_exact():
+    """Probabilities of these are 0 and 1 in any float; the scores come from the logits and lose nothing."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        z, y = torch.tensor([200.0, -200.0, 200.0], dtype=dtype), torch.tensor([0, 1, 1])
+        nll = tc.nll_per_sample(z, y, task="binary", from_logits=True)
+        assert nll.tolist() == pytest.approx([200, 200, 0], abs=1e-30)
+        assert tc.ecd_per_sample(z, y, task="binary", from_logits=True).tolist() == pytest.approx(
+            [200, 200, 0], abs=1e-30
+        )
+        rows = torch.stack([torch.zeros_like(z), z], -1)
+        assert tc.nll_per_sample(rows, y, task="multiclass", from_logits=True).tolist() == pytest.approx([200, 200, 0])
+        assert tc.ecd_per_sample(rows, y, task="multiclass", from_logits=True).tolist() == pytest.approx([200, 200, 0])
+
+
+def test_closed_form_brier_of_a_confident_logit_does_not_cancel():
+    z = torch.tensor([20.0])
+    expected = 1 / (1 + math.exp(20)) ** 2
+    binary = tc.brier_score(z, torch.tensor([1]), task="binary", from_logits=True).item()
+    rows = torch.tensor([[0.0, 20.0]])
+    assert binary == pytest.approx(expected, rel=1e-5)
+    assert tc.brier_score(rows, torch.tensor([1]), task="multiclass", from_logits=True).item() == pytest.approx(
+        2 * expected, rel=1e-5
+    )
+
+
+def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
+    inf = math.inf
+    z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
+    y = torch.tensor([0, 1, 1, 2])
+    assert tc.nll_per_sample(z, y, task="multiclass", from_logits=True).tolist() == pytest.approx(
+        [0, math.log(2), math.log(2), 0], abs=1e-7
+    )
+    assert tc.ece(z[:1], y[:1], task="multiclass", from_logits=True).item() == 0
+
+
+def test_closed_form_class_wise_ecd_of_saturated_logits():
+    """One against the rest: log(1 - q_k) is the log-sum of the others, not log of a rounded 0."""
+    z, y = torch.tensor([[100.0, 0.0, 0.0]]), torch.tensor([1])
+    table = tc.bin_table(z, y, task="multiclass", from_logits=True, reduction="classwise", n_bins=1)
+    log_rest = math.log(2) - 100  # log(1 - q_0), as log-sum-exp of the logits is 100 to double precision
+    assert table.ecd[0].item() == pytest.approx(-log_rest, rel=1e-6)
+    assert table.ecd[1].item() == pytest.approx(100, rel=1e-6)
+    assert table.ecd[2].item() == pytest.approx(0, abs=1e-12)
+
+
+# Distributions.
+
+
+def test_closed_form_gaussian_ecd_is_half_of_nees_minus_dimension():
+    """[ECD] eq. 10-11."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(50, 3, 3))
+    covariance = a @ a.transpose(0, 2, 1) + np.eye(3)
+    mean = rng.normal(size=(50, 3))
+    value = mean + 1.5 * rng.normal(size=(50, 3))
+    distribution = MultivariateNormal(torch.from_numpy(mean), torch.from_numpy(covariance))
+    x = torch.from_numpy(value)
+    assert tc.nees(distribution, x).item() == pytest.approx(3.021529881386549, abs=1e-10)
+    assert tc.ecd(distribution, x).item() == pytest.approx((3.021529881386549 - 3) / 2, abs=1e-10)
+
+
+@pytest.mark.parametrize("d", [1, 4])
+def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
+    generator = torch.Generator().manual_seed(0)
+    mean, scale = torch.randn(7, d, generator=generator), torch.rand(7, d, generator=generator) + 0.5
+    x = torch.randn(7, d, generator=generator)
+    independent = Independent(Normal(mean, scale), 1)
+    full = MultivariateNormal(mean, torch.diag_embed(scale**2))
+    for function in (tc.nees, tc.ecd):
+        torch.testing.assert_close(function(independent, x), function(full, x))
+    torch.testing.assert_close(
+        tc.nees(Normal(mean[:, 0], scale[:, 0]), x[:, 0]), ((x - mean) / scale)[:, 0].square().mean()
+    )
+
+
+def test_closed_form_ecd_of_a_categorical_distribution_is_the_multiclass_ecd():
+    preds = torch.softmax(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), -1)
+    target = torch.arange(9) % 4
+    torch.testing.assert_close(tc.ecd(Categorical(preds), target), tc.ecd(preds, target, task="multiclass"))
+    weights = torch.arange(9.0)
+    torch.testing.assert_close(
+        tc.ecd(Categorical(preds), target, weights=weights), tc.ecd(preds, target, task="multiclass", weights=weights)
+    )
+
+
+def test_closed_form_ecd_of_other_distributions():
+    """Exponential with rate 2: entropy 1 - log 2, -log p(x) = 2 x - log 2."""
+    x = torch.tensor([0.5, 1.0])
+    assert tc.ecd(Exponential(torch.full((2,), 2.0)), x).item() == pytest.approx((1 + 2) / 2 - 1)
+    assert tc.ecd_per_sample(StudentT(torch.tensor([3.0])), torch.tensor([0.0])).shape == (1,)
+
+
+# Numbers that other packages get wrong.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("n_bins", [1, 3, 10, 15, 49, 100, 1000])
+def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype, right, n_bins):
+    from oracles import bin_of
+
+    from torchcalib.kernels.bin_sums import bin_index
+
+    edges = (torch.arange(n_bins + 1, dtype=F64) / n_bins).to(dtype)
+    values = torch.cat(
+        [edges, torch.nextafter(edges, edges.new_tensor(2)), torch.nextafter(edges, edges.new_tensor(-1))]
+    )
+    values = values[(values >= 0) & (values <= 1)]
+    expected = [bin_of(v, n_bins, right) for v in values.double().tolist()]
+    assert bin_index(values, n_bins, right).tolist() == expected
+
+
+def test_closed_form_half_precision_sums_do_not_saturate():
+    """70,000 predictions of 0.5 in float16, all wrong: the sum passes 65,504."""
+    value = tc.ece(
+        torch.full((70_000,), 0.5, dtype=torch.float16), torch.zeros(70_000, dtype=torch.int64), task="binary"
+    )
+    assert value.item() == 0.5
+
+
+def test_closed_form_a_hundred_million_predictions():
+    """All 0.7, accuracy 0.6: ECE is 0.1. Float32 counts stop at 2^24, float32 sums long before."""
+    metric = tc.ECE(task="binary")
+    piece = torch.full((5_000_000,), 0.7)
+    target = (torch.arange(5_000_000) % 5 < 3).to(torch.int8)
+    for _ in range(20):
+        metric.update(piece, target)
+    assert metric.compute().item() == pytest.approx(0.1, abs=1e-7)
+    assert metric.bin_table().n.sum().item() == 100_000_000
+
+
+def test_closed_form_normalised_scores_of_always_predicting_the_priors_are_one():
+    target = torch.tensor([0, 0, 1, 2, 2, 2])
+    priors = torch.tensor([2 / 6, 1 / 6, 3 / 6], dtype=F64)
+    rows = priors.expand(6, 3)
+    for function in (tc.nll, tc.brier_score):
+        assert function(rows, target, task="multiclass", normalize="prior").item() == pytest.approx(1, abs=1e-14)
+    other = torch.tensor([0.5, 0.25, 0.25], dtype=F64)
+    for function in (tc.nll, tc.brier_score):
+        given = function(other.expand(6, 3), target, task="multiclass", normalize="prior", priors=other)
+        assert given.item() == pytest.approx(1, abs=1e-14)
+    assert tc.ecd(rows, target, task="multiclass").item() == pytest.approx(0, abs=1e-14)
+
+
+def test_closed_form_a_class_without_samples():
+    preds, target = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]], dtype=F64), torch.tensor([0, 1])
+    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.25, 0.25]).isnan()
+    expected = -0.5 * math.log(0.5) - 0.5 * math.log(0.6)
+    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
+
+
+def test_closed_form_soft_targets():
+    """Votes: NLL -sum t log q, Brier sum (q - t)^2, ECD their cross entropy less the entropy of q."""
+    q, t = torch.tensor([[0.5, 0.3, 0.2]], dtype=F64), torch.tensor([[0.6, 0.4, 0.0]], dtype=F64)
+    nll = -0.6 * math.log(0.5) - 0.4 * math.log(0.3)
+    entropy = -sum(p * math.log(p) for p in (0.5, 0.3, 0.2))
+    assert tc.nll(q, t, task="multiclass").item() == pytest.approx(nll)
+    assert tc.brier_score(q, t, task="multiclass").item() == pytest.approx(0.1**2 + 0.1**2 + 0.2**2)
+    assert tc.ecd(q, t, task="multiclass").item() == pytest.approx(nll - entropy)
+    assert tc.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
+    assert tc.ece(q, t, task="multiclass", reduction="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
+    naive = tc.brier_score(q, t, task="multiclass", normalize="prior")
+    assert naive.isinf(), "with one sample the prior is its votes, and the prior's Brier score is 0"
+
+
+def test_closed_form_infinite_score_stays_in_its_class():
+    preds, target = torch.tensor([0.0, 0.5, 0.5], dtype=F64), torch.tensor([1, 0, 1])
+    assert tc.nll(preds, target, task="binary").item() == math.inf
+    assert tc.nll(preds, target, task="binary", priors=[1.0, 0.0]).item() == pytest.approx(math.log(2))
+    assert tc.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
