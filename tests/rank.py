@@ -1,0 +1,119 @@
+"""One rank of test_distributed.py: `python rank.py RANK WORLD FILE`. Exits with an error if anything differs."""
+
+import datetime
+import sys
+
+import torch
+import torch.distributed as dist
+from conftest import CASES
+
+import torchcalib as tc
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def share(rank, world, n):
+    """Uneven shares; the last rank has none."""
+    cuts = [0, *(n * (k + 1) ** 2 // (world - 1) ** 2 for k in range(world - 1)), n]
+    return slice(cuts[rank], cuts[rank + 1])
+
+
+def every_metric_agrees_with_one_process(rank, world):
+    for case in CASES:
+        preds, target = case.data(n=60, dtype=torch.float32)
+        weights = torch.rand(60, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        mine = share(rank, world, 60)
+        if rank == 0:
+            preds = preds.double()  # the same numbers on a rank that works in another precision
+        metric = case.metric()
+        if rank != world - 1:  # the empty rank never calls update
+            metric.update(preds[mine], target[mine], weights=weights[mine])
+        value = metric.compute()
+        whole = case.metric(sync_on_compute=False)
+        for r in range(world):
+            piece = share(r, world, 60)
+            whole.update(preds[piece].float() if r else preds[piece].double(), target[piece], weights=weights[piece])
+        close(value, whole.compute())
+        everyone = [torch.empty_like(value) for _ in range(world)]
+        dist.all_gather(everyone, value)
+        assert all(torch.equal(other, value) or other.isnan().all() for other in everyone), "ranks differ"
+
+
+def a_rank_goes_on_after_a_sync(rank, world):
+    metric = tc.ECE(task="binary")
+    for _ in range(2):
+        metric.update(torch.full((rank + 1,), 0.75), torch.ones(rank + 1, dtype=torch.int64))
+        close(metric.compute(), torch.tensor(0.25, dtype=torch.float64))
+    assert metric.bin_table().n.sum() == 2 * sum(r + 1 for r in range(world))
+    assert metric.state[1:].reshape(metric.sums_shape)[0].sum() == 2 * (rank + 1), "own state is not restored"
+    if rank == 0:
+        metric.update(torch.tensor([0.75]), torch.tensor([0]))
+    # the other ranks have a cached value; they must take part in the sync all the same
+    n = 2 * sum(r + 1 for r in range(world))
+    close(metric.compute(), torch.tensor(abs(n / (n + 1) - 0.75), dtype=torch.float64))
+
+
+def a_collection_syncs_once(rank, world):
+    members = [tc.NLL, tc.Brier, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
+    metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(40, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 2, (40,), generator=generator)
+    mine = share(rank, world, 40)
+    metrics.update(preds[mine], target[mine])
+    calls = []
+    original = dist.all_reduce
+    dist.all_reduce = lambda *args, **kwargs: (calls.append(1), original(*args, **kwargs))[1]
+    try:
+        values = metrics.compute()
+    finally:
+        dist.all_reduce = original
+    assert len(calls) == 1, f"{len(calls)} collectives"
+    functions = [tc.nll, tc.brier_score, tc.ecd, tc.ece, tc.esce, tc.mce, tc.rmsce]
+    for function, value in zip(functions, values.values(), strict=True):
+        close(value, function(preds, target, task="binary"))
+    assert all(not m._is_synced and m._to_sync for m in metrics.values())
+    metrics.update(preds[mine], target[mine])
+    close(metrics.compute()["NLL"], values["NLL"])
+
+
+def a_sum_over_a_subgroup_is_the_subgroups(rank, world):
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        metric = tc.ECE(task="binary", process_group=group)
+        metric.update(torch.full((1,), 0.5 + 0.25 * rank), torch.tensor([1]))
+        close(metric.compute(), torch.tensor((0.5 + 0.25) / 2, dtype=torch.float64))
+
+
+def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
+    from torchmetrics.utilities.distributed import gather_all_tensors
+
+    p = torch.full((1,), rank / world, dtype=torch.float64)
+    expected = tc.nll(torch.arange(world) / world, torch.zeros(world, dtype=torch.int64), task="binary").double()
+    on_step = tc.NLL(task="binary", dist_sync_on_step=True)
+    torch.testing.assert_close(on_step(p, torch.tensor([0])), expected, rtol=1e-6, atol=1e-6)
+    gathered = []
+    own = tc.NLL(task="binary", dist_sync_fn=lambda x, group=None: gathered.append(1) or gather_all_tensors(x, group))
+    own.update(p, torch.tensor([0]))
+    torch.testing.assert_close(own.compute(), expected, rtol=1e-6, atol=1e-6)
+    assert gathered
+
+
+def main(rank, world, path):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
+    )
+    torch.set_num_threads(1)
+    every_metric_agrees_with_one_process(rank, world)
+    a_rank_goes_on_after_a_sync(rank, world)
+    a_collection_syncs_once(rank, world)
+    a_sum_over_a_subgroup_is_the_subgroups(rank, world)
+    forward_synced_on_step_and_a_gather_of_ones_own(rank, world)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
