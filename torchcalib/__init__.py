@@ -4,6 +4,8 @@ Scores (`nll`, `brier_score`, `ecd`) and calibration errors (`ece`, `esce`, `mce
 that stream (`NLL`, `Brier`, `ECD`, `ECE`, `ESCE`, `MCE`, `RMSCE`, `CalibrationCollection`).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from torchcalib._version import __version__
 from torchcalib.binned import (
     ECE,
@@ -34,6 +36,18 @@ from torchcalib.scores import (
 )
 from torchcalib.streaming import CalibrationCollection
 
+if TYPE_CHECKING:
+    from torchcalib.html import save_report
+    from torchcalib.plots import confidence_histogram, ecd_curve, reliability_diagram
+
+# Names whose modules need an extra: imported when they are first used.
+_LAZY = {
+    "save_report": "torchcalib.html",
+    "confidence_histogram": "torchcalib.plots",
+    "ecd_curve": "torchcalib.plots",
+    "reliability_diagram": "torchcalib.plots",
+}
+
 __all__ = [
     "ECD",
     "ECE",
@@ -51,7 +65,9 @@ __all__ = [
     "bin_table",
     "brier_per_sample",
     "brier_score",
+    "confidence_histogram",
     "ecd",
+    "ecd_curve",
     "ecd_per_sample",
     "ece",
     "esce",
@@ -60,6 +76,20 @@ __all__ = [
     "nees_per_sample",
     "nll",
     "nll_per_sample",
+    "reliability_diagram",
     "report",
     "rmsce",
+    "save_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,237 @@
+"""Wrong calls and the message each must give: what must hold, what was found, what to do. Nothing is silently wrong."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Laplace, Normal
+
+import torchcalib as tc
+from torchcalib.cli import main
+
+P2, Y2 = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
+Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]), torch.tensor([1, 0, 0])
+ML, YL = torch.tensor([[0.2, 0.8, 0.1], [0.6, 0.4, 0.9]]), torch.tensor([[0, 1, 0], [1, 0, 1]])
+IMAGE, MASK = torch.full((2, 3, 4, 5), 1 / 3), torch.zeros(2, 4, 5, dtype=torch.int64)
+NAN, INF = math.nan, math.inf
+binary, multi, labels = {"task": "binary"}, {"task": "multiclass"}, {"task": "multilabel"}
+
+
+def t(*values):
+    return torch.tensor(values)
+
+
+# what, call, error, parts of the message
+CALLS = [
+    # shape
+    ("binary shapes differ", lambda f: f(P2, H, **binary), ValueError, ["`target`", "(2,)", "(3,)"]),
+    ("binary given rows of classes", lambda f: f(Q, H, **binary), ValueError, ["`target`", "pass task='multiclass'"]),
+    ("a scalar", lambda f: f(t(0.5)[0], t(1)[0], **binary), ValueError, ["`preds`", "at least 1 axes", "unsqueeze"]),
+    ("multiclass without classes", lambda f: f(P2, Y2, **multi), ValueError, ["`preds`", "at least 2 axes", "(2,)"]),
+    ("one class", lambda f: f(Q[:, :1], H, **multi), ValueError, ["at least 2 classes", "task='binary'"]),
+    ("too few labels", lambda f: f(Q, H[:2], **multi), ValueError, ["`target`", "(3,)", "(2,)"]),
+    ("class-first images", lambda f: f(IMAGE, MASK, **multi), ValueError, ["(2, 4, 5)", "pass class_axis=1"]),
+    ("class axis out of range", lambda f: f(Q, H, class_axis=2, **multi), ValueError, ["`class_axis`", "got 2"]),
+    ("multilabel shapes differ", lambda f: f(ML, YL[:, :2], **labels), ValueError, ["`target`", "(2, 3)", "(2, 2)"]),
+    ("multilabel labels without axis", lambda f: f(ML, Y2, **labels), ValueError, ["`target`", "(2, 3)", "(2,)"]),
+    ("weights too short", lambda f: f(P2, Y2, weights=t(1.0), **binary), ValueError, ["`weights`", "(2,)", "(1,)"]),
+    ("weights per class", lambda f: f(Q, H, weights=Q, **multi), ValueError, ["one value per sample", "(3, 2)"]),
+    # kind and dtype
+    ("a list", lambda f: f([0.2], t(1), **binary), TypeError, ["`preds`", "torch.Tensor", "list", "torch.as_tensor"]),
+    ("a numpy target", lambda f: f(P2, np.array([0, 1]), **binary), TypeError, ["`target`", "ndarray"]),
+    ("a list of weights", lambda f: f(P2, Y2, weights=[1, 1], **binary), TypeError, ["`weights`", "list"]),
+    ("hard decisions", lambda f: f(t(0, 1), Y2, **binary), TypeError, ["`preds`", "int64", "hard decisions"]),
+    ("bool decisions", lambda f: f(P2 > 0.5, Y2, **binary), TypeError, ["`preds`", "torch.bool"]),
+    ("complex", lambda f: f(P2 + 0j, Y2, **binary), TypeError, ["`preds`", "must be real", "complex64"]),
+    ("sparse", lambda f: f(P2.to_sparse(), Y2, **binary), TypeError, ["`preds`", "dense", "to_dense"]),
+    ("float class indices", lambda f: f(Q, H.float(), **multi), TypeError, ["`target`", "float32", "target.long()"]),
+    ("integer one-hot", lambda f: f(Q, (Q > 0.5).long(), **multi), TypeError, ["soft", "argmax", "target.float()"]),
+    ("another device", lambda f: f(P2, Y2.to("meta"), **binary), ValueError, ["device of `preds`", "cpu", "meta"]),
+    # values of predictions
+    ("NaN", lambda f: f(t(0.2, NAN), Y2, **binary), ValueError, ["`preds`", "NaN", "1 of 2 rows"]),
+    ("NaN in a row", lambda f: f(Q.clone().fill_(NAN), H, **multi), ValueError, ["`preds`", "NaN", "3 of 3 rows"]),
+    ("NaN logit", lambda f: f(t(NAN, 1.0), Y2, from_logits=True, **binary), ValueError, ["`preds`", "NaN"]),
+    ("NaN half", lambda f: f(t(NAN, 1.0).half(), Y2, **binary), ValueError, ["`preds`", "NaN"]),
+    ("infinite probability", lambda f: f(t(INF, 0.2), Y2, **binary), ValueError, ["[0, 1]", "inf", "from_logits=True"]),
+    ("just above 1", lambda f: f(t(1.0000001, 0.2), Y2, **binary), ValueError, ["[0, 1]", "1 of 2 rows"]),
+    ("negative", lambda f: f(t(-0.1, 0.2), Y2, **binary), ValueError, ["[0, 1]", "got -0.1", "from_logits=True"]),
+    ("logits", lambda f: f(Q * 9, H, **multi), ValueError, ["[0, 1]", "got 7.2", "from_logits=True"]),
+    ("rows that sum to 0.9", lambda f: f(Q * 0.9, H, **multi), ValueError, ["sum to 1", "0.001", "got 0.9"]),
+    ("half rows that sum to 0.9", lambda f: f((Q * 0.9).half(), H, **multi), ValueError, ["sum to 1", "0.02"]),
+    ("independent labels as classes", lambda f: f(ML, Y2, **multi), ValueError, ["sum to 1", "task='multilabel'"]),
+    ("a row of -inf", lambda f: f(Q * -INF, H, from_logits=True, **multi), ValueError, ["-inf", "3 of 3 rows"]),
+    # labels
+    ("label 2 of 2", lambda f: f(P2, t(0, 2), **binary), ValueError, ["`target`", "[0, 1]", "got 2", "ignore_index=2"]),
+    ("label -100", lambda f: f(Q, t(1, -100, 0), **multi), ValueError, ["got -100 (1 of 3", "ignore_index=-100"]),
+    ("label C", lambda f: f(Q, t(1, 2, 0), **multi), ValueError, ["class index in [0, 1]", "got 2"]),
+    ("multilabel label 3", lambda f: f(ML, YL * 3, **labels), ValueError, ["`target`", "[0, 1]", "got 3"]),
+    ("a label that is another's ignored", lambda f: f(Q, t(1, -1, 0), ignore_index=-100, **multi), ValueError, ["-1"]),
+    ("soft binary above 1", lambda f: f(P2, t(0.0, 1.5), **binary), ValueError, ["`target`", "[0, 1]", "1.5"]),
+    ("soft NaN", lambda f: f(P2, t(0.0, NAN), **binary), ValueError, ["`target`", "NaN"]),
+    ("votes, not shares", lambda f: f(Q, Q * 10, **multi), ValueError, ["`target`", "[0, 1]", "shares of votes"]),
+    ("soft rows that sum to 0.5", lambda f: f(Q, Q / 2, **multi), ValueError, ["`target`", "sum to 1", "Divide votes"]),
+    ("soft and ignored", lambda f: f(Q, Q, ignore_index=0, **multi), ValueError, ["`ignore_index`", "weight 0"]),
+    # weights
+    ("negative weight", lambda f: f(P2, Y2, weights=t(1.0, -2.0), **binary), ValueError, ["`weights`", "got -2"]),
+    ("NaN weight", lambda f: f(P2, Y2, weights=t(1.0, NAN), **binary), ValueError, ["`weights`", "finite"]),
+    ("infinite weight", lambda f: f(P2, Y2, weights=t(1.0, INF), **binary), ValueError, ["`weights`", "got inf"]),
+    ("complex weight", lambda f: f(P2, Y2, weights=P2 + 0j, **binary), TypeError, ["`weights`", "complex"]),
+    # options
+    ("no task", lambda f: f(P2, Y2), TypeError, ["task"]),
+    ("unknown task", lambda f: f(P2, Y2, task="multi"), ValueError, ["`task`", "'multiclass'", "got 'multi'"]),
+    ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["logits"]),
+    ("from_logits is no bool", lambda f: f(P2, Y2, from_logits="auto", **binary), TypeError, ["`from_logits`", "'auto'"]),
+    ("ignore_index is no int", lambda f: f(P2, Y2, ignore_index=0.5, **binary), TypeError, ["`ignore_index`", "0.5"]),
+    ("class_axis is no int", lambda f: f(Q, H, class_axis="C", **multi), TypeError, ["`class_axis`", "'C'"]),
+    ("average is unknown", lambda f: f(ML, YL, average="micro", **labels), ValueError, ["`average`", "'micro'"]),
+    ("average of one value", lambda f: f(P2, Y2, average=None, **binary), ValueError, ["`average`", "single value"]),
+]  # fmt: skip
+
+BINNED = [
+    ("no bins", lambda f: f(P2, Y2, n_bins=0, **binary), ValueError, ["`n_bins`", "at least 1", "got 0"]),
+    ("half a bin", lambda f: f(P2, Y2, n_bins=2.5, **binary), TypeError, ["`n_bins`", "2.5"]),
+    ("wrong reduction", lambda f: f(P2, Y2, reduction="classwise", **binary), ValueError, ["`reduction`", "top_label"]),
+    ("reduction of many", lambda f: f(Q, H, reduction="positive_class", **multi), ValueError, ["`reduction`"]),
+    ("unknown reduction", lambda f: f(Q, H, reduction="max", **multi), ValueError, ["`reduction`", "'max'"]),
+]
+
+SCORES = [
+    ("eps too large", lambda: tc.nll(P2, Y2, eps=1.0, **binary), ValueError, ["`eps`", "(0, 1)", "1.0"]),
+    ("unknown normalisation", lambda: tc.brier_score(P2, Y2, normalize="C", **binary), ValueError, ["`normalize`", "'C'"]),
+    ("NLL by classes", lambda: tc.nll(P2, Y2, normalize="classes", **binary), ValueError, ["`normalize`", "'prior'"]),
+    ("priors of 3 for 2", lambda: tc.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
+    ("priors sum to 2", lambda: tc.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
+    ("negative priors", lambda: tc.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
+    ("binary priors of one", lambda: tc.nll(P2, Y2, priors=[1.0], **binary), ValueError, ["`priors`", "2 on the last"]),
+    ("soft and priors", lambda: tc.nll(Q, Q, priors=[0.5, 0.5], **multi), TypeError, ["`target`", "target.long()"]),
+    ("ecd without task", lambda: tc.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
+    ("ecd of distribution with task", lambda: tc.ecd(Normal(P2, 1), P2, task="binary"), ValueError, ["left out"]),
+    ("ecd of distribution as logits", lambda: tc.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),
+    ("distribution weights", lambda: tc.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
+    ("distribution negative weights", lambda: tc.nees(Normal(P2, 1), P2, weights=-P2), ValueError, ["`weights`"]),
+    ("nees of a Laplace", lambda: tc.nees(Laplace(P2, 1), P2), TypeError, ["`distribution`", "Laplace", "use ecd"]),
+    ("empty report", lambda: tc.report(P2[:0], Y2[:0], **binary), ValueError, ["at least one sample"]),
+    ("key of a report", lambda: tc.report(P2, Y2, **binary)["ece"], KeyError, ["'ece'", "ece/positive_class"]),
+    ("table index", lambda: tc.bin_table(P2, Y2, **binary)[0], IndexError, ["no batch axis"]),
+]  # fmt: skip
+
+CLASSES = [
+    ("class-wise without C", lambda: tc.ECE(task="multiclass", reduction="classwise"), ValueError, ["`num_classes`"]),
+    ("normalised without C", lambda: tc.NLL(task="multiclass", normalize="prior"), ValueError, ["`num_classes`"]),
+    ("labels without L", lambda: tc.ECE(task="multilabel"), ValueError, ["`num_labels` must be given"]),
+    ("C of labels", lambda: tc.ECE(task="multilabel", num_classes=3), ValueError, ["`num_classes` must be None"]),
+    ("C of binary", lambda: tc.NLL(task="binary", num_classes=2), ValueError, ["`num_classes` must be None"]),
+    ("L of classes", lambda: tc.NLL(task="multiclass", num_labels=2), ValueError, ["`num_labels` must be None"]),
+    ("C is 1", lambda: tc.NLL(task="multiclass", num_classes=1), ValueError, ["`num_classes`", "at least 2"]),
+    ("C is text", lambda: tc.NLL(task="multiclass", num_classes="3"), TypeError, ["`num_classes`", "int"]),
+    ("batch of 0", lambda: tc.NLL(task="binary", batch_shape=(0,)), ValueError, ["`batch_shape`", "at least 1"]),
+    ("unknown argument", lambda: tc.ECE(task="binary", bins=3), ValueError, ["`bins`"]),
+    ("positional task", lambda: tc.ECE("binary"), TypeError, ["positional"]),
+    ("unknown task", lambda: tc.ECE(task="regression"), ValueError, ["`task`", "'regression'"]),
+    ("another C in update", lambda: tc.ECE(task="multiclass", num_classes=3).update(Q, H), ValueError, ["3 entries"]),
+    ("batch shape in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
+    ("a soft batch at given priors",
+     lambda: tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5]).update(Q, Q), TypeError, ["`priors`"]),
+]  # fmt: skip
+
+
+def check(call, error, parts):
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    for part in parts:
+        assert part in message, message
+
+
+@pytest.mark.parametrize("function", [tc.nll, tc.brier_score, tc.ecd, tc.ece, tc.mce], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("call", "error", "parts"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
+def test_wrong_call(function, call, error, parts):
+    check(lambda: call(function), error, parts)
+
+
+@pytest.mark.parametrize("function", [tc.ece, tc.esce, tc.mce, tc.rmsce, tc.bin_table], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("call", "error", "parts"), [row[1:] for row in BINNED], ids=[row[0] for row in BINNED])
+def test_wrong_binned_call(function, call, error, parts):
+    check(lambda: call(function), error, parts)
+
+
+OTHERS = SCORES + CLASSES
+
+
+@pytest.mark.parametrize(("call", "error", "parts"), [row[1:] for row in OTHERS], ids=[row[0] for row in OTHERS])
+def test_wrong_call_of_one_thing(call, error, parts):
+    check(call, error, parts)
+
+
+def test_there_are_at_least_sixty_wrong_calls():
+    assert len(CALLS) + len(BINNED) + len(OTHERS) >= 60
+
+
+def test_validate_args_false_looks_at_no_value():
+    assert tc.brier_score(torch.tensor([2.0]), torch.tensor([1]), task="binary", validate_args=False) == 1
+    with pytest.raises(ValueError, match="`target` must have the shape"):
+        tc.brier_score(P2, H, task="binary", validate_args=False)
+
+
+# The command line: one line on stderr, no traceback, exit code 2.
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return str(path)
+
+
+COMMANDS = [
+    ("no such file", lambda d: ["report", str(d / "none.npz")], "nothing of this name"),
+    ("unknown suffix", lambda d: ["report", str(d / "x.txt")], "must end in one of"),
+    ("targets are missing", lambda d: ["report", save(d / "a.npz", probs=P2)], "target"),
+    ("missing key", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2), "--preds", "logits"], "logits"),
+    ("truncated", lambda d: ["report", truncated(d)], "complete, readable npz"),
+    ("pickled", lambda d: ["report", save(d / "a.npz", probs=np.array([{}, {}]), targets=Y2)], "object"),
+    ("bad label", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 7))], "ignore_index=7"),
+    ("logits said to be probs", lambda d: ["report", save(d / "a.npz", probs=P2 * 9, targets=Y2)], "from_logits=True"),
+    ("kind unknown", lambda d: ["report", save(d / "a.npz", preds=P2, targets=Y2)], "--from-logits"),
+    ("no bins", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2), "--n-bins", "0"], "`n_bins`"),
+    ("out is a file", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2), "--out", str(d / "a.npz")], "--out"),
+    ("all ignored", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2 * 0), "--ignore-index", "0"], "at least one"),
+    ("no epochs", lambda d: ["demo", "--epochs", "0", "--out", str(d)], "`epochs`"),
+]  # fmt: skip
+
+
+def truncated(folder):
+    path = folder / "cut.npz"
+    np.savez(path, probs=np.zeros(5000), targets=np.zeros(5000, np.int64))
+    path.write_bytes(path.read_bytes()[:3000])
+    return str(path)
+
+
+@pytest.mark.parametrize(("arguments", "part"), [row[1:] for row in COMMANDS], ids=[row[0] for row in COMMANDS])
+def test_wrong_command(arguments, part, tmp_path, capsys):
+    assert main(arguments(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("torchcalib: error: ")
+    assert part in said
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["report"], ["report", "a.npz", "--bins", "3"], ["report", "a.npz", "--task", "x"], ["fit"],
+                  ["report", "a.npz", "--from-logits", "--from-probs"], ["report", "a.npz", "--n-bins", "few"]],
+)  # fmt: skip
+def test_wrong_options(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert "usage: torchcalib" in capsys.readouterr().err
+
+
+def test_wrong_command_as_a_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "torchcalib", "report", str(tmp_path / "none.npz")], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,335 @@
+"""The page holds every number, loads nothing, and escapes what it did not write; the folder holds what is said."""
+
+import json
+import math
+import re
+import runpy
+import sys
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+from torchcalib import Report, html
+from torchcalib.html import render, save_report
+from torchcalib.plots import DARK, LIGHT
+from torchcalib.report import ReportBuilder
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+HOSTILE = "<script>alert(1)</script>"
+TASKS = ["binary", "multiclass", "multilabel"]
+
+
+@cache
+def made(task: str) -> Report:
+    g = torch.Generator().manual_seed(1)
+    builder = ReportBuilder(task, n_bins=10)
+    if task == "multiclass":
+        preds = torch.rand(400, 12, generator=g, dtype=torch.float64).softmax(-1)
+        target = torch.randint(0, 12, (400,), generator=g)
+    else:
+        shape = (400,) if task == "binary" else (400, 3)
+        preds = torch.rand(shape, generator=g, dtype=torch.float64)
+        target = (torch.rand(shape, generator=g) < preds**2).long()
+    builder.update(preds, target)
+    return builder.report(source={"file": "held_out.npz", "preds": "probs"})
+
+
+@cache
+def page(task: str) -> str:
+    return render(made(task))
+
+
+class Checker(HTMLParser):
+    """Collects elements, and raises where tags are not balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def every(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@cache
+def parsed(task: str) -> Checker:
+    return Checker(page(task))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tags_are_balanced_and_the_outline_is_in_order(task):
+    checker = parsed(task)
+    assert checker.every("html")[0]["lang"] == "en"
+    headings = [int(tag[1]) for tag, _ in checker.elements if re.fullmatch("h[1-6]", tag)]
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(deeper - level <= 1 for level, deeper in pairwise(headings))
+    assert all(cell.get("scope") in ("col", "row", "rowgroup") for cell in checker.every("th"))
+    assert len(checker.every("figure")) == len(checker.every("figcaption")) == 2 * len(made(task).tables)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nothing_is_loaded_and_nothing_runs(task):
+    text, checker = page(task), parsed(task)
+    loading = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
+    assert not loading & {tag for tag, _ in checker.elements}
+    for _, attributes in checker.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("href", "xlink:href", "src", "srcset", "action"):
+            assert (attributes.get(name) or "#").startswith("#")
+    assert all(target.startswith("#") for target in re.findall(r"url\(['\"]?(.)", text))
+    assert "@import" not in text
+    # Names of the SVG vocabulary are not addresses that anything is fetched from.
+    assert set(re.findall(r"https?://[^\"'\s<>]+", text)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_ids_are_unique_and_every_reference_has_its_target(task):
+    checker = parsed(task)
+    ids = [attributes["id"] for _, attributes in checker.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    referred = set(re.findall(r'(?:href="|url\()#([^")]+)', page(task)))
+    referred |= {attributes["aria-labelledby"] for _, attributes in checker.elements if "aria-labelledby" in attributes}
+    assert referred <= set(ids)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_number_is_on_the_page(task):
+    r, checker = made(task), parsed(task)
+    values = [data["value"] for data in checker.every("data")]
+    words = " ".join(checker.words)
+    assert r.sentence in words
+    for line in r.lines:
+        assert str(line.value) in values
+        assert html._number(line.value) in words
+        assert line.question in words
+        assert line.source in words
+    for table in r.tables.values():
+        for frequency in table.frequency[table.n > 0].tolist():
+            assert str(frequency) in values
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_picture_is_there_for_light_and_dark_with_a_name(task):
+    pictures = parsed(task).every("svg")
+    assert [picture["class"] for picture in pictures] == ["light", "dark"] * (2 * len(made(task).tables))
+    assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
+    assert "@media screen and (prefers-color-scheme: dark)" in page(task)
+    assert {LIGHT.below, DARK.below} <= set(re.findall("#[0-9a-f]{6}", page(task)))
+
+
+def test_main_bin_table_is_open_and_others_closed():
+    assert ["open" in details for details in parsed("binary").every("details")] == [True, False]
+
+
+def test_names_of_others_are_escaped():
+    r = made("binary")
+    hostile = replace(
+        r,
+        source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
+        settings={**r.settings, HOSTILE: HOSTILE},
+        sentence=HOSTILE,
+        version=HOSTILE,
+        tables={},
+        lines=tuple(
+            replace(line, name=HOSTILE, unit=HOSTILE, question=HOSTILE, source=HOSTILE, group=HOSTILE)
+            for line in r.lines
+        ),
+    )
+    checker = Checker(render(hostile))
+    assert checker.every("script") == []
+    assert HOSTILE in checker.words
+
+
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [
+        ({}, "Calibration report"),
+        ({"file": "a/b/val.npz"}, "Calibration report of val.npz"),
+        ({"files": ["a/x.npy", "a/y.npy", "z"]}, "Calibration report of x.npy and 2 more"),
+        ({"paths": (Path("a/x.npy"),)}, "Calibration report of x.npy"),
+        ({"keys": "probs"}, "Calibration report"),
+    ],
+)
+def test_title_names_the_file(source, title):
+    text = render(replace(made("binary"), source=source, tables={}))
+    assert f"<title>{title}</title>" in text
+    assert f"<h1>{title}</h1>" in text
+
+
+def test_settings_and_source_are_told_long_lists_by_their_first_items():
+    r = made("binary")
+    source = {
+        "files": [f"part-{i}" for i in range(1000)],
+        "weights_key": None,
+        "reading": {"chunk_rows": 10},
+        "unused": [],
+    }
+    settings = {**r.settings, "right": True, "from_logits": True, "ignore_index": -1, "shuffled": False}
+    words = " ".join(Checker(render(replace(r, source=source, settings=settings, tables={}))).words)
+    for told in ("part-4, and 995 more", "chunk rows 10", "(a, b]", "logits", "ignore index", "shuffled"):
+        assert told in words
+    assert "part-5" not in words
+    assert [html._words(value) for value in ([], None, True, 3)] == ["none", "none", "yes", "3"]
+
+
+def test_infinite_and_undefined_values_are_words_with_an_explanation():
+    builder = ReportBuilder("multilabel", n_bins=5)
+    builder.update(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]]))
+    r = builder.report()
+    assert math.isinf(r["nll"])
+    words = " ".join(Checker(render(r)).words)
+    assert "infinite" in words
+    assert "Infinite: a probability of 0 was given to something that happened." in words
+    undefined = replace(r, tables={}, lines=(replace(r.lines[0], value=math.nan),))
+    assert "Undefined: the data do not say" in " ".join(Checker(render(undefined)).words)
+    assert "Infinite:" not in page("binary")
+    assert "Undefined:" not in page("binary")
+
+
+def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
+    r = made("multiclass")
+    values = (0.3, math.nan, 0.5) + (0.1,) * 9
+    worst = html._worst_classes(replace(r, per_class=values))
+    assert [index for index, _, _ in worst] == [2, 0, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert [share for _, share, _ in worst] == [r.priors[index] for index, _, _ in worst]
+    assert [index for index, _, _ in html._worst_classes(replace(r, per_class=values[:3]))] == [2, 0, 1]
+
+
+@pytest.mark.parametrize(("task", "is_listed"), [("binary", False), ("multiclass", True), ("multilabel", True)])
+def test_classes_are_listed_where_there_are_any(task, is_listed):
+    assert ('id="worst"' in page(task)) == is_listed
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (1.0, "1"),
+        (-1.0, "−1"),
+        (0.5, "0.5000"),
+        (-0.0109003639, "−0.01090"),
+        (1.2252551, "1.225"),
+        (4.605170186, "4.605"),
+        (999.96, "1000"),
+        (12345.678, "12,346"),
+        (-3e-10, "≈ 0"),
+        (0.00001234, "1.234e-05"),
+        (math.inf, "infinite"),
+        (-math.inf, "−infinite"),
+        (math.nan, "undefined"),
+    ],
+)
+def test_numbers_have_four_significant_digits(value, expected):
+    assert html._number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.25, "+0.2500"), (-0.25, "−0.2500"), (-3e-10, "0.0000"), (math.inf, "+infinite"), (math.nan, "undefined")],
+)
+def test_columns_have_four_decimals_and_a_sign(value, expected):
+    assert html._decimals(value, signed=True) == expected
+
+
+@pytest.mark.parametrize(("n", "expected"), [(50000.0, "50,000"), (3, "3"), (0.0, "0"), (12.5, "12.50")])
+def test_counts_have_decimals_only_where_weights_are_fractions(n, expected):
+    assert html._count(n) == expected
+
+
+def test_same_report_gives_the_same_page_whatever_matplotlib_is_set_to():
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):
+        before = matplotlib.rcParams.copy()
+        assert render(made("multilabel")) == page("multilabel")
+        assert matplotlib.rcParams.copy() == before
+
+
+@pytest.mark.parametrize(
+    ("task", "others"),
+    [("binary", ["_top_label"]), ("multilabel", [])],
+)
+def test_folder_holds_exactly_the_files_returned(task, others, tmp_path):
+    out = tmp_path / "a" / "b"
+    written = save_report(made(task), out)
+    expected = {"report.json", "report.html"}
+    for suffix in ["", *others]:
+        expected |= {f"{kind}{suffix}.{end}" for kind in ("reliability", "confidence") for end in ("png", "svg")}
+    assert {path.name for path in written} == expected
+    assert sorted(written) == sorted(out.iterdir())
+    assert (out / "report.html").read_text(encoding="utf-8") == page(task)
+
+
+def test_json_is_strict(tmp_path):
+    builder = ReportBuilder("multilabel", n_bins=5)
+    builder.update(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [1]]))
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    (json_path, *_) = save_report(replace(builder.report(), tables={}), str(tmp_path))
+    read = json.loads(json_path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert {line["key"]: line["value"] for line in read["lines"]}["nll"] == "inf"
+
+
+def test_second_report_replaces_the_first_and_leaves_other_files(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "report.html").write_text("old")
+    bare = replace(made("multilabel"), tables={})
+    save_report(bare, tmp_path)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == render(bare)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_failed_write_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(b"old")
+
+    def fail(self, target):
+        raise OSError("no")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        html._write(tmp_path / "x", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(NotADirectoryError, match=r"`out` must be a folder, got '.*taken.*Name another folder\."):
+        save_report(replace(made("multilabel"), tables={}), tmp_path / "taken" / below)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_missing_jinja_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'torchcalib\[report\]'"):
+        runpy.run_path(html.__file__)

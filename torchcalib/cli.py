@@ -1,0 +1,144 @@
+"""The command line: `torchcalib report FILE ...` and `torchcalib demo`.
+
+Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from torchcalib._version import __version__
+from torchcalib.files import PredictionFiles, open_predictions
+from torchcalib.predictions import Task, check_count
+from torchcalib.report import Report, ReportBuilder
+
+# A class-wise bin needs some 40 bytes for every 4-byte prediction while a piece is worked on.
+_PIECE_BYTES = 16 * 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, or 2 for input that cannot be used."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
+        print(f"torchcalib: error: {str(error) or type(error).__name__}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchcalib", description="How far can a classifier's probabilities be trusted?", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    report = commands.add_parser(
+        "report",
+        help="scores, calibration errors, tables and diagrams of a file of predictions",
+        description="Read predictions and targets, print how well calibrated they are, and write a full report.",
+        allow_abbrev=False,
+    )
+    report.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help=".npz, .pt, .safetensors, .csv, .parquet (several are shards of one data set), or a pair of .npy files",
+    )
+    report.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams there")
+    report.add_argument("--preds", metavar="NAME", help="key or column of the predictions (default: found by name)")
+    report.add_argument("--target", metavar="NAME", help="key or column of the targets (default: found by name)")
+    report.add_argument("--weights", metavar="NAME", help="key or column of the weights (default: found by name)")
+    kind = report.add_mutually_exclusive_group()
+    kind.add_argument("--from-logits", action="store_true", help="predictions are logits (default: by their name)")
+    kind.add_argument("--from-probs", action="store_true", help="predictions are probabilities (default: by name)")
+    report.add_argument("--task", choices=get_args(Task), help="what is predicted (default: by the shapes)")
+    report.add_argument("--n-bins", type=int, default=15, metavar="B", help="equal-width bins (default: 15)")
+    report.add_argument("--right", action="store_true", help="bins are (a, b] instead of [a, b)")
+    report.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
+    report.set_defaults(run=_report)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a small classifier, watch it become over-confident, and report on it",
+        description="Train a small classifier on scikit-learn's digits and show its calibration epoch by epoch.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("--out", metavar="DIR", default="demo-report", help="where to write (default: demo-report)")
+    demo.add_argument("--epochs", type=int, default=40, help="default: 40")
+    demo.add_argument("--seed", type=int, default=0, help="default: 0")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from torchcalib import terminal  # needs the extra `report`, as does the page
+
+    if arguments.out is not None:
+        from torchcalib import html
+
+        _check_folder(arguments.out)
+    check_count("n_bins", arguments.n_bins)
+    files = open_predictions(
+        arguments.files,
+        preds=arguments.preds,
+        target=arguments.target,
+        weights=arguments.weights,
+        from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
+        task=arguments.task,
+    )
+    builder = ReportBuilder(
+        files.task,
+        n_bins=arguments.n_bins,
+        right=arguments.right,
+        from_logits=files.from_logits,
+        ignore_index=arguments.ignore_index,
+    )
+    with terminal.progress(files.n_rows, f"reading {files.paths[0].name}") as advance:
+        for preds, target, weights in files.chunks(_PIECE_BYTES):
+            builder.update(preds, target, weights)
+            advance(len(preds))
+    finished = builder.report(source=_source(files))
+    terminal.show(finished)
+    if arguments.out is not None:
+        terminal.show_paths(html.save_report(finished, arguments.out))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from torchcalib import demo, html, terminal
+
+    check_count("epochs", arguments.epochs)
+    _check_folder(arguments.out)
+    run = demo.Demo(arguments.seed)
+    terminal.show_epochs(run.epochs(arguments.epochs), title="Validation, epoch by epoch")
+    finished: Report = run.report()
+    terminal.show(finished)
+    predictions = run.save_predictions(Path(arguments.out))
+    terminal.show_paths((*html.save_report(finished, arguments.out), predictions))
+
+
+def _check_folder(out: str) -> None:
+    """Find out before the work is done."""
+    if Path(out).exists() and not Path(out).is_dir():
+        raise ValueError(f"`--out` must be a folder, got the file {out}. Name another folder.")
+
+
+def _source(files: PredictionFiles) -> dict[str, Any]:
+    """What was read, for people."""
+    return {
+        "files": [str(path) for path in files.paths],
+        "format": files.format,
+        "predictions": f"{files.preds_name}, read as {'logits' if files.from_logits else 'probabilities'}",
+        "targets": files.target_name,
+        "weights": files.weights_name or "none",
+        "shape": list(files.shape),
+        "dtype": files.dtype,
+        "not used": list(files.ignored),
+    }

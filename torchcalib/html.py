@@ -1,0 +1,294 @@
+"""A `Report` as one self-contained page, and as a folder of files: `render` and `save_report`.
+
+The page loads nothing: pictures and style are in it. Every picture is there twice, for light and for dark.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from torchcalib.binned import BinTable
+from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, to_png, to_svg
+from torchcalib.report import Line, Report
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from matplotlib import style as matplotlib_style
+    from matplotlib.axes import Axes
+except ImportError as error:
+    raise ImportError(
+        "`torchcalib.html` must have jinja2 and matplotlib to make a page with, got an environment without. "
+        "Install them: pip install 'torchcalib[report]'."
+    ) from error
+
+WORST_CLASSES = 10
+
+_TASKS = {"binary": "binary", "multiclass": "multi-class", "multilabel": "multi-label"}
+
+_EVENTS = {
+    "positive_class": (
+        "positive class",
+        "Confidence is the probability of y = 1; the outcome is whether y is 1.",
+    ),
+    "top_label": (
+        "top label",
+        "Confidence is the largest probability of a sample; the outcome is whether that class is the true one.",
+    ),
+    "classwise": (
+        "all labels pooled",
+        "Confidence is the probability of a label; the outcome is whether that label holds. Every sample counts once "
+        "for each label.",
+    ),
+}
+"""What a table's confidence is of: a name, and an explanation."""
+
+_GROUPS = {
+    "scores": "means over the data",
+    "positive class": "confidence is the probability of y = 1",
+    "top label": "confidence is the largest probability of a sample",
+    "class-wise": "every class or label by itself, then the mean over them",
+}
+"""Explanation of a group of lines; a group that is not listed goes without."""
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A bin table on the page: its pictures, each light and dark, and its rows."""
+
+    name: str
+    explanation: str
+    reliability: Markup
+    histogram: Markup
+    rows: list[dict[str, float]]
+    is_main: bool
+
+
+def render(report: Report) -> str:
+    """Return the report as one HTML page that loads nothing from anywhere.
+
+    Args:
+        report: as made by `torchcalib.report`.
+
+    Returns:
+        The page. The same report gives the same page.
+    """
+    with matplotlib_style.context("default"):  # what the process has set must not show in a report
+        sections = [_section(report, name, table) for name, table in report.tables.items()]
+    sources = list(dict.fromkeys(line.source for line in report.lines if line.source))
+    shown = [line.value for line in report.lines] + [row["ecd"] for section in sections for row in section.rows]
+    return (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            report=report,
+            title=" ".join(["Calibration report", *_of_file(report.source)]),
+            facts=_facts(report),
+            groups=[(name, _GROUPS.get(name, ""), list(lines)) for name, lines in groupby(report.lines, _group_of)],
+            sources=sources,
+            sections=sections,
+            worst=_worst_classes(report),
+            has_infinite=any(math.isinf(value) for value in shown),
+            has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
+            light=LIGHT,
+            dark=DARK,
+        )
+    )
+
+
+def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
+    """Write the report into a folder: `report.json`, `report.html`, and PNG and SVG of every diagram.
+
+    The pictures of the main table are `reliability` and `confidence`; those of another one carry its name, such as
+    `reliability_top_label`. A file is there whole or not at all; one of the same name is replaced.
+
+    Args:
+        report: as made by `torchcalib.report`.
+        out: the folder; made if it is missing.
+
+    Returns:
+        The files written.
+
+    Raises:
+        NotADirectoryError: if `out`, or something above it, is a file.
+    """
+    folder = Path(out)
+    files = {"report.json": report.to_json().encode() + b"\n", "report.html": render(report).encode()}
+    with matplotlib_style.context("default"):
+        for index, (name, table) in enumerate(report.tables.items()):
+            suffix = f"_{name}" if index else ""
+            for kind, draw in (("reliability", reliability_diagram), ("confidence", confidence_histogram)):
+                ax = draw(table, title=_EVENTS[name][0])
+                files[f"{kind}{suffix}.png"] = to_png(ax)
+                files[f"{kind}{suffix}.svg"] = to_svg(ax).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(
+            f"`out` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
+        ) from error
+    return tuple(_write(folder / name, content) for name, content in files.items())
+
+
+def _environment() -> Environment:
+    # Escape everything, whatever a template is called: names of files and classes come from others.
+    environment = Environment(
+        loader=PackageLoader("torchcalib", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=_number, decimals=_decimals, count=_count, percent=_percent, edge=_edge)
+    return environment
+
+
+def _section(report: Report, name: str, table: BinTable) -> _Section:
+    columns = {column: values.tolist() for column, values in table.to_dict().items()}
+    called, explanation = _EVENTS[name]
+    unit = "labelled entries" if report.task == "multilabel" else "samples"
+    held = f"{len(columns['n'])} bins, {_count(report.n)} {unit}"
+    return _Section(
+        name=called,
+        explanation=explanation,
+        reliability=_both_themes(
+            reliability_diagram,
+            table,
+            f"reliability-{name}",
+            f"Reliability diagram, {called}: observed frequency against mean confidence, {held}. "
+            "The table of the bins holds its values.",
+        ),
+        histogram=_both_themes(
+            confidence_histogram, table, f"confidence-{name}", f"Histogram of confidence, {called}: {held}."
+        ),
+        rows=[dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        is_main=table is report.main_table,
+    )
+
+
+def _both_themes(draw: Callable[..., Axes], table: BinTable, prefix: str, label: str) -> Markup:
+    pictures = (
+        _inline(to_svg(draw(table, style=style)), f"{prefix}-{theme}-", label, theme)
+        for theme, style in (("light", LIGHT), ("dark", DARK))
+    )
+    return Markup("\n").join(pictures)
+
+
+def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
+    """Turn a file into an element of the page: it scales, has a name, and shares no id with another picture."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
+    (box,) = re.findall(r'viewBox="[^"]*"', svg)
+    opening = Markup('<svg class="{}" role="img" aria-label="{}" {} xmlns:xlink="http://www.w3.org/1999/xlink">')
+    return opening.format(theme, label, Markup(box)) + Markup(svg[svg.index(">") + 1 :].strip())
+
+
+def _group_of(line: Line) -> str:
+    return line.group
+
+
+def _of_file(source: Mapping[str, Any]) -> list[str]:
+    """Words for the title, if it is known which file was read."""
+    for key in ("file", "path", "files", "paths"):
+        value = source.get(key)
+        if value:
+            names = [value] if isinstance(value, str | Path) else list(value)
+            more = [f"and {len(names) - 1} more"] if len(names) > 1 else []
+            return ["of", Path(names[0]).name, *more]
+    return []
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """What was read, and how, as pairs of a name and words."""
+    settings = dict(report.settings)
+    is_multilabel = report.task == "multilabel"
+    facts = [(_spaced(key), _words(value)) for key, value in report.source.items()]
+    facts.append(("task", _TASKS[report.task]))
+    facts.append(("labelled entries" if is_multilabel else "samples", _count(report.n)))
+    facts.append(("labels" if is_multilabel else "classes", _count(report.num_classes)))
+    if report.task == "binary":
+        facts.append(("share of y = 1", _percent(report.priors[1])))
+    else:
+        low, high = _percent(min(report.priors)), _percent(max(report.priors))
+        share = "share of 1s, by label" if is_multilabel else "share, by class"
+        facts.append((share, f"{low} each" if low == high else f"{low} to {high}"))
+    interval = "(a, b]" if settings.pop("right", False) else "[a, b)"
+    facts.append(("bins", f"{_count(settings.pop('n_bins'))} of equal width, {interval}"))
+    facts.append(("values read as", "logits" if settings.pop("from_logits", False) else "probabilities"))
+    return facts + [(_spaced(key), _words(value)) for key, value in settings.items() if value is not None]
+
+
+def _worst_classes(report: Report) -> list[tuple[int, float, float]]:
+    """Index, share and ECE of the classes with the largest ECE; one without a value comes last."""
+    rows = [(index, report.priors[index], error) for index, error in enumerate(report.per_class)]
+    rows.sort(key=lambda row: -math.inf if math.isnan(row[2]) else row[2], reverse=True)
+    return rows[:WORST_CLASSES]
+
+
+def _number(value: float) -> str:
+    """Write four significant digits, or words for what is no number."""
+    if 0 < abs(value) < 1e-6:
+        return "≈ 0"
+    is_whole = float(value).is_integer() or abs(value) >= 1e3
+    return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.4g}".rstrip("."))
+
+
+def _decimals(value: float, signed: bool = False) -> str:
+    """Write four decimals, for columns; with `signed` a plus too."""
+    return _signed(value, f"{abs(value):.4f}", "+" if signed else "")
+
+
+def _signed(value: float, digits: str, plus: str = "") -> str:
+    if math.isnan(value):
+        return "undefined"
+    if float(digits.replace(",", "")) == 0:
+        return digits
+    return ("−" if value < 0 else plus) + ("infinite" if math.isinf(value) else digits)
+
+
+def _count(n: float) -> str:
+    """Write a count without decimals; a sum of fractional weights with two."""
+    return f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
+
+
+def _percent(share: float) -> str:
+    return "undefined" if math.isnan(share) else f"{share:.2%}"
+
+
+def _edge(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def _spaced(key: str) -> str:
+    return str(key).replace("_", " ")
+
+
+def _words(value: Any) -> str:
+    """Write a setting: a long list by its first items."""
+    if value is None or value == [] or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_spaced(key)} {_words(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        more = [f"and {len(value) - 5} more"] if len(value) > 5 else []
+        return ", ".join([_words(item) for item in value[:5]] + more)
+    return str(value)
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Write beside the target, then rename, so that nobody ever sees half a file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,101 @@
+"""Draws a `Report`, and work in progress, on a terminal."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.live import Live
+    from rich.markup import escape
+    from rich.progress import Progress
+    from rich.table import Table
+except ImportError as error:
+    raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
+
+from torchcalib.binned import BinTable
+from torchcalib.report import Report
+
+_WIDTH = 110  # where output goes to a file or a pipe
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+
+
+@contextmanager
+def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(escape(description), total=total)
+        yield lambda rows: bar.advance(task, rows)
+
+
+def show(report: Report) -> None:
+    """Print what was read, the sentence, the numbers and the main bin table."""
+    console = _console()
+    console.print()
+    for name, value in report.source.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if shown:
+            console.print(f"[dim]{name:12}[/dim] {escape(shown)}", soft_wrap=True)
+    bins = f"{report.settings['n_bins']} equal-width bins {'(a, b]' if report.settings['right'] else '[a, b)'}"
+    outputs = f"{report.num_classes} {'labels' if report.task == 'multilabel' else 'classes'}"
+    console.print(f"[dim]{'read as':12}[/dim] {report.task}, n = {report.n:,.10g}, {outputs}, {bins}")
+    console.print()
+    console.print(f"[bold]{escape(report.sentence)}[/bold]")
+    console.print()
+
+    numbers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in ("", "number"):
+        numbers.add_column(header, no_wrap=True)
+    for header in ("value", "perfect", "naive"):
+        numbers.add_column(header, justify="right", no_wrap=True)
+    numbers.add_column("unit", no_wrap=True)
+    group = ""
+    for line in report.lines:
+        if line.group != group:
+            numbers.add_section()
+        shown = "" if line.group == group else line.group
+        group = line.group
+        value = f"{round(line.value, 6) + 0:.6f}"  # + 0 turns -0 into 0
+        numbers.add_row(shown, line.name, value, f"{line.perfect:.4g}", f"{line.naive:.4g}", line.unit)
+    console.print(numbers)
+    console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]\n")
+    console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
+
+
+def _bin_table(table: BinTable, title: str) -> Table:
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in ("bin", "n", "share", "confidence", "frequency", "gap", "ECD"):
+        drawn.add_column(header, justify="right", no_wrap=True)
+    columns = table.to_dict()
+    for low, high, n, *means in zip(*columns.values(), strict=True):
+        share, *rest = (f"{value:.4f}" for value in means)
+        gap = f"{means[3]:+.4f}"
+        cells = (share, *rest[:2], gap, rest[3]) if n else (share, "-", "-", "-", "-")
+        drawn.add_row(f"{low:.4f} - {high:.4f}", f"{n:,.10g}", *cells, style="" if n else "dim")
+    return drawn
+
+
+def show_paths(paths: Sequence[Path]) -> None:
+    """Print what was written; the page first."""
+    console = _console()
+    page = next((path for path in paths if path.suffix == ".html"), paths[0])
+    console.print(f"\n[bold]wrote {escape(str(page))}[/bold]", soft_wrap=True)
+    others = ", ".join(path.name for path in paths if path != page)
+    console.print(f"[dim]and {escape(others)}[/dim]", soft_wrap=True)
+
+
+def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:
+    """Print a table row by row, as the rows come."""
+    console = _console()
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    with Live(table, console=console, refresh_per_second=10, auto_refresh=console.is_terminal):
+        for row in rows:
+            if not table.columns:
+                for name in row:
+                    table.add_column(name, justify="right", no_wrap=True)
+            table.add_row(*(f"{value}" if isinstance(value, int) else f"{value:.4f}" for value in row.values()))
