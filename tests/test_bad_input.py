@@ -83,7 +83,7 @@ CALLS = [
     ("no task", lambda f: f(P2, Y2), TypeError, ["task"]),
     ("unknown task", lambda f: f(P2, Y2, task="multi"), ValueError, ["`task`", "'multiclass'", "got 'multi'"]),
     ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["logits"]),
-    ("from_logits is no bool", lambda f: f(P2, Y2, from_logits="auto", **binary), TypeError, ["`from_logits`", "'auto'"]),
+    ("from_logits no bool", lambda f: f(P2, Y2, from_logits="auto", **binary), TypeError, ["`from_logits`", "'auto'"]),
     ("ignore_index is no int", lambda f: f(P2, Y2, ignore_index=0.5, **binary), TypeError, ["`ignore_index`", "0.5"]),
     ("class_axis is no int", lambda f: f(Q, H, class_axis="C", **multi), TypeError, ["`class_axis`", "'C'"]),
     ("average is unknown", lambda f: f(ML, YL, average="micro", **labels), ValueError, ["`average`", "'micro'"]),
@@ -100,7 +100,7 @@ BINNED = [
 
 SCORES = [
     ("eps too large", lambda: tc.nll(P2, Y2, eps=1.0, **binary), ValueError, ["`eps`", "(0, 1)", "1.0"]),
-    ("unknown normalisation", lambda: tc.brier_score(P2, Y2, normalize="C", **binary), ValueError, ["`normalize`", "'C'"]),
+    ("unknown normalize", lambda: tc.brier_score(P2, Y2, normalize="C", **binary), ValueError, ["`normalize`", "'C'"]),
     ("NLL by classes", lambda: tc.nll(P2, Y2, normalize="classes", **binary), ValueError, ["`normalize`", "'prior'"]),
     ("priors of 3 for 2", lambda: tc.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
     ("priors sum to 2", lambda: tc.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
@@ -132,7 +132,7 @@ CLASSES = [
     ("positional task", lambda: tc.ECE("binary"), TypeError, ["positional"]),
     ("unknown task", lambda: tc.ECE(task="regression"), ValueError, ["`task`", "'regression'"]),
     ("another C in update", lambda: tc.ECE(task="multiclass", num_classes=3).update(Q, H), ValueError, ["3 entries"]),
-    ("batch shape in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
+    ("batch in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
     ("a soft batch at given priors",
      lambda: tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5]).update(Q, Q), TypeError, ["`priors`"]),
 ]  # fmt: skip
@@ -184,19 +184,23 @@ def save(path, **arrays):
     return str(path)
 
 
+def good(folder):
+    return save(folder / "a.npz", probs=P2, targets=Y2)
+
+
 COMMANDS = [
     ("no such file", lambda d: ["report", str(d / "none.npz")], "nothing of this name"),
     ("unknown suffix", lambda d: ["report", str(d / "x.txt")], "must end in one of"),
     ("targets are missing", lambda d: ["report", save(d / "a.npz", probs=P2)], "target"),
-    ("missing key", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2), "--preds", "logits"], "logits"),
+    ("missing key", lambda d: ["report", good(d), "--preds", "logits"], "logits"),
     ("truncated", lambda d: ["report", truncated(d)], "complete, readable npz"),
     ("pickled", lambda d: ["report", save(d / "a.npz", probs=np.array([{}, {}]), targets=Y2)], "object"),
     ("bad label", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 7))], "ignore_index=7"),
     ("logits said to be probs", lambda d: ["report", save(d / "a.npz", probs=P2 * 9, targets=Y2)], "from_logits=True"),
     ("kind unknown", lambda d: ["report", save(d / "a.npz", preds=P2, targets=Y2)], "--from-logits"),
-    ("no bins", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2), "--n-bins", "0"], "`n_bins`"),
-    ("out is a file", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2), "--out", str(d / "a.npz")], "--out"),
-    ("all ignored", lambda d: ["report", save(d / "a.npz", probs=P2, targets=Y2 * 0), "--ignore-index", "0"], "at least one"),
+    ("no bins", lambda d: ["report", good(d), "--n-bins", "0"], "`n_bins`"),
+    ("out is a file", lambda d: ["report", good(d), "--out", good(d)], "--out"),
+    ("all ignored", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 0)), "--ignore-index", "0"], "at least one"),
     ("no epochs", lambda d: ["demo", "--epochs", "0", "--out", str(d)], "`epochs`"),
 ]  # fmt: skip
 

@@ -148,7 +148,9 @@ def test_collection_is_the_metrics_on_their_own():
         batch = metrics(preds[20:], target[20:], weights=weights[20:])
         final = metrics.compute()
         for case in cases:
-            torch.testing.assert_close(batch[f"val/{case.name}"], case.call(preds[20:], target[20:], weights=weights[20:]))
+            torch.testing.assert_close(
+                batch[f"val/{case.name}"], case.call(preds[20:], target[20:], weights=weights[20:])
+            )
             torch.testing.assert_close(final[f"val/{case.name}"], case.call(preds, target, weights=weights))
 
 
@@ -277,3 +279,47 @@ def test_wrong_device_is_named():
     metric = tc.ECE(task="binary")
     with pytest.raises(ValueError, match=r"`preds` must be on the metric's device \(cpu\), got meta"):
         metric.update(P.to("meta"), Y.to("meta"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_update_off_the_cpu_never_asks_for_a_value(case):
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+    preds, target = (tensor.to("meta") for tensor in case.data())
+    metric = case.metric(ignore_index=-100).to("meta")
+    metric.update(preds, target, weights=torch.rand(40, device="meta"))
+    metric.update(preds, target)
+    metric(preds, target)
+    assert metric.state.device.type == "meta"
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        metric.compute()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, monkeypatch):
+    """What `update` does on CUDA, with the numbers on the CPU where they can be looked at."""
+    from torchcalib.predictions import InputFormat
+
+    original = InputFormat.read
+    monkeypatch.setattr(
+        InputFormat, "read", lambda self, *args, **kwargs: original(self, *args, **{**kwargs, "drop_invalid": True})
+    )
+    preds, target = case.data(n=40)
+    clean, spoiled = case.metric(), case.metric()
+    keep = torch.ones(40, dtype=torch.bool)
+    keep[[3, 7]] = False
+    bad_preds, bad_target = preds.clone(), target.clone()
+    bad_preds[3], bad_target[7] = torch.nan, 99
+    clean.update(preds[keep], target[keep])
+    leaf = bad_preds.requires_grad_()
+    value = spoiled(leaf, bad_target)
+    per_row = 4 if case.task == "multilabel" else 1
+    assert spoiled.state[0] == 2 * per_row
+    torch.testing.assert_close(spoiled.state[1:], clean.state[1:], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(value, clean.compute(), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=rf"got {2 * per_row} with NaN"):
+        spoiled.compute()
+    value.sum().backward()
+    assert leaf.grad[keep].isfinite().all()
+    spoiled.reset()
+    spoiled.update(preds, target)
+    torch.testing.assert_close(spoiled.compute(), case.call(preds, target).double())

@@ -1,0 +1,221 @@
+"""Check torchcalib on a real GPU: `python cuda_check.py [--out FILE.json]`.
+
+Every function and streaming class, in float32, float16 and bfloat16, against the float64 result of the same numbers on
+the CPU, with gradients; `update` must never wait for the device, and bad rows must be raised by `compute`. Prints a
+table, writes JSON, and exits with 1 on any failure. Without a GPU it says so and exits with 0.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcalib as tc
+from torchcalib.streaming import StreamingMetric
+
+N, N_CLASSES = 4096, 11
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Sums are float64 on both sides, so what differs is the row arithmetic, float32 on the GPU; a confidence that float32
+# rounds across a bin edge moves one sample of N. Gradients come back in the dtype of the input, and carry its rounding.
+VALUE_TOLERANCE = 5e-4
+GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+Function = Callable[..., Tensor]
+PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
+    "nll": (tc.nll, tc.NLL),
+    "brier": (tc.brier_score, tc.Brier),
+    "ecd": (tc.ecd, tc.ECD),
+    "ece": (tc.ece, tc.ECE),
+    "esce": (tc.esce, tc.ESCE),
+    "mce": (tc.mce, tc.MCE),
+    "rmsce": (tc.rmsce, tc.RMSCE),
+}
+SCORES = ("nll", "brier", "ecd")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the result."""
+
+    name: str
+    dtype: str
+    what: str
+    error: float
+    tolerance: float
+    said: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance; NaN is not."""
+        return self.error <= self.tolerance
+
+
+def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Every metric in every task and reduction: name, metric, options of both, options of the class alone."""
+    for metric in PAIRS:
+        for task in ("binary", "multiclass", "multilabel"):
+            own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
+            for from_logits in (False, True):
+                options = {"task": task, "from_logits": from_logits}
+                kind = "logits" if from_logits else "probs"
+                if metric in SCORES:
+                    yield f"{metric} {task} {kind}", metric, options, own
+                    continue
+                offered = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise")}
+                for reduction in offered.get(task, ("classwise",)):
+                    yield f"{metric} {task} {reduction} {kind}", metric, {**options, "reduction": reduction}, own
+    for metric in ("nll", "brier"):
+        options = {"task": "multiclass", "from_logits": True, "normalize": "prior"}
+        yield f"{metric} multiclass normalised", metric, options, {"num_classes": N_CLASSES}
+
+
+def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Predictions, rounded to `dtype`, and targets on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (N,) if task == "binary" else (N, N_CLASSES)
+    logits = 2 * torch.randn(shape, generator=generator)
+    high = N_CLASSES if task == "multiclass" else 2
+    target = torch.randint(0, high, shape if task == "multilabel" else (N,), generator=generator)
+    if not from_logits:
+        logits = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
+    return logits.to(dtype), target
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, as a share of the largest expected value."""
+    difference = (found.detach().double().cpu() - expected.detach().double().cpu()).abs().max()
+    return float(difference / expected.detach().double().abs().max().clamp(min=1e-12))
+
+
+def on_gpu_without_waiting(metric: StreamingMetric[Any], preds: Tensor, target: Tensor) -> None:
+    """Update twice while every synchronisation with the host is an error."""
+    metric.update(preds, target)  # the first call may set up kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        metric.update(preds, target)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check_setting(
+    name: str, metric: str, options: dict[str, Any], own: dict[str, Any], dtype: torch.dtype
+) -> Iterator[Check]:
+    """Value, gradient and stream of one metric in one setting."""
+    function, cls = PAIRS[metric]
+    preds, target = sample(options["task"], options["from_logits"], dtype)
+    label = str(dtype).removeprefix("torch.")
+    # Rounded half probabilities are taken as they are on both sides.
+    reference = preds.double().requires_grad_()
+    expected = function(reference, target, validate_args=False, **options)
+    expected.backward()  # type: ignore[no-untyped-call]
+    gpu = preds.cuda().requires_grad_()
+    value = function(gpu, target.cuda(), **options)
+    value.backward()  # type: ignore[no-untyped-call]
+    yield Check(name, label, "value", relative_error(value, expected), VALUE_TOLERANCE)
+    assert gpu.grad is not None
+    assert reference.grad is not None
+    yield Check(name, label, "gradient", relative_error(gpu.grad, reference.grad), GRADIENT_TOLERANCE[dtype])
+    stream = cls(**options, **own).to("cuda")
+    on_gpu_without_waiting(stream, gpu.detach(), target.cuda())
+    yield Check(name, label, "stream, no host sync", relative_error(stream.compute(), expected), VALUE_TOLERANCE)
+
+
+def check_bad_rows() -> Iterator[Check]:
+    """Bad rows on the GPU are counted without waiting, kept out of the sums, and raised by `compute`."""
+    good, y = torch.tensor([0.2, 0.7, 0.9], device="cuda"), torch.tensor([0, 1, 1], device="cuda")
+    spoiled = {
+        "NaN": (torch.tensor([0.2, 0.7, 0.9, torch.nan]), torch.tensor([0, 1, 1, 0])),
+        "range": (torch.tensor([0.2, 0.7, 0.9, 1.5]), torch.tensor([0, 1, 1, 0])),
+        "label": (torch.tensor([0.2, 0.7, 0.9, 0.5]), torch.tensor([0, 1, 1, 7])),
+    }
+    for kind, (preds, target) in spoiled.items():
+        metric = tc.ECE(task="binary").to("cuda")
+        on_gpu_without_waiting(metric, preds.cuda(), target.cuda())
+        clean = tc.ECE(task="binary").to("cuda")
+        clean.update(good, y)
+        clean.update(good, y)
+        yield Check(
+            f"bad rows: {kind}", "float32", "kept out of the sums", relative_error(metric.state[1:], clean.state[1:]), 0
+        )
+        try:
+            metric.compute()
+            raised = False
+        except ValueError as error:
+            raised = "got 2 with NaN" in str(error)
+        yield Check(f"bad rows: {kind}", "float32", "raised by compute", 0.0 if raised else 1.0, 0)
+
+
+def check_collection() -> Iterator[Check]:
+    """A whole collection updates without waiting, under deterministic algorithms."""
+    classes = [cls for _, cls in PAIRS.values()]
+    members = [cls(task="multiclass", num_classes=N_CLASSES, from_logits=True) for cls in classes]
+    preds, target = sample("multiclass", True, torch.float32)
+    metrics = tc.CalibrationCollection(members).to("cuda")
+    metrics.update(preds.cuda(), target.cuda())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        metrics.update(preds.cuda(), target.cuda())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for name, value in metrics.compute().items():
+        function = PAIRS[name.lower()][0]
+        expected = function(preds.double(), target, task="multiclass", from_logits=True)
+        yield Check(f"collection: {name}", "float32", "value", relative_error(value, expected), VALUE_TOLERANCE)
+
+
+def guarded(name: str, dtype: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """Turn an exception into a failed check, so that one failure does not hide the others."""
+    try:
+        yield from checks()
+    except Exception as error:
+        yield Check(name, dtype, "runs", float("inf"), 0, f"{type(error).__name__}: {error}"[:300])
+
+
+def run() -> list[Check]:
+    """Do all checks."""
+    results: list[Check] = []
+    for dtype in DTYPES:
+        for name, metric, options, own in settings():
+            # Rows of half probabilities do not sum to 1 exactly, and are no less legal for it.
+            work = lambda m=metric, o=options, w=own, n=name, d=dtype: check_setting(n, m, o, w, d)  # noqa: E731
+            results += guarded(name, str(dtype).removeprefix("torch."), work)
+    results += guarded("bad rows", "float32", check_bad_rows)
+    results += guarded("collection", "float32", check_collection)
+    return results
+
+
+def main() -> int:
+    """Run, print and write; return the exit code."""
+    parser = argparse.ArgumentParser(description="Check torchcalib on a real GPU.")
+    parser.add_argument("--out", type=Path, default=Path("cuda_check.json"), help="where to write the results")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was checked, and nothing has failed.")
+        return 0
+    results = run()
+    device = torch.cuda.get_device_name()
+    print(f"{device}, torch {torch.__version__}, torchcalib {tc.__version__}")
+    for check in results:
+        verdict = "ok  " if check.passed else "FAIL"
+        print(f"{verdict} {check.name:44} {check.dtype:9} {check.what:22} {check.error:9.2e} {check.said}")
+    failed = [check for check in results if not check.passed]
+    print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+    content = {
+        "device": device,
+        "torch": torch.__version__,
+        "torchcalib": tc.__version__,
+        "checks": [{**asdict(check), "error": str(check.error), "passed": check.passed} for check in results],
+    }
+    arguments.out.write_text(json.dumps(content, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
