@@ -200,7 +200,7 @@ COMMANDS = [
     ("kind unknown", lambda d: ["report", save(d / "a.npz", preds=P2, targets=Y2)], "--from-logits"),
     ("no bins", lambda d: ["report", good(d), "--n-bins", "0"], "`n_bins`"),
     ("out is a file", lambda d: ["report", good(d), "--out", good(d)], "--out"),
-    ("all ignored", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 0)), "--ignore-index", "0"], "at least one"),
+    ("all ignored", lambda d: ["report", save(d / "a.npz", p=P2, y=t(0, 0)), "--ignore-index", "0"], "at least one"),
     ("no epochs", lambda d: ["demo", "--epochs", "0", "--out", str(d)], "`epochs`"),
 ]  # fmt: skip
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-OPTIONAL = set(
-    "matplotlib rich jinja2 pyarrow safetensors sklearn scipy numba triton lightning pytorch_lightning transformers "
-    "pandas hypothesis".split()
-)
+OPTIONAL = {
+    *("matplotlib", "rich", "jinja2", "pyarrow", "safetensors", "sklearn", "scipy", "pandas", "hypothesis"),
+    *("numba", "triton", "lightning", "pytorch_lightning", "transformers"),
+}
 TORCH = "import torch, torchmetrics"
 PRINT = "; import sys, json; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
 

@@ -311,7 +311,12 @@ def _sentence(task: Task, values: Mapping[str, float], table: BinTable) -> str:
             direction = "too high" if claimed > came_true else "too low"
         verdict = f"The {'model is' if task == 'multiclass' else 'probabilities are'} {degree} {direction}"
     nce = values["nce"]
-    worth = "" if math.isnan(nce) else f"; its NLL is {nce:.0%} of what always predicting the class shares gets"
+    if math.isfinite(nce):
+        worth = f"; its NLL is {nce:.0%} of what always predicting the class shares gets"
+    else:  # a single class in the data, or a probability of 0 for something that happened
+        worth = "; its NLL is infinite, for it gave probability 0 to something that happened" * math.isinf(
+            values["nll"]
+        )
     return (
         f"{verdict}: {claim}, with frequency and probability {ece:.4f} apart (ECE; chance alone would show about "
         f"{by_chance:.4f}){worth}."
