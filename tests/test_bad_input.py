@@ -133,6 +133,7 @@ CLASSES = [
     ("unknown task", lambda: tc.ECE(task="regression"), ValueError, ["`task`", "'regression'"]),
     ("another C in update", lambda: tc.ECE(task="multiclass", num_classes=3).update(Q, H), ValueError, ["3 entries"]),
     ("batch in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
+    ("priors of others", lambda: tc.NLL(task="multiclass", num_classes=3, priors=[0.5, 0.5]), ValueError, ["`priors`"]),
     ("a soft batch at given priors",
      lambda: tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5]).update(Q, Q), TypeError, ["`priors`"]),
 ]  # fmt: skip

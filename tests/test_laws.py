@@ -119,6 +119,7 @@ def test_law_batch_shape_keeps_series_apart(case):
     preds, target = case.data(n=20, lead=(3,))
     metric = case.metric(batch_shape=(3,))
     metric.update(preds[:, :7], target[:, :7])
+    metric.update(preds[:, :0], target[:, :0])
     metric.update(preds[:, 7:], target[:, 7:])
     close(metric.compute(), case.call(preds, target))
 

@@ -20,7 +20,6 @@ from torchcalib.binned import (
     mce,
     rmsce,
 )
-from torchcalib.distributions import nees, nees_per_sample
 from torchcalib.predictions import InputOptions
 from torchcalib.report import Report, report
 from torchcalib.scores import (
@@ -31,6 +30,8 @@ from torchcalib.scores import (
     brier_score,
     ecd,
     ecd_per_sample,
+    nees,
+    nees_per_sample,
     nll,
     nll_per_sample,
 )

@@ -1,4 +1,4 @@
-"""Scores of `torch.distributions` objects: ECD of any of them, NEES of Gaussian ones."""
+"""Scores of `torch.distributions` objects: ECD of any of them, NEES of the Gaussian ones."""
 
 import torch
 from torch import Tensor

@@ -1,0 +1,32 @@
+"""Raw tensors in, `Predictions` out: the only place that checks or converts input.
+
+`InputFormat` says how tensors are to be read; it is a frozen value, so two metrics with equal formats can share one
+reading. `Predictions` holds what every score and every bin is computed from, each row quantity computed once.
+
+Axes: `...` batch, `N` samples, `C` classes (or labels).
+"""
+
+from torchcalib.predictions.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_average,
+    check_count,
+    count_of_outputs,
+)
+from torchcalib.predictions.canonical import Predictions
+from torchcalib.predictions.reading import InputFormat
+from torchcalib.predictions.values import check_weights, read_priors
+
+__all__ = [
+    "Average",
+    "InputFormat",
+    "InputOptions",
+    "Predictions",
+    "Task",
+    "check_average",
+    "check_count",
+    "check_weights",
+    "count_of_outputs",
+    "read_priors",
+]

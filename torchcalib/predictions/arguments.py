@@ -1,0 +1,64 @@
+"""Options of input and of readings that are no tensors, and their checks."""
+
+from typing import Literal, TypedDict, get_args
+
+from torch import Tensor
+
+Task = Literal["binary", "multiclass", "multilabel"]
+Average = Literal["macro"]
+TASKS: tuple[Task, ...] = get_args(Task)
+
+
+class InputOptions(TypedDict, total=False):
+    """How `preds` and `target` are to be read; every metric function takes these as keywords.
+
+    - `from_logits` (default False): `preds` are logits. Declared, never guessed from the values.
+    - `weights` (default None): non-negative, of the samples' shape; weight k equals k copies of the row, 0 equals none.
+    - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
+    - `class_axis` (default -1): the axis of classes or labels in `preds` (and in soft or multi-label targets).
+    - `validate_args` (default True): look at the values and raise on bad ones. Under `torch.compile` and `vmap` values
+      cannot be looked at: there a bad row makes the result NaN. False trusts the input.
+    """
+
+    from_logits: bool
+    weights: Tensor | None
+    ignore_index: int | None
+    class_axis: int
+    validate_args: bool
+
+
+def check_count(name: str, value: int, at_least: int = 1) -> None:
+    """Raise unless `value` is an int of at least `at_least`."""
+    if not is_int(value):
+        raise TypeError(f"`{name}` must be an int, got {value!r}.")
+    if value < at_least:
+        raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
+
+
+def check_average(average: object, has_outputs: bool) -> None:
+    """Raise unless `average` is "macro", or None where there is an axis of classes or labels to keep."""
+    if average not in ("macro", None):
+        raise ValueError(f"`average` must be 'macro' or None, got {average!r}.")
+    if average is None and not has_outputs:
+        raise ValueError(
+            "`average` must be 'macro' where there is a single value, got None. Values per class come from "
+            "reduction='classwise', values per label from task='multilabel'."
+        )
+
+
+def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None) -> int | None:
+    """Return the number of classes or labels, from the argument that the task takes."""
+    wrong = {
+        "binary": {"num_classes", "num_labels"},
+        "multiclass": {"num_labels"},
+        "multilabel": {"num_classes"},
+    }
+    for name, value in (("num_classes", num_classes), ("num_labels", num_labels)):
+        if value is not None and name in wrong.get(task, ()):
+            raise ValueError(f"`{name}` must be None for task={task!r}, got {value!r}.")
+    return num_labels if task == "multilabel" else num_classes
+
+
+def is_int(value: object) -> bool:
+    """Whether `value` is an int, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)

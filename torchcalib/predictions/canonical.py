@@ -1,0 +1,135 @@
+"""Predictions in canonical form, and what their rows yield."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels import row_stats
+from torchcalib.predictions.arguments import Task
+
+T = TypeVar("T")
+
+
+class _once(Generic[T]):  # noqa: N801 - used as a decorator
+    """`functools.cached_property`, which in Python 3.11 takes a lock that `torch.compile` cannot trace."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, p: "Predictions", owner: type | None = None) -> T:
+        if self.name not in p.computed:
+            p.computed[self.name] = self.compute(p)
+        value: T = p.computed[self.name]
+        return value
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Checked predictions in canonical form. Made by `InputFormat.read`.
+
+    Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        from_logits: whether `values` are logits.
+        values: at least float32. Multi-class `(..., N, C)`; binary `(..., N)`; multi-label `(..., L, N)`, which is
+            binary with the labels as one more batch axis.
+        target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else P(y=1) of the observation,
+            floating, of the shape of `values`.
+        weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
+            left out, whose values mean nothing.
+        n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
+        computed: row quantities that were asked for, so that each is computed once.
+    """
+
+    task: Task
+    from_logits: bool
+    values: Tensor
+    target: Tensor
+    weights: Tensor | None
+    n_invalid: Tensor | None
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def num_classes(self) -> int:
+        """C; 2 where every row is P(y=1) alone."""
+        return self.values.shape[-1] if self.task == "multiclass" else 2
+
+    @property
+    def soft(self) -> bool:
+        """Whether multi-class targets are distributions rather than labels."""
+        return self.task == "multiclass" and self.target.is_floating_point()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that results are given in."""
+        return self.values.dtype
+
+    @_once
+    def log_probs(self) -> Tensor:
+        """Multi-class log q `(..., N, C)`; from logits it never passes through q, so it is exact where q is 0 or 1."""
+        return self.values.log_softmax(-1) if self.from_logits else row_stats.safe_log(self.values)
+
+    @_once
+    def probs(self) -> Tensor:
+        """Multi-class q `(..., N, C)`, or P(y=1) `(..., N)`."""
+        if not self.from_logits:
+            return self.values
+        return self.log_probs.exp() if self.task == "multiclass" else self.values.sigmoid()
+
+    @_once
+    def binary_log_probs(self) -> tuple[Tensor, Tensor]:
+        """Binary log P(y=1) and log P(y=0), each `(..., N)`."""
+        return row_stats.binary_log_probs(self.values, self.from_logits)
+
+    @_once
+    def log_prob_of_label(self) -> Tensor:
+        """Multi-class log q_h `(..., N)` for labels h."""
+        rows = self.log_probs if self.from_logits else self.values
+        of_label = rows.gather(-1, self.target.unsqueeze(-1)).squeeze(-1)
+        return of_label if self.from_logits else row_stats.safe_log(of_label)
+
+    @_once
+    def cross_entropy(self) -> Tensor:
+        """-sum_k t_k log q_k per sample, in nats."""
+        if self.task != "multiclass":
+            return row_stats.binary_cross_entropy(*self.binary_log_probs, self.target)
+        return row_stats.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.log_prob_of_label
+
+    @_once
+    def neg_entropy(self) -> Tensor:
+        """sum_k q_k log q_k per sample, in nats."""
+        if self.task != "multiclass":
+            return row_stats.binary_neg_entropy(*self.binary_log_probs)
+        return row_stats.neg_entropy(self.probs, self.log_probs)
+
+    @_once
+    def squared_error(self) -> Tensor:
+        """sum_k (q_k - t_k)^2 per sample; binary (p - t)^2."""
+        if self.soft:
+            return (self.probs - self.target).square().sum(-1)
+        if self.task == "multiclass":
+            label = self.target.unsqueeze(-1)
+            miss = (
+                -torch.expm1(self.log_prob_of_label) if self.from_logits else 1 - self.probs.gather(-1, label)[..., 0]
+            )
+            return row_stats.squared_error_of_label(self.probs, miss, self.target)
+        if self.from_logits:  # 1 - p as sigmoid(-z), which does not cancel
+            return ((1 - self.target) * self.probs - self.target * (-self.values).sigmoid()).square()
+        return (self.probs - self.target).square()
+
+    def clipped_cross_entropy(self, eps: float) -> Tensor:
+        """-sum_k t_k log max(q_k, eps) per sample."""
+        floor = math.log(eps)
+        if self.task != "multiclass":
+            log_p, log_not_p = self.binary_log_probs
+            return row_stats.binary_cross_entropy(log_p.clamp(min=floor), log_not_p.clamp(min=floor), self.target)
+        if self.soft:
+            return row_stats.cross_entropy(self.log_probs.clamp(min=floor), self.target)
+        return 0 - self.log_prob_of_label.clamp(min=floor)

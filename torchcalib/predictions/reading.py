@@ -1,0 +1,231 @@
+"""How raw tensors are read."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels import row_stats
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.predictions.arguments import TASKS, Task, check_count, is_int
+from torchcalib.predictions.canonical import Predictions
+from torchcalib.predictions.values import (
+    SUM_TOLERANCE,
+    Problem,
+    label_problem,
+    logit_problems,
+    probability_problems,
+    settle,
+    weight_problem,
+)
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """How raw tensors are to be read: the options of `InputOptions` but `weights`, and what the metric demands.
+
+    Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; given, never inferred from the values.
+        num_classes: C (or L) that `preds` must have; None accepts any.
+        hard_targets: whether `target` must be integer or bool labels.
+    """
+
+    task: Task
+    from_logits: bool = False
+    ignore_index: int | None = None
+    class_axis: int = -1
+    num_classes: int | None = None
+    validate_args: bool = True
+    hard_targets: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"`task` must be one of {', '.join(map(repr, TASKS))}, got {self.task!r}.")
+        for name in ("from_logits", "validate_args"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
+        if not (self.ignore_index is None or is_int(self.ignore_index)):
+            raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
+        if not is_int(self.class_axis):
+            raise TypeError(f"`class_axis` must be an int, got {self.class_axis!r}.")
+        if self.num_classes is not None:
+            check_count("num_classes", self.num_classes, at_least=1 if self.task == "multilabel" else 2)
+
+    def read(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        batch_shape: tuple[int, ...] | None = None,
+        drop_invalid: bool = False,
+    ) -> Predictions:
+        """Check and convert one batch of input.
+
+        Args:
+            preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; floating.
+            target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`.
+            weights: `(..., N)`.
+            batch_shape: None keeps leading axes as a batch. A tuple names the leading axes to keep apart; all others
+                but the class axis are samples and are flattened.
+            drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
+
+        Raises:
+            TypeError: for a wrong dtype or a thing that is no tensor.
+            ValueError: for a wrong shape or a bad value.
+        """
+        self._check_kinds(preds, target, weights)
+        tolerances = SUM_TOLERANCE[preds.dtype], SUM_TOLERANCE.get(target.dtype, 0.0)
+        preds, target, weights = self._shaped(preds, target, weights, batch_shape)
+
+        wide = wide_dtype(preds.device)
+        ignored = None if self.ignore_index is None else target == self.ignore_index
+        preds = preds.to(torch.promote_types(preds.dtype, torch.float32))
+        target = target.long() if not target.is_floating_point() else target.to(preds.dtype)
+        problems: list[Problem] = []
+        if weights is not None:
+            weights = weights.to(wide)
+            problems.append(weight_problem(weights))
+        if ignored is not None:
+            ones = torch.ones((), dtype=wide, device=preds.device)
+            weights = torch.where(ignored, 0.0, ones if weights is None else weights)
+
+        if self.validate_args:
+            problems += self._value_problems(preds, target, *tolerances)
+        absent = None if weights is None else weights == 0
+        weights, n_invalid = settle(problems, weights, absent, drop_invalid, wide)
+        if weights is not None and not target.is_floating_point():  # an absent row's label must not index anything
+            target = target.masked_fill((weights == 0) | weights.isnan(), 0)
+
+        if self.task != "multiclass":
+            target = target.to(preds.dtype)
+        elif self.from_logits:
+            preds = row_stats.spread_infinite_logits(preds)
+        return Predictions(self.task, self.from_logits, preds, target, weights, n_invalid)
+
+    def _check_kinds(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
+        """Types, dtypes and devices."""
+        named = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
+        for name, tensor in named.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}. Convert it with torch.as_tensor."
+                )
+            if tensor.layout != torch.strided:
+                raise TypeError(f"`{name}` must be a dense tensor, got layout {tensor.layout}. Call .to_dense() on it.")
+            if tensor.is_complex():
+                raise TypeError(f"`{name}` must be real, got {tensor.dtype}.")
+            if tensor.device != preds.device:
+                raise ValueError(
+                    f"`{name}` must be on the device of `preds` ({preds.device}), got {tensor.device}. "
+                    f"Move it with {name}.to(preds.device)."
+                )
+        if preds.dtype not in SUM_TOLERANCE:
+            raise TypeError(
+                f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
+                "Pass probabilities or logits; hard decisions carry no confidence."
+            )
+        if self.hard_targets and target.is_floating_point():
+            raise TypeError(
+                f"`target` must be integer labels where `priors` are given, got {target.dtype}: a soft target "
+                "belongs to no single class. Convert 0/1 targets with target.long(); repeat voted samples once per "
+                "class, weighted."
+            )
+
+    def _shaped(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None, batch_shape: tuple[int, ...] | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked."""
+        has_classes = self.task != "binary"
+        if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
+            raise ValueError(
+                f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, "
+                f"got shape {tuple(preds.shape)}. Add the missing axis with unsqueeze."
+            )
+        soft = False
+        if has_classes:
+            if not -preds.dim() <= self.class_axis < preds.dim():
+                raise ValueError(
+                    f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.class_axis}."
+                )
+            soft = self._check_class_shapes(preds, target)
+            preds = preds.movedim(self.class_axis, -1)
+            target = target.movedim(self.class_axis, -1) if soft else target
+        elif target.shape != preds.shape:
+            raise ValueError(
+                f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
+                f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'."
+            )
+        samples = preds.shape[:-1] if has_classes else preds.shape
+        if weights is not None and weights.shape != samples:
+            raise ValueError(
+                f"`weights` must have one value per sample, shape {tuple(samples)}, got {tuple(weights.shape)}."
+            )
+        if batch_shape is not None:
+            if samples[: len(batch_shape)] != batch_shape:
+                raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
+            flat = (*batch_shape, math.prod(samples[len(batch_shape) :]))
+            classes = preds.shape[-1:] if has_classes else ()
+            preds, target = preds.reshape(flat + classes), target.reshape(flat + classes if soft else flat)
+            weights = None if weights is None else weights.reshape(flat)
+        if self.task == "multilabel":
+            preds, target = preds.transpose(-1, -2), target.transpose(-1, -2)
+            weights = None if weights is None else weights.unsqueeze(-2)
+        return preds, target, weights
+
+    def _check_class_shapes(self, preds: Tensor, target: Tensor) -> bool:
+        """Check C and the shape of `target`; return whether `target` has the class axis too."""
+        what = "L" if self.task == "multilabel" else "C"
+        n_classes = preds.shape[self.class_axis]
+        if n_classes != (self.num_classes or n_classes):
+            raise ValueError(
+                f"`preds` must have {self.num_classes} entries on its class axis ({self.class_axis}), got shape "
+                f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
+            )
+        if n_classes < 2 and self.task == "multiclass":
+            raise ValueError(
+                f"`preds` must have at least 2 classes, got shape {tuple(preds.shape)}. "
+                "Pass P(y=1) without the class axis and task='binary'."
+            )
+        axis = self.class_axis % preds.dim()
+        labels = preds.shape[:axis] + preds.shape[axis + 1 :]
+        if self.task == "multiclass" and target.shape == labels:
+            if target.is_floating_point():
+                raise TypeError(
+                    f"`target` must be integer class indices when it has no class axis, got {target.dtype}. "
+                    "Convert it with target.long()."
+                )
+            return False
+        if target.shape != preds.shape:
+            expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
+            raise ValueError(
+                f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
+                f"{self.class_axis}, got {tuple(target.shape)}. For class-first input (N, {what}, ...) pass "
+                "class_axis=1."
+            )
+        if self.task == "multiclass":
+            if not target.is_floating_point():
+                raise TypeError(
+                    f"`target` with a class axis must be floating (soft targets), got {target.dtype}. "
+                    "Pass target.argmax(class_axis) for one-hot labels, or target.float() for distributions."
+                )
+            if self.ignore_index is not None:
+                raise ValueError(
+                    f"`ignore_index` must be None for soft multi-class targets, got {self.ignore_index}. "
+                    "Give the rows to drop weight 0."
+                )
+        return True
+
+    def _value_problems(
+        self, preds: Tensor, target: Tensor, preds_tolerance: float, target_tolerance: float
+    ) -> list[Problem]:
+        """Every rule on values, as masks over rows."""
+        per_class = self.task == "multiclass"
+        if self.from_logits:
+            problems = logit_problems(preds, per_class)
+        else:
+            problems = probability_problems("preds", preds, per_class, preds_tolerance)
+        if target.is_floating_point():
+            return problems + probability_problems("target", target, per_class, target_tolerance)
+        return [*problems, label_problem(target, preds.shape[-1] if per_class else 2)]
