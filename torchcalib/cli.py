@@ -15,7 +15,7 @@ from torchcalib.predictions import Task, check_count
 from torchcalib.report import Report, ReportBuilder
 
 # A class-wise bin needs some 40 bytes for every 4-byte prediction while a piece is worked on.
-_PIECE_BYTES = 16 * 2**20
+_PIECE_BYTES = 4 * 2**20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
