@@ -56,9 +56,9 @@ def settle(
 
 
 def _found(rows: Tensor, values: Tensor) -> str:
-    """Describe the worst value of the first broken row: '3.2 (17 of 100 rows)'."""
+    """Describe the first broken row: '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
-    return f"{first.item():.6g} ({int(rows.sum())} of {rows.numel()} rows)"
+    return f"{first.detach().cpu().numpy()} ({int(rows.sum())} of {rows.numel()} rows)"  # numpy: its shortest digits
 
 
 def _nan_problem(name: str, values: Tensor) -> Problem:
