@@ -7,16 +7,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint install clean
+.PHONY: demo test lint install clean
 
 demo: $(STAMP)
 	$(BIN)/torchcalib demo --out demo-report
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest
-
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,6 +25,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch first and alone, so that no other package's range picks a build of it
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

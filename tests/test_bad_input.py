@@ -82,7 +82,7 @@ CALLS = [
     # options
     ("no task", lambda f: f(P2, Y2), TypeError, ["task"]),
     ("unknown task", lambda f: f(P2, Y2, task="multi"), ValueError, ["`task`", "'multiclass'", "got 'multi'"]),
-    ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["logits"]),
+    ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["`logits`", "from_logits", "weights"]),
     ("from_logits no bool", lambda f: f(P2, Y2, from_logits="auto", **binary), TypeError, ["`from_logits`", "'auto'"]),
     ("ignore_index is no int", lambda f: f(P2, Y2, ignore_index=0.5, **binary), TypeError, ["`ignore_index`", "0.5"]),
     ("class_axis is no int", lambda f: f(Q, H, class_axis="C", **multi), TypeError, ["`class_axis`", "'C'"]),
@@ -92,6 +92,7 @@ CALLS = [
 
 BINNED = [
     ("no bins", lambda f: f(P2, Y2, n_bins=0, **binary), ValueError, ["`n_bins`", "at least 1", "got 0"]),
+    ("right is no bool", lambda f: f(P2, Y2, right="no", **binary), TypeError, ["`right`", "'no'"]),
     ("half a bin", lambda f: f(P2, Y2, n_bins=2.5, **binary), TypeError, ["`n_bins`", "2.5"]),
     ("wrong reduction", lambda f: f(P2, Y2, reduction="classwise", **binary), ValueError, ["`reduction`", "top_label"]),
     ("reduction of many", lambda f: f(Q, H, reduction="positive_class", **multi), ValueError, ["`reduction`"]),
@@ -100,6 +101,11 @@ BINNED = [
 
 SCORES = [
     ("eps too large", lambda: tc.nll(P2, Y2, eps=1.0, **binary), ValueError, ["`eps`", "(0, 1)", "1.0"]),
+    ("eps is text", lambda: tc.nll(P2, Y2, eps="a", **binary), ValueError, ["`eps`", "'a'"]),
+    ("debiased is no bool", lambda: tc.rmsce(P2, Y2, debiased="no", **binary), TypeError, ["`debiased`", "'no'"]),
+    ("average of each", lambda: tc.nll_per_sample(P2, Y2, average=None, **binary), TypeError, ["`average`", "weights"]),
+    ("nees of other shape", lambda: tc.nees(Normal(P2, 1), Q[:, 0]), ValueError, ["`value`", "(2,)", "(3,)"]),
+    ("ecd of each", lambda: tc.ecd_per_sample(Normal(P2, 1), P2, task="binary"), ValueError, ["`task`"]),
     ("unknown normalize", lambda: tc.brier_score(P2, Y2, normalize="C", **binary), ValueError, ["`normalize`", "'C'"]),
     ("NLL by classes", lambda: tc.nll(P2, Y2, normalize="classes", **binary), ValueError, ["`normalize`", "'prior'"]),
     ("priors of 3 for 2", lambda: tc.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
@@ -108,7 +114,7 @@ SCORES = [
     ("binary priors of one", lambda: tc.nll(P2, Y2, priors=[1.0], **binary), ValueError, ["`priors`", "2 on the last"]),
     ("soft and priors", lambda: tc.nll(Q, Q, priors=[0.5, 0.5], **multi), TypeError, ["`target`", "target.long()"]),
     ("ecd without task", lambda: tc.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
-    ("ecd of distribution with task", lambda: tc.ecd(Normal(P2, 1), P2, task="binary"), ValueError, ["left out"]),
+    ("ecd with task", lambda: tc.ecd(Normal(P2, 1), P2, task="binary"), ValueError, ["left out"]),
     ("ecd of distribution as logits", lambda: tc.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),
     ("distribution weights", lambda: tc.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
     ("distribution negative weights", lambda: tc.nees(Normal(P2, 1), P2, weights=-P2), ValueError, ["`weights`"]),
@@ -127,6 +133,7 @@ CLASSES = [
     ("L of classes", lambda: tc.NLL(task="multiclass", num_labels=2), ValueError, ["`num_labels` must be None"]),
     ("C is 1", lambda: tc.NLL(task="multiclass", num_classes=1), ValueError, ["`num_classes`", "at least 2"]),
     ("C is text", lambda: tc.NLL(task="multiclass", num_classes="3"), TypeError, ["`num_classes`", "int"]),
+    ("batch is an int", lambda: tc.NLL(task="binary", batch_shape=3), TypeError, ["`batch_shape`", "3"]),
     ("batch of 0", lambda: tc.NLL(task="binary", batch_shape=(0,)), ValueError, ["`batch_shape`", "at least 1"]),
     ("unknown argument", lambda: tc.ECE(task="binary", bins=3), ValueError, ["`bins`"]),
     ("positional task", lambda: tc.ECE("binary"), TypeError, ["positional"]),
@@ -196,13 +203,13 @@ COMMANDS = [
     ("missing key", lambda d: ["report", good(d), "--preds", "logits"], "logits"),
     ("truncated", lambda d: ["report", truncated(d)], "complete, readable npz"),
     ("pickled", lambda d: ["report", save(d / "a.npz", probs=np.array([{}, {}]), targets=Y2)], "object"),
-    ("bad label", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 7))], "ignore_index=7"),
-    ("logits said to be probs", lambda d: ["report", save(d / "a.npz", probs=P2 * 9, targets=Y2)], "from_logits=True"),
+    ("bad label", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 7))], "Pass --ignore-index 7"),
+    ("logits as probs", lambda d: ["report", save(d / "a.npz", probs=P2 * 9, targets=Y2)], "Pass --from-logits"),
     ("kind unknown", lambda d: ["report", save(d / "a.npz", preds=P2, targets=Y2)], "--from-logits"),
-    ("no bins", lambda d: ["report", good(d), "--n-bins", "0"], "`n_bins`"),
+    ("no bins", lambda d: ["report", good(d), "--n-bins", "0"], "`--n-bins`"),
     ("out is a file", lambda d: ["report", good(d), "--out", good(d)], "--out"),
     ("all ignored", lambda d: ["report", save(d / "a.npz", p=P2, y=t(0, 0)), "--ignore-index", "0"], "at least one"),
-    ("no epochs", lambda d: ["demo", "--epochs", "0", "--out", str(d)], "`epochs`"),
+    ("no epochs", lambda d: ["demo", "--epochs", "0", "--out", str(d)], "`--epochs`"),
 ]  # fmt: skip
 
 

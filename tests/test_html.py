@@ -28,7 +28,7 @@ TASKS = ["binary", "multiclass", "multilabel"]
 @cache
 def made(task: str) -> Report:
     g = torch.Generator().manual_seed(1)
-    builder = ReportBuilder(task, n_bins=10)
+    builder = ReportBuilder(task=task, n_bins=10)
     if task == "multiclass":
         preds = torch.rand(400, 12, generator=g, dtype=torch.float64).softmax(-1)
         target = torch.randint(0, 12, (400,), generator=g)
@@ -202,7 +202,7 @@ def test_settings_and_source_are_told_long_lists_by_their_first_items():
 
 
 def test_infinite_and_undefined_values_are_words_with_an_explanation():
-    builder = ReportBuilder("multilabel", n_bins=5)
+    builder = ReportBuilder(task="multilabel", n_bins=5)
     builder.update(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]]))
     r = builder.report()
     assert math.isinf(r["nll"])
@@ -289,7 +289,7 @@ def test_folder_holds_exactly_the_files_returned(task, others, tmp_path):
 
 
 def test_json_is_strict(tmp_path):
-    builder = ReportBuilder("multilabel", n_bins=5)
+    builder = ReportBuilder(task="multilabel", n_bins=5)
     builder.update(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [1]]))
 
     def refuse(name):

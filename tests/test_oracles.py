@@ -5,7 +5,9 @@ import math
 import oracles
 import pytest
 import torch
-from conftest import N_CLASSES
+from conftest import N_CLASSES, Case
+
+import torchcalib as tc
 
 SCORES = {
     "nll": oracles.nll_of,
@@ -127,3 +129,42 @@ def test_slow_loop_gradient(case):
             value = oracle(case, moved.tolist(), labels, ones)
             values.append(sum(value) if isinstance(value, list) else value)
         assert leaf.grad[at].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize(
+    ("task", "reduction"),
+    [("binary", "positive_class"), ("binary", "top_label"), ("multiclass", "top_label"), ("multiclass", "classwise"),
+     ("multilabel", "classwise")],
+)  # fmt: skip
+def test_slow_loop_bin_table(task, reduction, from_logits):
+    """Every column, with the mean ECD of whole predictions, class-wise of one class against the rest."""
+    case = Case("table", tc.bin_table, tc.ECE, task, {"from_logits": from_logits})
+    preds, target = case.data(n=60)
+    weights = torch.arange(60) % 3
+    table = tc.bin_table(
+        preds, target, weights=weights, n_bins=6, reduction=reduction, task=task, from_logits=from_logits
+    )
+    columns = {name: torch.from_numpy(column).reshape(-1, 6) for name, column in table.to_dict().items()}
+    claims = []  # per series: confidence, outcome, ECD
+    for qs, ts in series(case, preds.tolist(), target.tolist()):
+        if reduction == "top_label":
+            pairs = [oracles.top_label(q, t) for q, t in zip(qs, ts, strict=True)]
+            claims.append((*zip(*pairs, strict=True), [oracles.ecd_of(q, t) for q, t in zip(qs, ts, strict=True)]))
+            continue
+        for k in range(N_CLASSES) if task == "multiclass" else (1,):
+            confidence, outcome = [q[k] for q in qs], [t[k] for t in ts]
+            rows, truths = oracles.as_rows(confidence, outcome)
+            claims.append((confidence, outcome, [oracles.ecd_of(q, t) for q, t in zip(rows, truths, strict=True)]))
+    assert len(claims) == len(columns["n"])
+    total = float(weights.sum())
+    for k, (confidence, outcome, scores) in enumerate(claims):
+        held = oracles.bins(confidence, outcome, weights.tolist(), 6, extra=scores)
+        assert [b for b, *_ in held] == columns["n"][k].nonzero().flatten().tolist()
+        for b, n, mean_confidence, frequency, mean_ecd in held:
+            row = {name: column[k, b].item() for name, column in columns.items()}
+            assert (row["lower"], row["upper"]) == (b / 6, (b + 1) / 6)
+            assert row["n"] == n
+            expected = [n / total, mean_confidence, frequency, frequency - mean_confidence, mean_ecd]
+            found = [row[name] for name in ("share", "confidence", "frequency", "gap", "ecd")]
+            assert found == pytest.approx(expected, rel=1e-11, abs=1e-12)

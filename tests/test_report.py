@@ -79,7 +79,7 @@ def test_perfect_is_what_a_right_and_sure_predictor_gets(task):
 def test_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
     logits, target = predictions(task)
     whole = tc.report(logits, target, task=task, from_logits=True)
-    builder = ReportBuilder(task, from_logits=True)
+    builder = ReportBuilder(task=task, from_logits=True)
     for piece in (slice(0, 50), slice(50, 50), slice(50, 200)):
         builder.update(logits[piece], target[piece])
         with pytest.raises(ValueError, match="NaN"):
@@ -91,9 +91,9 @@ def test_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
 
 
 def test_a_piece_of_another_width_is_refused():
-    builder = ReportBuilder("multiclass")
+    builder = ReportBuilder(task="multiclass")
     builder.update(torch.full((2, 2), 0.5), torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="must have 2 classes as before, got 4"):
+    with pytest.raises(ValueError, match="must have 2 entries on its class axis"):
         builder.update(torch.full((2, 4), 0.25), torch.tensor([0, 1]))
 
 
@@ -133,6 +133,32 @@ def test_the_sentence_of_classes_names_over_and_under_confidence():
         rows = torch.full((400, 4), (1 - confidence) / 3, dtype=torch.float64)
         rows.scatter_(1, wrong.unsqueeze(1), confidence)
         assert word in tc.report(rows, target, task="multiclass").sentence
+
+
+@pytest.mark.parametrize("draw", [
+    lambda g: torch.full((500,), 0.7), lambda g: torch.rand(500, generator=g), lambda g: torch.full((1,), 0.7),
+    lambda g: torch.rand(30, generator=g) ** 4,
+])  # fmt: skip
+def test_law_the_sentence_rarely_accuses_a_calibrated_model(draw):
+    """Of 400 calibrated samples at most 8 % may look otherwise; a 2-sigma rule accuses some 2 to 5 %."""
+    generator, accused = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        p = draw(generator)
+        report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary")
+        accused += "can be trusted" not in report.sentence
+    assert accused <= 32
+
+
+def test_a_report_is_a_mapping_that_compares_and_prints():
+    preds, target = torch.tensor([0.2, 0.9]), torch.tensor([0, 1])
+    report, again = (tc.report(preds, target, task="binary") for _ in range(2))
+    assert report == again
+    assert "nll" in report
+    assert "loss" not in report
+    assert dict(report)["nll"] == report["nll"]
+    assert len(list(report)) == len(report) == len(report.lines)
+    assert repr(report) == str(report)
+    assert report.main_table != again.main_table, "tables compare by identity"
 
 
 def test_json_is_strict_and_complete():

@@ -12,14 +12,13 @@ from torchcalib.binned import (
     ESCE,
     MCE,
     RMSCE,
-    BinOptions,
-    BinTable,
     bin_table,
     ece,
     esce,
     mce,
     rmsce,
 )
+from torchcalib.bins import BinTable
 from torchcalib.predictions import InputOptions
 from torchcalib.report import Report, report
 from torchcalib.scores import (
@@ -38,10 +37,12 @@ from torchcalib.scores import (
 from torchcalib.streaming import CalibrationCollection
 
 if TYPE_CHECKING:
-    from torchcalib.html import save_report
-    from torchcalib.plots import confidence_histogram, ecd_curve, reliability_diagram
+    from torchcalib.html import save_report as save_report
+    from torchcalib.plots import confidence_histogram as confidence_histogram
+    from torchcalib.plots import ecd_curve as ecd_curve
+    from torchcalib.plots import reliability_diagram as reliability_diagram
 
-# Names whose modules need an extra: imported when they are first used.
+# Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
     "save_report": "torchcalib.html",
     "confidence_histogram": "torchcalib.plots",
@@ -56,7 +57,6 @@ __all__ = [
     "MCE",
     "NLL",
     "RMSCE",
-    "BinOptions",
     "BinTable",
     "Brier",
     "CalibrationCollection",
@@ -66,9 +66,7 @@ __all__ = [
     "bin_table",
     "brier_per_sample",
     "brier_score",
-    "confidence_histogram",
     "ecd",
-    "ecd_curve",
     "ecd_per_sample",
     "ece",
     "esce",
@@ -77,10 +75,8 @@ __all__ = [
     "nees_per_sample",
     "nll",
     "nll_per_sample",
-    "reliability_diagram",
     "report",
     "rmsce",
-    "save_report",
 ]
 
 
@@ -93,4 +89,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_LAZY})

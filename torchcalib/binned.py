@@ -1,18 +1,21 @@
-"""Readings of equal-width bins: ECE, ESCE, MCE, RMSCE, and the table of the bins themselves.
-
-A binned error is one line over `BinStats`; class-wise, batched and weighted values come out of the same line.
-"""
+"""Errors over equal-width bins, ECE, ESCE, MCE, RMSCE, as functions and as streaming classes; and the bins' table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcalib.bins import (
+    BinTable,
+    ece_from_bins,
+    equal_width_edges,
+    esce_from_bins,
+    mce_from_bins,
+    rmsce_from_bins,
+)
 from torchcalib.predictions import (
     Average,
     InputFormat,
@@ -20,125 +23,63 @@ from torchcalib.predictions import (
     Task,
     check_average,
     check_count,
+    check_flag,
+    check_task,
     count_of_outputs,
+    read_input,
 )
 from torchcalib.reductions import Reduction, resolve_reduction
 from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import StreamingMetric
 
 
-class BinOptions(InputOptions, total=False):
-    """How events are taken and binned; every binned error takes these as keywords, beside those of `InputOptions`.
-
-    - `n_bins` (default 15): number of equal-width bins B over [0, 1].
-    - `right` (default False): bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
-    - `reduction` (default None: the first that the task offers): what the confidence is of.
-      `"positive_class"` (binary): P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and
-      whether that class is the true one; the first on ties. `"classwise"` (multi-class, multi-label): every class or
-      label against the rest.
-    - `average` (default "macro"): class-wise and multi-label values are averaged over classes; None returns `(..., C)`.
-    """
-
-    n_bins: int
-    right: bool
-    reduction: Reduction | None
-    average: Average | None
-
-
-def ece_from_bins(b: BinStats) -> Tensor:
-    """Expected calibration error: sum share |gap|."""
-    return (b.share * b.gap.abs()).sum(-1)
-
-
-def esce_from_bins(b: BinStats) -> Tensor:
-    """Expected signed calibration error: sum share gap."""
-    return (b.share * b.gap).sum(-1)
-
-
-def mce_from_bins(b: BinStats) -> Tensor:
-    """Maximum calibration error: max |gap| over bins that hold data."""
-    return b.gap.abs().amax(-1)
-
-
-def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
-    """Root mean squared calibration error: sqrt(sum share gap^2); see `rmsce` for `debiased`."""
-    square = b.gap.square()
-    if debiased:
-        few = b.n < 2
-        variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
-        square = square - variance.masked_fill(few, 0)
-    total = (b.share * square).sum(-1).clamp(min=0)
-    zero = total == 0  # where the slope of the root is infinite, and of no use
-    return total.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
-
-
 @dataclass(frozen=True)
-class BinTable:
-    """What every bin holds. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
+class BinReading:
+    """From predictions to bins, and from bins to a value: the only place where these options are checked."""
 
-    Attributes:
-        lower, upper: edges of the bin.
-        n: sum of weights: the number of samples where all weights are 1.
-        share: n / N.
-        confidence: mean confidence.
-        frequency: mean outcome.
-        gap: frequency - confidence; positive is under-confident, for confidences above 0.5.
-        ecd: mean entropic calibration difference, in nats.
-    """
+    task: Task
+    n_bins: int = 15
+    right: bool = False
+    reduction: Reduction | None = None
+    average: Average | None = "macro"
 
-    lower: Tensor
-    upper: Tensor
-    n: Tensor
-    share: Tensor
-    confidence: Tensor
-    frequency: Tensor
-    gap: Tensor
-    ecd: Tensor
+    def __post_init__(self) -> None:
+        check_task(self.task)
+        check_count("n_bins", self.n_bins)
+        check_flag("right", self.right)
+        check_average(self.average, resolve_reduction(self.task, self.reduction) == "classwise")
 
-    @classmethod
-    def of(cls, b: BinStats) -> Self:
-        """Read the table of equal-width bins."""
-        n_bins = b.n.shape[-1]
-        edges = torch.arange(n_bins + 1, dtype=b.n.dtype, device=b.n.device) / n_bins
-        lower, upper = edges[:-1].expand(b.n.shape), edges[1:].expand(b.n.shape)
-        return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd)
+    def recipe(self, with_ecd: bool) -> EqualWidthBins:
+        """The sums that are read."""
+        return EqualWidthBins(resolve_reduction(self.task, self.reduction), self.n_bins, self.right, with_ecd)
 
-    def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `table[k]` is the table of class k."""
-        if self.n.dim() < 2:
-            raise IndexError("a table of one series has no batch axis to index")
-        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    def to_dict(self) -> dict[str, NDArray[np.float64]]:
-        """Return the columns as numpy arrays `(..., B)`."""
-        return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
-
-    def __str__(self) -> str:
-        if self.n.dim() > 1:
-            return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
-        names = [field.name for field in fields(self)]
-        lines = ["".join(f"{name:>12}" for name in names)]
-        for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
-            cells = dict(zip(names, row, strict=True))
-            empty = cells["n"] == 0
-            lines.append("".join(f"{_cell(name, cells[name], empty):>12}" for name in names))
-        return "\n".join(lines)
+    def read(self, from_bins: Callable[[BinStats], Tensor], b: BinStats) -> Tensor:
+        """Read the value, `(...)`, or `(..., C)` for classes that are not averaged."""
+        values = from_bins(b)
+        classwise = resolve_reduction(self.task, self.reduction) == "classwise"
+        return values.mean(-1) if classwise and self.average is not None else values
 
 
-def _cell(name: str, value: float, empty: bool) -> str:
-    if empty and name not in ("lower", "upper", "n", "share"):
-        return "-"
-    return f"{value:.10g}" if name == "n" else f"{value:.4f}"
-
-
-def bin_table(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptions]) -> BinTable:
+def bin_table(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    reduction: Reduction | None = None,
+    right: bool = False,
+    **options: Unpack[InputOptions],
+) -> BinTable:
     """Table of the bins that a binned error is read from: n, share, confidence, frequency, gap, mean ECD, edges.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        **options: see `torchcalib.BinOptions` and `torchcalib.InputOptions`; `average` has no meaning here.
+        n_bins: number of equal-width bins B over [0, 1].
+        reduction: what the confidence is of; see `ece`.
+        right: bins are `(a, b]` instead of `[a, b)`.
+        **options: see `torchcalib.InputOptions`.
 
     Returns:
         A `BinTable` of `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
@@ -156,41 +97,36 @@ def bin_table(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[Bi
               0.0000      0.5000           1      0.3333      0.2000      0.0000     -0.2000     -0.2773
               0.5000      1.0000           2      0.6667      0.8000      1.0000      0.2000     -0.2370
     """
-    return BinTable.of(_bins(preds, target, task=task, with_ecd=True, **options)[0])
+    bins, _ = _binned(BinReading(task, n_bins, right, reduction), preds, target, options, with_ecd=True)
+    return BinTable.of(bins, equal_width_edges(n_bins, bins.n))
 
 
-def _bins(
+def _binned(
+    reading: BinReading, preds: Tensor, target: Tensor, options: InputOptions, with_ecd: bool = False
+) -> tuple[BinStats, torch.dtype]:
+    """Return the bins and the dtype of results."""
+    p = read_input(reading.task, preds, target, options)
+    return reading.recipe(with_ecd).of(p), p.dtype
+
+
+def _evaluate(
+    from_bins: Callable[[BinStats], Tensor], reading: BinReading, preds: Tensor, target: Tensor, options: InputOptions
+) -> Tensor:
+    bins, dtype = _binned(reading, preds, target, options)
+    return reading.read(from_bins, bins).to(dtype)
+
+
+def ece(
     preds: Tensor,
     target: Tensor,
     *,
     task: Task,
     n_bins: int = 15,
-    right: bool = False,
     reduction: Reduction | None = None,
     average: Average | None = "macro",
-    with_ecd: bool = False,
-    weights: Tensor | None = None,
-    **options: Any,
-) -> tuple[BinStats, bool, torch.dtype]:
-    """Return the bins, whether values are to be averaged over classes, and the dtype of results."""
-    check_count("n_bins", n_bins)
-    input_format = InputFormat(task, **options)
-    reduction = resolve_reduction(task, reduction)
-    check_average(average, reduction == "classwise")
-    p = input_format.read(preds, target, weights)
-    bins = EqualWidthBins(reduction, n_bins, right, with_ecd).of(p)
-    return bins, reduction == "classwise" and average is not None, p.dtype
-
-
-def _evaluate(
-    value: Callable[[BinStats], Tensor], preds: Tensor, target: Tensor, task: Task, options: BinOptions
+    right: bool = False,
+    **options: Unpack[InputOptions],
 ) -> Tensor:
-    bins, averaged, dtype = _bins(preds, target, task=task, **options)
-    values = value(bins)
-    return (values.mean(-1) if averaged else values).to(dtype)
-
-
-def ece(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptions]) -> Tensor:
     """Expected calibration error: how far, on average, frequency is from confidence.
 
     sum over bins of share |gap|, with gap = frequency - confidence. A mean of absolute values: it is
@@ -200,7 +136,13 @@ def ece(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptio
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        **options: see `torchcalib.BinOptions` and `torchcalib.InputOptions`.
+        n_bins: number of equal-width bins B over [0, 1].
+        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
+            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
+            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
+        right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
+        **options: see `torchcalib.InputOptions`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
@@ -219,10 +161,20 @@ def ece(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptio
         >>> ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return _evaluate(ece_from_bins, preds, target, task, options)
+    return _evaluate(ece_from_bins, BinReading(task, n_bins, right, reduction, average), preds, target, options)
 
 
-def esce(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptions]) -> Tensor:
+def esce(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    right: bool = False,
+    **options: Unpack[InputOptions],
+) -> Tensor:
     """Expected signed calibration error: whether frequency is above (+) or below (-) confidence.
 
     sum over bins of share gap, which is mean(outcome) - mean(confidence) whatever the bins. Its sign means under- (+)
@@ -232,7 +184,13 @@ def esce(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOpti
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        **options: see `torchcalib.BinOptions` and `torchcalib.InputOptions`.
+        n_bins: number of equal-width bins B over [0, 1].
+        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
+            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
+            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
+        right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
+        **options: see `torchcalib.InputOptions`.
 
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
@@ -251,10 +209,20 @@ def esce(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOpti
         >>> esce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.0667)
     """
-    return _evaluate(esce_from_bins, preds, target, task, options)
+    return _evaluate(esce_from_bins, BinReading(task, n_bins, right, reduction, average), preds, target, options)
 
 
-def mce(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptions]) -> Tensor:
+def mce(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    right: bool = False,
+    **options: Unpack[InputOptions],
+) -> Tensor:
     """Maximum calibration error: the largest |gap| of any bin that holds data.
 
     A bin of few samples counts as much as any other, so expect large values from small samples.
@@ -263,7 +231,13 @@ def mce(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptio
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        **options: see `torchcalib.BinOptions` and `torchcalib.InputOptions`.
+        n_bins: number of equal-width bins B over [0, 1].
+        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
+            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
+            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
+        right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
+        **options: see `torchcalib.InputOptions`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
@@ -282,11 +256,20 @@ def mce(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[BinOptio
         >>> mce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return _evaluate(mce_from_bins, preds, target, task, options)
+    return _evaluate(mce_from_bins, BinReading(task, n_bins, right, reduction, average), preds, target, options)
 
 
 def rmsce(
-    preds: Tensor, target: Tensor, *, task: Task, debiased: bool = False, **options: Unpack[BinOptions]
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    debiased: bool = False,
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    right: bool = False,
+    **options: Unpack[InputOptions],
 ) -> Tensor:
     """Root mean squared calibration error: sqrt(sum share gap^2).
 
@@ -297,8 +280,14 @@ def rmsce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_bins: number of equal-width bins B over [0, 1].
         debiased: subtract each bin's sampling variance.
-        **options: see `torchcalib.BinOptions` and `torchcalib.InputOptions`.
+        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
+            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
+            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
+        right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
+        **options: see `torchcalib.InputOptions`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
@@ -317,19 +306,23 @@ def rmsce(
         >>> rmsce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return _evaluate(partial(rmsce_from_bins, debiased=debiased), preds, target, task, options)
+    check_flag("debiased", debiased)
+    reading = BinReading(task, n_bins, right, reduction, average)
+    return _evaluate(partial(rmsce_from_bins, debiased=debiased), reading, preds, target, options)
 
 
 class BinnedMetric(StreamingMetric[BinStats]):
-    """A reading of equal-width bins over a stream. The state is 4 sums a bin, for each class if class-wise.
+    """A reading of equal-width bins over a stream. The state is 3 sums a bin (4 with ECD), for each class.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.
         from_logits, ignore_index, class_axis, validate_args: see `torchcalib.InputOptions`.
-        n_bins, right, reduction, average: see `torchcalib.BinOptions`.
+        n_bins, right, reduction, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
+        with_ecd: sum the ECD too, for the `ecd` column of `bin_table()`, which is NaN without.
+        from_bins: another reading of the bins than the class's own.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
@@ -355,29 +348,35 @@ class BinnedMetric(StreamingMetric[BinStats]):
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
+        with_ecd: bool = False,
+        from_bins: Callable[[BinStats], Tensor] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_count("n_bins", n_bins)
-        input_format = InputFormat(
-            task,
-            from_logits=from_logits,
-            ignore_index=ignore_index,
-            class_axis=class_axis,
-            num_classes=count_of_outputs(task, num_classes, num_labels),
-            validate_args=validate_args,
+        reading = BinReading(task, n_bins, right, reduction, average)
+        super().__init__(
+            InputFormat(
+                task,
+                from_logits=from_logits,
+                ignore_index=ignore_index,
+                class_axis=class_axis,
+                num_classes=count_of_outputs(task, num_classes, num_labels),
+                validate_args=validate_args,
+            ),
+            reading.recipe(with_ecd),
+            batch_shape,
+            **kwargs,
         )
-        reduction = resolve_reduction(task, reduction)
-        check_average(average, reduction == "classwise")
-        super().__init__(input_format, EqualWidthBins(reduction, n_bins, right, with_ecd=True), batch_shape, **kwargs)
-        self.averaged = reduction == "classwise" and average is not None
+        self.reading = reading
+        if from_bins is not None:
+            self.from_bins = from_bins
 
     def bin_table(self) -> BinTable:
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
-        return BinTable.of(self._synced_statistic())
+        statistic = self._synced_statistic()
+        return BinTable.of(statistic, equal_width_edges(self.reading.n_bins, statistic.n))
 
     def _value(self, statistic: BinStats) -> Tensor:
-        values = self.from_bins(statistic)
-        return values.mean(-1) if self.averaged else values
+        return self.reading.read(self.from_bins, statistic)
 
 
 class ECE(BinnedMetric):
@@ -421,5 +420,5 @@ class RMSCE(BinnedMetric):
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 
     def __init__(self, *, debiased: bool = False, **options: Any) -> None:
-        super().__init__(**options)
-        self.from_bins = partial(rmsce_from_bins, debiased=debiased)
+        check_flag("debiased", debiased)
+        super().__init__(from_bins=partial(rmsce_from_bins, debiased=debiased), **options)

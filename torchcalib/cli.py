@@ -4,6 +4,7 @@ Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +29,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        print(f"torchcalib: error: {str(error) or type(error).__name__}", file=sys.stderr)  # noqa: T201
+        print(f"torchcalib: error: {_as_options(str(error)) or type(error).__name__}", file=sys.stderr)  # noqa: T201
         return 2
     return 0
+
+
+def _as_options(message: str) -> str:
+    """Name the command's options where a message advises Python's keywords."""
+    for keyword, option in (
+        (r"Pass from_logits=True", "Pass --from-logits"),
+        (r", class_axis=1 for class-first input,", ""),
+        (r"ignore_index=(-?\d+)", r"--ignore-index \1"),
+        (r"task='(\w+)'", r"--task \1"),
+        (r"`n_bins`", "`--n-bins`"),
+        (r"`epochs`", "`--epochs`"),
+    ):
+        message = re.sub(keyword, option, message)
+    return message
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +110,7 @@ def _report(arguments: argparse.Namespace) -> None:
         task=arguments.task,
     )
     builder = ReportBuilder(
-        files.task,
+        task=files.task,
         n_bins=arguments.n_bins,
         right=arguments.right,
         from_logits=files.from_logits,
@@ -103,7 +118,7 @@ def _report(arguments: argparse.Namespace) -> None:
     )
     with terminal.progress(files.n_rows, f"reading {files.paths[0].name}") as advance:
         for preds, target, weights in files.chunks(_PIECE_BYTES):
-            builder.update(preds, target, weights)
+            builder.update(preds, target, weights=weights)
             advance(len(preds))
     finished = builder.report(source=_source(files))
     terminal.show(finished)

@@ -58,7 +58,7 @@ class Demo:
 
     def report(self) -> Report:
         """Report on the validation predictions of the model as it is now."""
-        builder = ReportBuilder("multiclass", from_logits=True)
+        builder = ReportBuilder(task="multiclass", from_logits=True)
         builder.update(*self._predictions())
         return builder.report(source={"model": "a small network", "data": "scikit-learn's digits, validation part"})
 

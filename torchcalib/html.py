@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torchcalib.binned import BinTable
+from torchcalib.bins import BinTable
 from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, to_png, to_svg
 from torchcalib.report import Line, Report
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchcalib.binned import BinTable
+from torchcalib.bins import BinTable
 from torchcalib.scores import ecd_per_sample
 
 try:

@@ -17,7 +17,7 @@ from torchcalib.predictions import Predictions, Task
 Reduction = Literal["positive_class", "top_label", "classwise"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Events:
     """Claims with a confidence each, and their outcomes.
 
@@ -36,7 +36,7 @@ class Events:
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
     """P(y=1) and y, for every sample (multi-label: of every label, `(..., L, N)`)."""
-    return Events(p.probs, p.target, p.weights, p.neg_entropy + p.cross_entropy if with_ecd else None)
+    return Events(p.probs, p.target, p.weights, p.ecd if with_ecd else None)
 
 
 def top_label(p: Predictions, with_ecd: bool = False) -> Events:
@@ -53,7 +53,7 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
         claims_one = p.values > (0 if p.from_logits else 0.5)  # on a tie class 0, the first, is claimed
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(claims_one, p.values, 1 - p.values)
         outcome = torch.where(claims_one, p.target, 1 - p.target)
-    return Events(confidence, outcome, p.weights, p.neg_entropy + p.cross_entropy if with_ecd else None)
+    return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
 def classwise(p: Predictions, with_ecd: bool = False) -> Events:
@@ -80,6 +80,11 @@ _REDUCTIONS: dict[Task, dict[Reduction, Callable[[Predictions, bool], Events]]] 
     "multiclass": {"top_label": top_label, "classwise": classwise},
     "multilabel": {"classwise": classwise},
 }
+
+
+def reductions_of(task: Task) -> tuple[Reduction, ...]:
+    """Return the reductions that a task offers, the usual one first."""
+    return tuple(_REDUCTIONS[task])
 
 
 def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:

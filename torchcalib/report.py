@@ -6,29 +6,29 @@ Drawing, pages and files are made further up, from the finished `Report`.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from torchcalib._version import __version__
-from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric, BinTable, rmsce_from_bins
-from torchcalib.predictions import InputFormat, InputOptions, Task, check_count
-from torchcalib.reductions import Reduction
-from torchcalib.scores import ACCURACY, ECD, NLL, Brier, ScoreMetric, ScoreReading
-from torchcalib.statistics import BinStats, EqualWidthBins, Recipe, ScoreSum, Sums
+from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric, BinReading
+from torchcalib.bins import BinTable, ece_from_bins, equal_width_edges, rmsce_from_bins
+from torchcalib.predictions import InputFormat, InputOptions, Task
+from torchcalib.reductions import Reduction, reductions_of
+from torchcalib.scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
+from torchcalib.statistics import BinStats, ScoreSum
+from torchcalib.streaming import CalibrationCollection, StreamingMetric
 
-_GROUPS: dict[Reduction, str] = {
+SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)
+ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)
+"""What a report holds, in its order. A line is made of a metric's identity card."""
+
+GROUPS: dict[Reduction, str] = {
     "positive_class": "positive class",
     "top_label": "top label",
     "classwise": "class-wise",
-}
-_REPORTED: dict[Task, tuple[Reduction, ...]] = {
-    "binary": ("positive_class", "top_label"),
-    "multiclass": ("top_label", "classwise"),
-    "multilabel": ("classwise",),
 }
 
 
@@ -59,8 +59,8 @@ class Line:
     source: str
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Mapping[str, float]):
     """What is known about a set of predictions. Data only; `torchcalib.save_report` makes files of it.
 
     Attributes:
@@ -99,7 +99,16 @@ class Report:
         for line in self.lines:
             if line.key == key:
                 return line.value
-        raise KeyError(f"{key!r} is not in the report; it has {', '.join(line.key for line in self.lines)}")
+        raise KeyError(f"{key!r} is not in the report; it has {', '.join(self)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return (line.key for line in self.lines)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain Python values. Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf"."""
@@ -154,46 +163,34 @@ def report(
         TypeError, ValueError: for bad input; the message says what must hold.
 
     Example:
+        >>> import torch
         >>> r = report(torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
         >>> round(r["ece/positive_class"], 6)
         0.2
     """
     weights = options.pop("weights", None)
-    builder = ReportBuilder(task, n_bins=n_bins, right=right, **options)
-    builder.update(preds, target, weights)
+    builder = ReportBuilder(task=task, n_bins=n_bins, right=right, **options)
+    builder.update(preds, target, weights=weights)
     return builder.report()
 
 
 class ReportBuilder:
     """Takes predictions piece by piece and makes a `Report` of all of them. Arguments are those of `report`."""
 
-    def __init__(self, task: Task, *, n_bins: int = 15, right: bool = False, **options: Any) -> None:
-        check_count("n_bins", n_bins)
-        self._format = InputFormat(task, **options)
-        self._settings = {"n_bins": n_bins, "right": right}
-        self._recipes: dict[str, Recipe[Any]] = {
-            "nll": NLL.score.recipe(by_class=True),
-            "brier": Brier.score.recipe(by_class=True),
-            "ecd": ECD.score.recipe(by_class=True),
-            "accuracy": ACCURACY.recipe(by_class=True),
-        }
-        for reduction in _REPORTED[task]:
-            # The table needs the ECD; class-wise multi-class bins make no table, and C of them would be costly.
-            tabled = reduction != "classwise" or task == "multilabel"
-            self._recipes[reduction] = EqualWidthBins(reduction, n_bins, right, with_ecd=tabled)
-        self._sums: dict[str, Sums] = {}
-        self._num_classes = 0
+    def __init__(self, *, task: Task, n_bins: int = 15, right: bool = False, **options: Any) -> None:
+        reading = BinReading(task, n_bins, right)
+        self._task: Task = task
+        self._settings: dict[str, Any] = {"n_bins": reading.n_bins, "right": reading.right}
+        self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
+        self._format = InputFormat(task, **self._options)
+        self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
 
-    def update(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
         """Add predictions. If they are bad an error is raised and nothing is added."""
-        p = self._format.read(preds, target, weights, batch_shape=())
-        num_classes = p.values.shape[-2] if p.task == "multilabel" else p.num_classes
-        if self._sums and num_classes != self._num_classes:
-            raise ValueError(f"`preds` must have {self._num_classes} classes as before, got {num_classes}.")
-        with torch.no_grad():
-            new = {name: recipe.of(p) for name, recipe in self._recipes.items()}
-        self._num_classes = num_classes
-        self._sums = {name: self._sums[name] + sums if self._sums else sums for name, sums in new.items()}
+        self._format.check(preds, target, weights)
+        metrics = self._metrics or self._made_for(preds)
+        metrics.update(preds, target, weights=weights)
+        self._metrics = metrics
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Read everything off the sums.
@@ -201,80 +198,78 @@ class ReportBuilder:
         Raises:
             ValueError: if nothing was added.
         """
-        if not self._sums or not bool((self._sums["nll"].total > 0).any()):
+        n = None if self._metrics is None else self._metrics["NLL"].statistic()
+        if self._metrics is None or n is None or not bool((n.total > 0).any()):
             raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be reported.")
-        task = self._format.task
-        scores = {name: s for name, s in self._sums.items() if isinstance(s, ScoreSum)}
-        bins = {name: s for name, s in self._sums.items() if isinstance(s, BinStats)}
-        lines = _score_lines(scores, task)
+        lines = [
+            line
+            for metric in SCORES
+            for line in _score_lines(metric, self._metrics[metric.__name__].statistic(), self._task)
+        ]
         tables: dict[Reduction, BinTable] = {}
         per_class: tuple[float, ...] = ()
-        for reduction in _REPORTED[task]:
-            lines += _error_lines(bins[reduction], reduction)
+        for reduction in reductions_of(self._task):
+            bins = self._metrics[reduction].statistic()
+            lines += _error_lines(bins, reduction)
             if reduction == "classwise":
-                per_class = tuple(ECE.from_bins(bins[reduction]).tolist())
-            if reduction != "classwise" or task == "multilabel":
-                pooled = BinStats(bins[reduction].sums.sum(0)) if task == "multilabel" else bins[reduction]
-                tables[reduction] = BinTable.of(pooled)
-        n = scores["nll"]
-        priors = n.share[..., 1] if task == "multilabel" else n.share
-        values = {line.key: line.value for line in lines}
+                per_class = tuple(ece_from_bins(bins).tolist())
+            if _has_table(self._task, reduction):
+                pooled = BinStats(bins.sums.sum(0)) if self._task == "multilabel" else bins
+                tables[reduction] = BinTable.of(pooled, equal_width_edges(self._settings["n_bins"], pooled.n))
+        priors = n.share[..., 1] if self._task == "multilabel" else n.share
         return Report(
-            task=task,
+            task=self._task,
             n=float(n.total.sum()),
-            num_classes=self._num_classes,
+            num_classes=n.n.shape[0] if self._task == "multilabel" else n.n.shape[-1],
             priors=tuple(priors.tolist()),
             lines=tuple(lines),
             tables=tables,
             per_class=per_class,
-            sentence=_sentence(task, values, next(iter(tables.values()))),
-            settings={
-                **self._settings,
-                "from_logits": self._format.from_logits,
-                "ignore_index": self._format.ignore_index,
-            },
+            sentence=_sentence(self._task, {line.key: line.value for line in lines}, next(iter(tables.values()))),
+            settings={**self._settings, **{name: self._options[name] for name in ("from_logits", "ignore_index")}},
             source=dict(source or {}),
         )
 
+    def _made_for(self, preds: Tensor) -> CalibrationCollection:
+        """The metrics that a report is read from: every score by class, and bins of every reduction."""
+        given: dict[str, Any] = {"task": self._task, **self._options}
+        if self._task != "binary" and preds.dim():
+            name = "num_labels" if self._task == "multilabel" else "num_classes"
+            given[name] = preds.shape[given.get("class_axis", -1)]
+        members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
+        for reduction in reductions_of(self._task):
+            tabled = _has_table(self._task, reduction)
+            members[reduction] = ECE(**given, **self._settings, reduction=reduction, with_ecd=tabled)
+        return CalibrationCollection(members).to(preds.device)
 
-def _score_lines(sums: Mapping[str, ScoreSum], task: Task) -> list[Line]:
-    """Accuracy, NLL, Brier and ECD, and the first two as a share of what the class shares alone would get."""
-    reading, s = ScoreReading(ACCURACY, task), sums["accuracy"]
-    lines = [
-        Line(
-            key="accuracy",
-            name="accuracy",
-            group="scores",
-            value=float(reading.read(s)),
-            unit="share of " + ("labels" if task == "multilabel" else "samples"),
-            perfect=1.0,
-            naive=float(reading.of_prior(s)),
-            question="how often is the most probable class the true one",
-            source="",
-        )
-    ]
-    for metric, normalised in ((NLL, "NCE"), (Brier, "NBS"), (ECD, None)):
-        reading, s = ScoreReading(metric.score, task), sums[metric.__name__.lower()]
-        lines.append(_line(metric, "scores", metric.__name__.lower(), reading.read(s), float(reading.of_prior(s))))
-        if normalised is not None:
-            value = ScoreReading(metric.score, task, normalize="prior").read(s)
-            line = _line(metric, "scores", normalised.lower(), value, 1.0)
-            question = f"{metric.__name__} as a share of what always predicting the class shares gets"
-            lines.append(replace(line, name=normalised, unit="share of naive", question=question))
+
+def _has_table(task: Task, reduction: Reduction) -> bool:
+    """Class-wise bins of a multi-class task make no table, which would be one for each of C classes."""
+    return reduction != "classwise" or task == "multilabel"
+
+
+def _score_lines(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> list[Line]:
+    """A score, with what the class shares alone would get, and as a share of that where this means something."""
+    reading = ScoreReading(metric.score, task)
+    lines = [_line(metric, "scores", metric.__name__.lower(), reading.read(s), float(reading.of_prior(s)))]
+    if metric.score.normalizable:
+        name = {"NLL": "NCE", "Brier": "NBS"}[metric.__name__]
+        value = ScoreReading(metric.score, task, normalize="prior").read(s)
+        question = f"{metric.__name__} as a share of what always predicting the class shares gets"
+        line = _line(metric, "scores", name.lower(), value, 1.0)
+        lines.append(replace(line, name=name, unit="share of naive", question=question))
     return lines
 
 
 def _error_lines(b: BinStats, reduction: Reduction) -> list[Line]:
     """Every binned error; class-wise the mean over classes. Always predicting the class shares gets 0."""
     lines = []
-    for metric in (ECE, ESCE, MCE, RMSCE):
+    for metric in ERRORS:
         key = f"{metric.__name__.lower()}/{reduction}"
-        lines.append(_line(metric, _GROUPS[reduction], key, metric.from_bins(b).mean(), 0.0))
-    debiased = _line(
-        RMSCE, _GROUPS[reduction], f"rmsce_debiased/{reduction}", rmsce_from_bins(b, debiased=True).mean(), 0.0
-    )
-    question = "the same, less what the noise of the bins adds"
-    return [*lines, replace(debiased, name="RMSCE debiased", question=question)]
+        lines.append(_line(metric, GROUPS[reduction], key, metric.from_bins(b).mean(), 0.0))
+    value = rmsce_from_bins(b, debiased=True).mean()
+    debiased = _line(RMSCE, GROUPS[reduction], f"rmsce_debiased/{reduction}", value, 0.0)
+    return [*lines, replace(debiased, name="RMSCE debiased", question="the same, less what the noise of the bins adds")]
 
 
 def _line(metric: type[ScoreMetric | BinnedMetric], group: str, key: str, value: Tensor, naive: float) -> Line:
@@ -286,20 +281,15 @@ def _line(metric: type[ScoreMetric | BinnedMetric], group: str, key: str, value:
 
 def _sentence(task: Task, values: Mapping[str, float], table: BinTable) -> str:
     """What the numbers say, in one plain sentence."""
-    n, share, gap = table.n, table.share, table.gap
-    ece = float((share * gap.abs()).sum())
-    # What a calibrated model of this size would show: E|mean of n Bernoullis - c| is sqrt(2/pi) of its deviation.
-    deviation = (table.confidence * (1 - table.confidence) / n).sqrt()
-    by_chance = float((share * deviation).nan_to_num().sum()) * math.sqrt(2 / math.pi)
-    claimed = float((share * table.confidence).nan_to_num().sum())
-    came_true = float((share * table.frequency).nan_to_num().sum())
-
+    ece = float((table.share * table.gap.abs()).sum())
+    expected, spread = _ece_by_chance(table)
+    claimed, came_true = float(table.mean("confidence")), float(table.mean("frequency"))
     claim = {
         "binary": f"it gives P(y=1) = {claimed:.1%} on average and y = 1 in {came_true:.1%} of samples",
         "multiclass": f"it claims to be right with {claimed:.1%} on average and is right in {came_true:.1%} of samples",
         "multilabel": f"it gives its labels {claimed:.1%} on average and {came_true:.1%} of them hold",
     }[task]
-    if ece <= 1.5 * by_chance:
+    if ece <= expected + 2 * spread:
         verdict = "As far as this sample can tell the probabilities can be trusted"
     else:
         degree = "slightly" if ece < 0.02 else "clearly" if ece < 0.1 else "badly"
@@ -319,8 +309,19 @@ def _sentence(task: Task, values: Mapping[str, float], table: BinTable) -> str:
         )
     return (
         f"{verdict}: {claim}, with frequency and probability {ece:.4f} apart (ECE; chance alone would show about "
-        f"{by_chance:.4f}){worth}."
+        f"{expected:.4f}){worth}."
     )
+
+
+def _ece_by_chance(table: BinTable) -> tuple[float, float]:
+    """Mean and standard deviation of the ECE that a calibrated model of this size would show.
+
+    A bin's gap is then about normal with variance c (1 - c) / n, and bins are independent; |gap| has sqrt(2 / pi) of
+    that deviation as its mean and 1 - 2 / pi of that variance.
+    """
+    deviation = (table.share * (table.confidence * (1 - table.confidence) / table.n).sqrt()).nan_to_num()
+    spread = (1 - 2 / math.pi) * float(deviation.square().sum())
+    return math.sqrt(2 / math.pi) * float(deviation.sum()), math.sqrt(spread)
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from torchcalib.predictions import Predictions, Task
 from torchcalib.reductions import Reduction, reduce_to_events
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sums:
     """Sums of the wide dtype, `(..., F, K)`: F quantities, each over K cells."""
 
@@ -42,11 +42,11 @@ class Sums:
         return type(self)(self.sums + other.sums)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreSum(Sums):
     """Sums of a per-sample score: over all samples (K = 1), or over the samples of each class (K = C).
 
-    The quantities are weight, score, and sum_k t_k^2, which is the weight again for hard labels.
+    The quantities are weight and score and, by class, sum_k t_k^2, which is the weight again for hard labels.
     """
 
     @property
@@ -60,7 +60,7 @@ class ScoreSum(Sums):
         return self.sums[..., 2, :]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BinStats(Sums):
     """Sums over the samples of each bin: weight, confidence, outcome and, if it was asked for, ECD.
 
@@ -80,8 +80,8 @@ class BinStats(Sums):
 
     @property
     def ecd(self) -> Tensor:
-        """Mean ECD in nats `(..., B)`; NaN in an empty bin."""
-        return self.sums[..., 3, :] / self.n
+        """Mean ECD in nats `(..., B)`; NaN in an empty bin, and everywhere if it was not asked for."""
+        return self.sums[..., 3, :] / self.n if self.sums.shape[-2] > 3 else torch.full_like(self.n, torch.nan)
 
     @property
     def gap(self) -> Tensor:
@@ -121,26 +121,26 @@ class ScoreRecipe:
     by_class: bool
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(3, K)`, or `(L, 3, K)` for L labels."""
-        classes = (num_classes or 0) if task == "multiclass" else 2
-        labels = (num_classes or 0,) if task == "multilabel" else ()
-        return (*labels, 3, classes if self.by_class else 1)
+        """Return `(2, 1)`, by class `(3, C)`; and that for each of L labels."""
+        labels = (known("num_labels", num_classes),) if task == "multilabel" else ()
+        if not self.by_class:
+            return (*labels, 2, 1)
+        return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
 
     def of(self, p: Predictions) -> ScoreSum:
         """Sum the score over the samples of `p`."""
         score = self.per_sample(p, *self.arguments)
         wide = wide_dtype(score.device)
-        score, n = _weighted(score, p.weights, wide), _weighted(torch.ones_like(score), p.weights, wide)
+        score, n = weighted(score, p.weights, wide), weighted(torch.ones_like(score), p.weights, wide)
+        if not self.by_class:
+            return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
         if p.task == "multiclass" and not p.soft:
-            if self.by_class:
-                return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
-            return ScoreSum(torch.stack((n, score, n), -2).sum(-1, keepdim=True))
+            return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
         shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
         shares = shares.to(wide).nan_to_num()  # NaN only in rows of weight 0
         columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
-        if self.by_class:  # an infinite score stays out of the classes in which the row has no share
-            return ScoreSum(xmul(shares.unsqueeze(-3), columns.unsqueeze(-1)).sum(-2))
-        return ScoreSum(columns.sum(-1, keepdim=True))
+        # xmul: an infinite score stays out of the classes in which the row has no share.
+        return ScoreSum(xmul(shares.unsqueeze(-3), columns.unsqueeze(-1)).sum(-2))
 
     def wrap(self, sums: Tensor) -> ScoreSum:
         """Return `sums` as a `ScoreSum`."""
@@ -156,9 +156,10 @@ class EqualWidthBins:
     right: bool
     with_ecd: bool = False
 
-    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:  # noqa: ARG002 - part of the protocol
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
-        classes = (num_classes or 0,) if self.reduction == "classwise" else ()
+        name = "num_labels" if task == "multilabel" else "num_classes"
+        classes = (known(name, num_classes),) if self.reduction == "classwise" else ()
         return (*classes, 3 + self.with_ecd, self.n_bins)
 
     def of(self, p: Predictions) -> BinStats:
@@ -168,15 +169,22 @@ class EqualWidthBins:
         columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         if events.ecd is not None:
             columns.append(events.ecd)
-        weighted = [_weighted(column, events.weights, wide) for column in columns]
-        return BinStats(bin_sums(bin_index(events.confidence, self.n_bins, self.right), weighted, self.n_bins))
+        columns = [weighted(column, events.weights, wide) for column in columns]
+        return BinStats(bin_sums(bin_index(events.confidence, self.n_bins, self.right), columns, self.n_bins))
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
         return BinStats(sums)
 
 
-def _weighted(x: Tensor, weights: Tensor | None, wide: torch.dtype) -> Tensor:
+def known(name: str, count: int | None) -> int:
+    """Return a count that the shape of a state depends on; raise if it was not given."""
+    if count is None:
+        raise ValueError(f"`{name}` must be given where classes or labels are kept apart, got None. Pass {name}=...")
+    return count
+
+
+def weighted(x: Tensor, weights: Tensor | None, wide: torch.dtype) -> Tensor:
     """Widen and weigh. A row of weight 0 adds exactly 0, whatever its value: it may be inf or NaN."""
     x = x.to(wide)
     return x if weights is None else (x * weights).masked_fill(weights == 0, 0)

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -56,15 +57,12 @@ class StreamingMetric(Metric, Generic[S]):
         super().__init__(**kwargs)
         self.input_format = input_format
         self.recipe = recipe
+        if not isinstance(batch_shape, tuple | list):
+            raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}.")
         self.batch_shape = tuple(batch_shape)
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.sums_shape = (*self.batch_shape, *recipe.shape(input_format.task, input_format.num_classes))
-        if 0 in self.sums_shape:
-            name = "num_labels" if input_format.task == "multilabel" else "num_classes"
-            raise ValueError(
-                f"`{name}` must be given: the state of this metric keeps the classes apart. Pass {name}=..."
-            )
         self._shared: dict[Hashable, Any] | None = None
         # The first entry counts rows that were left out because they were bad; the others are the sums.
         self.add_state("state", torch.zeros(1 + math.prod(self.sums_shape), dtype=torch.float64), dist_reduce_fx="sum")
@@ -115,32 +113,45 @@ class StreamingMetric(Metric, Generic[S]):
         if isinstance(incoming_state, StreamingMetric):
             mine, other = self._configuration(), incoming_state._configuration()
             if differing := [
-                f"{name} {other[name]!r} into {mine[name]!r}" for name in mine if mine[name] != other[name]
+                f"{name}={other[name]!r} into {name}={mine[name]!r}" for name in mine if mine[name] != other[name]
             ]:
                 raise ValueError(
                     f"`incoming_state` must count the same thing, got {'; '.join(differing)}. "
                     "Merge metrics that were made with the same arguments."
                 )
             incoming_state = incoming_state.metric_state
-        if isinstance(incoming_state, dict) and getattr(incoming_state.get("state"), "shape", None) != self.state.shape:
-            raise ValueError(
-                f"`incoming_state` must hold `state`, a tensor of shape {tuple(self.state.shape)}, got "
-                f"{ {name: tuple(getattr(value, 'shape', ())) for name, value in incoming_state.items()} }. "
-                "Merge metrics that were made with the same arguments."
-            )
         if isinstance(incoming_state, dict):
+            self._check_state(incoming_state)
             incoming_state = {"state": incoming_state["state"].to(self.state)}
         super().merge_state(incoming_state)
         self._computed = None
         self._update_count += 1
 
+    def _check_state(self, saved: dict[str, Any]) -> None:
+        if getattr(saved.get("state"), "shape", None) != self.state.shape:
+            found = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
+            raise ValueError(
+                f"the saved state must hold `state`, a tensor of shape {tuple(self.state.shape)}, got {found}. "
+                "Merge or load the state of a metric that was made with the same arguments."
+            )
+
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
-        return self._plot(val, ax)
+        _, drawn = self._plot(val, ax)  # torchmetrics gives no figure where it was given axes
+        return drawn.get_figure(), drawn  # type: ignore[union-attr]  # one plot is one axes
 
     def extra_repr(self) -> str:
-        """Say what distinguishes this instance."""
-        return ", ".join(f"{name}={value}" for name, value in self._configuration().items() if name != "class")
+        """Say which settings the state depends on."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
+
+    def statistic(self) -> S:
+        """Return the sums so far: of this rank alone, or of all ranks between `sync` and `unsync`.
+
+        Raises:
+            ValueError: if rows that came on CUDA were bad.
+        """
+        self._raise_if_invalid()
+        return self._statistic
 
     @property
     def _statistic(self) -> S:
@@ -152,34 +163,33 @@ class StreamingMetric(Metric, Generic[S]):
             _unsynced_on_error(self),
             self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync),
         ):
-            self._raise_if_invalid()
-            return self._statistic
+            return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
-        """Everything that two states must agree on to be added."""
-        return {
-            "class": type(self).__name__,
-            "input": self.input_format,
-            "sums": self.recipe,
-            "batch_shape": self.batch_shape,
-        }
+        """Everything that two states must agree on to be added, by the name of its argument; the task first."""
+        settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
+        for value in (self.input_format, self.recipe):
+            for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
+                settings[field.name] = getattr(value, field.name)
+        return {**settings, "batch_shape": self.batch_shape}
 
     def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         """State of one batch alone. What members of a collection have in common is computed once."""
         shared = {} if self._shared is None else self._shared
-        reading = (self.input_format, self.batch_shape)
+        if isinstance(preds, Tensor) and preds.device != self.device:
+            raise ValueError(
+                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
+                "Move the metric with metric.to(preds.device)."
+            )
+        self.input_format.check(preds, target, weights)
+        reading = (self.input_format.shareable, self.batch_shape)
         if reading not in shared:
-            if isinstance(preds, Tensor) and preds.device != self.device:
-                raise ValueError(
-                    f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
-                    "Move the metric with metric.to(preds.device)."
-                )
-            shared[reading] = self.input_format.read(
+            shared[reading] = self.input_format.shareable.read(
                 preds,
                 target,
                 weights,
                 batch_shape=self.batch_shape,
-                drop_invalid=isinstance(preds, Tensor) and preds.device.type != "cpu",
+                drop_invalid=preds.device.type != "cpu",
             )
         if (*reading, self.recipe) not in shared:
             p = shared[reading]
@@ -195,6 +205,12 @@ class StreamingMetric(Metric, Generic[S]):
                 f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
                 "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
             )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Torchmetrics takes whatever is there; a state of another size counts something else."""
+        if (saved := state_dict.get(f"{prefix}state")) is not None:
+            self._check_state({"state": saved})
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Where torchmetrics would lose something --------------------------------------------------------------------
 
@@ -296,6 +312,12 @@ class CalibrationCollection(MetricCollection):
         with self._synced():
             values: dict[str, Tensor] = super().compute()
         return values
+
+    def __getitem__(self, key: str, copy_state: bool = True) -> StreamingMetric[Any]:
+        """Return a member by its name."""
+        metric = super().__getitem__(key, copy_state)
+        assert isinstance(metric, StreamingMetric)  # add_metrics lets in no other
+        return metric
 
     def _members(self) -> list[StreamingMetric[Any]]:
         return [m for m in self._modules.values() if isinstance(m, StreamingMetric)]

@@ -15,8 +15,10 @@ try:
 except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
-from torchcalib.binned import BinTable
+from torchcalib.bins import BinTable
 from torchcalib.report import Report
+
+MEANS = ("confidence", "frequency", "gap", "ecd")
 
 _WIDTH = 110  # where output goes to a file or a pipe
 
@@ -69,14 +71,18 @@ def show(report: Report) -> None:
 
 def _bin_table(table: BinTable, title: str) -> Table:
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("bin", "n", "share", "confidence", "frequency", "gap", "ECD"):
+    for header in ("bin", "n", "share", *MEANS):
         drawn.add_column(header, justify="right", no_wrap=True)
-    columns = table.to_dict()
-    for low, high, n, *means in zip(*columns.values(), strict=True):
-        share, *rest = (f"{value:.4f}" for value in means)
-        gap = f"{means[3]:+.4f}"
-        cells = (share, *rest[:2], gap, rest[3]) if n else (share, "-", "-", "-", "-")
-        drawn.add_row(f"{low:.4f} - {high:.4f}", f"{n:,.10g}", *cells, style="" if n else "dim")
+    columns = {name: column.tolist() for name, column in table.to_dict().items()}
+    for k, n in enumerate(columns["n"]):
+        row = {name: column[k] for name, column in columns.items()}
+        means = (
+            [f"{row[name]:+.4f}" if name == "gap" else f"{row[name]:.4f}" for name in MEANS]
+            if n
+            else ["-"] * len(MEANS)
+        )
+        edges = f"{row['lower']:.4f} - {row['upper']:.4f}"
+        drawn.add_row(edges, f"{n:,.10g}", f"{row['share']:.4f}", *means, style="" if n else "dim")
     return drawn
 
 

@@ -12,10 +12,12 @@ from torchcalib.predictions.arguments import (
     Task,
     check_average,
     check_count,
+    check_flag,
+    check_task,
     count_of_outputs,
 )
 from torchcalib.predictions.canonical import Predictions
-from torchcalib.predictions.reading import InputFormat
+from torchcalib.predictions.reading import InputFormat, read_input
 from torchcalib.predictions.values import check_weights, read_priors
 
 __all__ = [
@@ -26,7 +28,10 @@ __all__ = [
     "Task",
     "check_average",
     "check_count",
+    "check_flag",
+    "check_task",
     "check_weights",
     "count_of_outputs",
+    "read_input",
     "read_priors",
 ]

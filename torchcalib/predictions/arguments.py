@@ -27,6 +27,18 @@ class InputOptions(TypedDict, total=False):
     validate_args: bool
 
 
+def check_task(task: object) -> None:
+    """Raise unless `task` is one of the three."""
+    if task not in TASKS:
+        raise ValueError(f"`task` must be one of {', '.join(map(repr, TASKS))}, got {task!r}.")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+
+
 def check_count(name: str, value: int, at_least: int = 1) -> None:
     """Raise unless `value` is an int of at least `at_least`."""
     if not is_int(value):

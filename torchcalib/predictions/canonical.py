@@ -31,7 +31,7 @@ class _once(Generic[T]):  # noqa: N801 - used as a decorator
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Predictions:
     """Checked predictions in canonical form. Made by `InputFormat.read`.
 
@@ -54,7 +54,7 @@ class Predictions:
     target: Tensor
     weights: Tensor | None
     n_invalid: Tensor | None
-    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_classes(self) -> int:
@@ -108,6 +108,11 @@ class Predictions:
         if self.task != "multiclass":
             return row_stats.binary_neg_entropy(*self.binary_log_probs)
         return row_stats.neg_entropy(self.probs, self.log_probs)
+
+    @_once
+    def ecd(self) -> Tensor:
+        """Entropic calibration difference per sample, in nats: cross entropy less the prediction's own entropy."""
+        return self.neg_entropy + self.cross_entropy
 
     @_once
     def squared_error(self) -> Tensor:

@@ -1,14 +1,16 @@
 """How raw tensors are read."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_stats
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions.arguments import TASKS, Task, check_count, is_int
+from torchcalib.predictions.arguments import InputOptions, Task, check_count, check_flag, check_task, is_int
 from torchcalib.predictions.canonical import Predictions
 from torchcalib.predictions.values import (
     SUM_TOLERANCE,
@@ -19,6 +21,8 @@ from torchcalib.predictions.values import (
     settle,
     weight_problem,
 )
+
+_OPTIONS = frozenset(InputOptions.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,9 @@ class InputFormat:
     hard_targets: bool = False
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"`task` must be one of {', '.join(map(repr, TASKS))}, got {self.task!r}.")
-        for name in ("from_logits", "validate_args"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
+        check_task(self.task)
+        check_flag("from_logits", self.from_logits)
+        check_flag("validate_args", self.validate_args)
         if not (self.ignore_index is None or is_int(self.ignore_index)):
             raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
         if not is_int(self.class_axis):
@@ -75,7 +77,7 @@ class InputFormat:
             TypeError: for a wrong dtype or a thing that is no tensor.
             ValueError: for a wrong shape or a bad value.
         """
-        self._check_kinds(preds, target, weights)
+        self.check(preds, target, weights)
         tolerances = SUM_TOLERANCE[preds.dtype], SUM_TOLERANCE.get(target.dtype, 0.0)
         preds, target, weights = self._shaped(preds, target, weights, batch_shape)
 
@@ -104,8 +106,13 @@ class InputFormat:
             preds = row_stats.spread_infinite_logits(preds)
         return Predictions(self.task, self.from_logits, preds, target, weights, n_invalid)
 
-    def _check_kinds(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
-        """Types, dtypes and devices."""
+    @property
+    def shareable(self) -> "InputFormat":
+        """The format without what it demands of input: two that are equal here read alike."""
+        return replace(self, num_classes=None, hard_targets=False)
+
+    def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
+        """Check types, dtypes, devices and what the metric demands, but no values; `read` does so first."""
         named = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
         for name, tensor in named.items():
             if not isinstance(tensor, Tensor):
@@ -126,6 +133,13 @@ class InputFormat:
                 f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
                 "Pass probabilities or logits; hard decisions carry no confidence."
             )
+        if self.num_classes is not None and preds.dim() and -preds.dim() <= self.class_axis < preds.dim():
+            n_classes = preds.shape[self.class_axis]
+            if self.task != "binary" and n_classes != self.num_classes:
+                raise ValueError(
+                    f"`preds` must have {self.num_classes} entries on its class axis ({self.class_axis}), got shape "
+                    f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
+                )
         if self.hard_targets and target.is_floating_point():
             raise TypeError(
                 f"`target` must be integer labels where `priors` are given, got {target.dtype}: a soft target "
@@ -178,11 +192,6 @@ class InputFormat:
         """Check C and the shape of `target`; return whether `target` has the class axis too."""
         what = "L" if self.task == "multilabel" else "C"
         n_classes = preds.shape[self.class_axis]
-        if n_classes != (self.num_classes or n_classes):
-            raise ValueError(
-                f"`preds` must have {self.num_classes} entries on its class axis ({self.class_axis}), got shape "
-                f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
-            )
         if n_classes < 2 and self.task == "multiclass":
             raise ValueError(
                 f"`preds` must have at least 2 classes, got shape {tuple(preds.shape)}. "
@@ -229,3 +238,13 @@ class InputFormat:
         if target.is_floating_point():
             return problems + probability_problems("target", target, per_class, target_tolerance)
         return [*problems, label_problem(target, preds.shape[-1] if per_class else 2)]
+
+
+def read_input(
+    task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, hard_targets: bool = False
+) -> Predictions:
+    """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
+    if unknown := sorted(options.keys() - _OPTIONS):
+        raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
+    named = {name: value for name, value in options.items() if name != "weights"}
+    return InputFormat(task, hard_targets=hard_targets, **named).read(preds, target, options.get("weights"))

@@ -26,7 +26,9 @@ def look(flag: Tensor) -> bool | None:
         return None
     try:
         return bool(flag)
-    except RuntimeError:  # vmap refuses to branch on values, and has no public way to ask beforehand
+    except RuntimeError as error:  # vmap refuses to branch on values, and has no public way to ask beforehand
+        if "vmap" not in str(error):
+            raise
         return None
 
 
@@ -58,7 +60,8 @@ def settle(
 def _found(rows: Tensor, values: Tensor) -> str:
     """Describe the first broken row: '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
-    return f"{first.detach().cpu().numpy()} ({int(rows.sum())} of {rows.numel()} rows)"  # numpy: its shortest digits
+    shortest = str(first.detach().cpu().numpy()[()])  # digits that tell the value from its neighbours, and no more
+    return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 
 def _nan_problem(name: str, values: Tensor) -> Problem:

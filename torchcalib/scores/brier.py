@@ -1,7 +1,7 @@
 """Brier score, and normalised Brier score."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor
 
@@ -11,12 +11,18 @@ from torchcalib.predictions import (
     Predictions,
     Task,
 )
-from torchcalib.scores.engine import Normalize, Score, ScoreMetric, evaluate, per_sample
+from torchcalib.scores.engine import Score, ScoreMetric, evaluate, per_sample
 from torchcalib.statistics import ScoreSum
+
+Normalize = Literal["prior", "classes"]
 
 
 def _brier(p: Predictions) -> Tensor:
     return p.squared_error
+
+
+def _brier_over_classes(p: Predictions) -> Tensor:
+    return p.squared_error / p.num_classes if p.task == "multiclass" else p.squared_error
 
 
 def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
@@ -25,7 +31,8 @@ def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
     return both if task == "multiclass" else both / 2
 
 
-_BRIER = Score(_brier, _brier_of_prior, ("prior", "classes"))
+_BRIER = Score(_brier, _brier_of_prior, normalizable=True)
+_BRIER_OVER_CLASSES = Score(_brier_over_classes, _brier_of_prior)
 
 
 def brier_score(
@@ -47,8 +54,8 @@ def brier_score(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets, as for `nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        normalize: `"classes"` divides the multi-class sum by C; `"prior"` divides by the same score of always
-            predicting the class priors (NBS): 1 is what that naive predictor gets. None rescales nothing.
+        normalize: `"classes"` divides the multi-class sum by C (the binary score is that already); `"prior"` divides by
+            the same score of always predicting the class priors (NBS): 1 is what that naive predictor gets.
         priors: class priors that the score is reported for, as for `nll`.
         average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
         **options: see `torchcalib.InputOptions`.
@@ -70,7 +77,8 @@ def brier_score(
         >>> brier_score(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.0467)
     """
-    return evaluate(_BRIER, preds, target, task=task, normalize=normalize, priors=priors, average=average, **options)
+    score, normalize = (_BRIER_OVER_CLASSES, None) if normalize == "classes" else (_BRIER, normalize)
+    return evaluate(score, preds, target, options, task=task, normalize=normalize, priors=priors, average=average)
 
 
 def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> Tensor:
@@ -84,7 +92,7 @@ def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Un
         >>> brier_per_sample(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]), task="multiclass")
         tensor([0.5000, 2.0000])
     """
-    return per_sample(_BRIER, preds, target, task, **options)
+    return per_sample(_BRIER, preds, target, task, options)
 
 
 class Brier(ScoreMetric):
@@ -102,3 +110,9 @@ class Brier(ScoreMetric):
     unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
     question = "how far were the probabilities from what happened"
     source = "Sumler et al., An Entropic Metric, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9"
+
+    def __init__(self, *, normalize: Normalize | None = None, **options: Any) -> None:
+        if normalize == "classes":
+            super().__init__(score=_BRIER_OVER_CLASSES, **options)
+        else:
+            super().__init__(normalize=normalize, **options)

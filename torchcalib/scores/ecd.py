@@ -1,7 +1,7 @@
 """Entropic calibration difference."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ from torchcalib.predictions import (
     Task,
 )
 from torchcalib.scores.engine import Score, ScoreMetric, evaluate, per_sample
-from torchcalib.scores.gaussian import ecd_of_distribution, mean_over_samples
+from torchcalib.scores.gaussian import ecd_of_distribution, mean_over_samples, without_absent
 from torchcalib.statistics import ScoreSum
 
 
 def _ecd(p: Predictions) -> Tensor:
-    return p.neg_entropy + p.cross_entropy
+    return p.ecd
 
 
 def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
@@ -61,7 +61,7 @@ def ecd(
         TypeError, ValueError: for bad input; the message says what must hold.
 
     Gradient:
-        Everywhere; 0 for a sample whose score is infinite.
+        Everywhere and finite, but for distributions, which have their own.
 
     Source:
         [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
@@ -74,13 +74,9 @@ def ecd(
         tensor(1.7500)
     """
     if isinstance(preds, Distribution):
-        if task is not None or priors is not None or average != "macro" or options.keys() - {"weights"}:
-            raise ValueError(
-                "`task`, `priors`, `average` and input options but `weights` must be left out for a torch "
-                f"Distribution, got task={task!r} and {sorted(options)}. It says itself how values are read."
-            )
+        _check_left_out(task=task, priors=priors, average=None if average == "macro" else average, **options)
         return mean_over_samples(ecd_of_distribution(preds, target), options.get("weights"))
-    return evaluate(_ECD, preds, target, task=_required(task), priors=priors, average=average, **options)
+    return evaluate(_ECD, preds, target, options, task=_required(task), normalize=None, priors=priors, average=average)
 
 
 def ecd_per_sample(
@@ -100,8 +96,17 @@ def ecd_per_sample(
         tensor([0., inf, 0.])
     """
     if isinstance(preds, Distribution):
-        return ecd_of_distribution(preds, target)
-    return per_sample(_ECD, preds, target, _required(task), **options)
+        _check_left_out(task=task, **options)
+        return without_absent(ecd_of_distribution(preds, target), options.get("weights"))
+    return per_sample(_ECD, preds, target, _required(task), options)
+
+
+def _check_left_out(**given: Any) -> None:
+    if wrong := sorted(name for name, value in given.items() if value is not None and name != "weights"):
+        raise ValueError(
+            f"`{wrong[0]}` must be left out for a torch Distribution, got {given[wrong[0]]!r}. "
+            "It says itself how values are read; only `weights` mean something."
+        )
 
 
 def _required(task: Task | None) -> Task:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,25 +11,30 @@ from torchcalib.kernels.row_stats import xmul
 from torchcalib.predictions import (
     Average,
     InputFormat,
-    Predictions,
+    InputOptions,
     Task,
     check_average,
     count_of_outputs,
+    read_input,
     read_priors,
 )
-from torchcalib.reductions import top_label
-from torchcalib.statistics import ScoreRecipe, ScoreSum
+from torchcalib.statistics import ScoreRecipe, ScoreSum, known
 from torchcalib.streaming import StreamingMetric
-
-Normalize = Literal["prior", "classes"]
 
 
 class Score(NamedTuple):
-    """A per-sample score, and its mean for one who always predicts the class priors."""
+    """A per-sample score, and its mean for one who always predicts the class priors.
+
+    Attributes:
+        per_sample: predictions (and `arguments`) to scores `(..., N)`.
+        of_prior: sums by class, class priors and task to the mean score of predicting those priors.
+        normalizable: whether a share of `of_prior` means something.
+        arguments: further arguments of `per_sample`.
+    """
 
     per_sample: Callable[..., Tensor]
     of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
-    normalizations: tuple[Normalize, ...] = ()
+    normalizable: bool = False
     arguments: tuple[float | None, ...] = ()
 
     def recipe(self, by_class: bool) -> ScoreRecipe:
@@ -37,25 +42,24 @@ class Score(NamedTuple):
         return ScoreRecipe(self.per_sample, self.arguments, by_class)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreReading:
     """From sums of a score to its value: the mean, over samples or with the classes at given priors, normalised.
 
-    The only place where the options of a reading are checked.
+    Attributes:
+        priors: checked class priors `(..., C)`, or None for those of the data.
     """
 
     score: Score
     task: Task
-    normalize: Normalize | None = None
-    priors: Tensor | Sequence[float] | None = None
+    normalize: Literal["prior"] | None = None
+    priors: Tensor | None = None
     average: Average | None = "macro"
 
     def __post_init__(self) -> None:
-        if self.normalize not in (None, *self.score.normalizations):
-            offered = ", ".join(map(repr, self.score.normalizations))
-            raise ValueError(f"`normalize` must be None{' or ' * bool(offered)}{offered}, got {self.normalize!r}.")
-        if self.priors is not None and self.task != "multiclass":
-            read_priors(self.priors, 2)
+        if self.normalize not in (None, "prior") or (self.normalize and not self.score.normalizable):
+            offered = " or 'prior'" if self.score.normalizable else ""
+            raise ValueError(f"`normalize` must be None{offered}, got {self.normalize!r}.")
         check_average(self.average, self.task == "multilabel")
 
     @property
@@ -68,10 +72,8 @@ class ScoreReading:
         value = s.score.sum(-1) / s.total
         if self.priors is not None:
             value = xmul(self._class_priors(s), s.score / s.n).sum(-1)
-        if self.normalize == "prior":
+        if self.normalize is not None:
             value = value / self.score.of_prior(s, self._class_priors(s), self.task)
-        elif self.normalize == "classes" and self.task == "multiclass":
-            value = value / s.n.shape[-1]
         return self._averaged(value)
 
     def of_prior(self, s: ScoreSum) -> Tensor:
@@ -79,7 +81,7 @@ class ScoreReading:
         return self._averaged(self.score.of_prior(s, self._class_priors(s), self.task))
 
     def _class_priors(self, s: ScoreSum) -> Tensor:
-        return s.share if self.priors is None else read_priors(self.priors, s.n.shape[-1]).to(s.sums)
+        return s.share if self.priors is None else self.priors.to(s.sums)
 
     def _averaged(self, value: Tensor) -> Tensor:
         return value.mean(-1) if self.task == "multilabel" and self.average else value
@@ -89,30 +91,23 @@ def evaluate(
     score: Score,
     preds: Tensor,
     target: Tensor,
+    options: InputOptions,
     *,
     task: Task,
-    normalize: Normalize | None = None,
-    priors: Tensor | Sequence[float] | None = None,
-    average: Average | None = "macro",
-    weights: Tensor | None = None,
-    **options: Any,
+    normalize: Literal["prior"] | None,
+    priors: Tensor | Sequence[float] | None,
+    average: Average | None,
 ) -> Tensor:
     """Read the input, sum the score over it, and read the value."""
-    reading = ScoreReading(score, task, normalize, priors, average)
-    p = InputFormat(task, hard_targets=priors is not None, **options).read(preds, target, weights)
+    p = read_input(task, preds, target, options, hard_targets=priors is not None)
+    checked = None if priors is None else read_priors(priors, p.num_classes)
+    reading = ScoreReading(score, task, normalize, checked, average)
     return reading.read(score.recipe(reading.by_class).of(p)).to(p.dtype)
 
 
-def per_sample(
-    score: Score,
-    preds: Tensor,
-    target: Tensor,
-    task: Task,
-    weights: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
+def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
     """Return the score of every sample, NaN where a row is left out."""
-    p = InputFormat(task, **options).read(preds, target, weights)
+    p = read_input(task, preds, target, options)
     scores = score.per_sample(p, *score.arguments)
     if p.weights is not None:
         scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
@@ -122,7 +117,7 @@ def per_sample(
 class ScoreMetric(StreamingMetric[ScoreSum]):
     """Mean of a per-sample score over a stream.
 
-    The state is 3 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
+    The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
@@ -131,10 +126,12 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         from_logits, ignore_index, class_axis, validate_args: see `torchcalib.InputOptions`.
         normalize, priors, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
+        score: another score than the class's own.
+        keep_classes: keep the classes apart even where the value does not ask for it.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
-    score: ClassVar[Score]
+    score: Score
 
     def __init__(
         self,
@@ -143,29 +140,34 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         num_classes: int | None = None,
         num_labels: int | None = None,
         from_logits: bool = False,
-        normalize: Normalize | None = None,
+        normalize: Literal["prior"] | None = None,
         priors: Tensor | Sequence[float] | None = None,
         average: Average | None = "macro",
         ignore_index: int | None = None,
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
+        score: Score | None = None,
+        keep_classes: bool = False,
         **kwargs: Any,
     ) -> None:
+        if score is not None:
+            self.score = score
+        n_outputs = count_of_outputs(task, num_classes, num_labels)
+        if priors is not None:
+            priors = read_priors(priors, known("num_classes", n_outputs) if task == "multiclass" else 2)
         reading = ScoreReading(self.score, task, normalize, priors, average)
-        if priors is not None and num_classes is not None:
-            read_priors(priors, num_classes)
         super().__init__(
             InputFormat(
                 task,
                 from_logits=from_logits,
                 ignore_index=ignore_index,
                 class_axis=class_axis,
-                num_classes=count_of_outputs(task, num_classes, num_labels),
+                num_classes=n_outputs,
                 validate_args=validate_args,
                 hard_targets=priors is not None,
             ),
-            self.score.recipe(reading.by_class),
+            self.score.recipe(reading.by_class or keep_classes),
             batch_shape,
             **kwargs,
         )
@@ -173,15 +175,3 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
 
     def _value(self, statistic: ScoreSum) -> Tensor:
         return self.reading.read(statistic)
-
-
-def _hit(p: Predictions) -> Tensor:
-    return top_label(p).outcome
-
-
-def _largest(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
-    return priors.amax(-1)
-
-
-ACCURACY = Score(_hit, _largest)
-"""How often the most probable class is the true one (for soft targets its share of votes)."""

@@ -6,6 +6,7 @@ from torch.distributions import Distribution, Independent, MultivariateNormal, N
 
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import check_weights
+from torchcalib.statistics import weighted
 
 
 def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
@@ -28,6 +29,13 @@ def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
         >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
         tensor([0., 4.])
     """
+    expected = distribution.batch_shape + distribution.event_shape
+    if value.shape[-len(distribution.event_shape) or value.dim() :] != distribution.event_shape or (
+        value.shape != expected and distribution.batch_shape != ()
+    ):
+        raise ValueError(
+            f"`value` must have the distribution's batch and event shape {tuple(expected)}, got {tuple(value.shape)}."
+        )
     if isinstance(distribution, Independent):
         per_part = nees_per_sample(distribution.base_dist, value)
         event_axes = tuple(range(-distribution.reinterpreted_batch_ndims, 0))
@@ -77,8 +85,13 @@ def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = 
 def mean_over_samples(scores: Tensor, weights: Tensor | None) -> Tensor:
     """Return the weighted mean over the last axis, in the dtype of `scores`; a scalar is its own mean."""
     scores = scores if scores.dim() else scores.unsqueeze(-1)
-    wide = scores.to(wide_dtype(scores.device))
+    wide = wide_dtype(scores.device)
     if weights is None:
-        return wide.mean(-1).to(scores.dtype)
+        return scores.to(wide).mean(-1).to(scores.dtype)
     weights = check_weights(weights, scores.shape)
-    return ((wide * weights).masked_fill(weights == 0, 0).sum(-1) / weights.sum(-1)).to(scores.dtype)
+    return (weighted(scores, weights, wide).sum(-1) / weights.sum(-1)).to(scores.dtype)
+
+
+def without_absent(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the scores with NaN where the weight is 0."""
+    return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

@@ -25,9 +25,9 @@ def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
 
 
 def _nll_score(eps: float | None = None) -> Score:
-    if eps is not None and not 0 < eps < 1:
+    if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
         raise ValueError(f"`eps` must be in (0, 1) or None, got {eps!r}.")
-    return Score(_nll, _entropy, ("prior",), (eps,))
+    return Score(_nll, _entropy, normalizable=True, arguments=(eps,))
 
 
 def nll(
@@ -66,7 +66,7 @@ def nll(
         TypeError, ValueError: for bad input; the message says what must hold.
 
     Gradient:
-        Everywhere; 0 for a sample whose score is infinite.
+        Everywhere and finite; where the score is infinite it is 0 in probabilities, and q - t in logits.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 8; NCE sec. 2.2; priors app. A, eq. 36-37.
@@ -79,14 +79,7 @@ def nll(
         tensor(200.)
     """
     return evaluate(
-        _nll_score(eps),
-        preds,
-        target,
-        task=task,
-        normalize=normalize,
-        priors=priors,
-        average=average,
-        **options,
+        _nll_score(eps), preds, target, options, task=task, normalize=normalize, priors=priors, average=average
     )
 
 
@@ -104,7 +97,7 @@ def nll_per_sample(
         >>> nll_per_sample(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary")
         tensor([0.0000, 0.6931])
     """
-    return per_sample(_nll_score(eps), preds, target, task, **options)
+    return per_sample(_nll_score(eps), preds, target, task, options)
 
 
 class NLL(ScoreMetric):
@@ -124,5 +117,4 @@ class NLL(ScoreMetric):
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
 
     def __init__(self, *, eps: float | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.recipe = _nll_score(eps).recipe(self.reading.by_class)
+        super().__init__(score=_nll_score(eps), **options)

@@ -1,0 +1,111 @@
+"""Readings of bins, whatever bins they are: the errors, and the table of the bins themselves.
+
+A binned error is one line over `BinStats`; class-wise, batched and weighted values come out of the same line.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcalib.statistics import BinStats
+
+
+def ece_from_bins(b: BinStats) -> Tensor:
+    """Expected calibration error: sum share |gap|."""
+    return (b.share * b.gap.abs()).sum(-1)
+
+
+def esce_from_bins(b: BinStats) -> Tensor:
+    """Expected signed calibration error: sum share gap."""
+    return (b.share * b.gap).sum(-1)
+
+
+def mce_from_bins(b: BinStats) -> Tensor:
+    """Maximum calibration error: max |gap| over bins that hold data."""
+    return b.gap.abs().amax(-1)
+
+
+def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
+    """Root mean squared calibration error: sqrt(sum share gap^2); see `rmsce` for `debiased`."""
+    square = b.gap.square()
+    if debiased:
+        few = b.n < 2
+        variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
+        square = square - variance.masked_fill(few, 0)
+    total = (b.share * square).sum(-1).clamp(min=0)
+    zero = total == 0  # where the slope of the root is infinite, and of no use
+    return total.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
+def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
+    """Return the edges `i / n_bins` of equal-width bins, `(n_bins + 1,)`."""
+    return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BinTable:
+    """What every bin holds. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
+
+    Attributes:
+        lower, upper: edges of the bin.
+        n: sum of weights: the number of samples where all weights are 1.
+        share: n / N.
+        confidence: mean confidence.
+        frequency: mean outcome.
+        gap: frequency - confidence; positive is under-confident, for confidences above 0.5.
+        ecd: mean entropic calibration difference, in nats.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    n: Tensor
+    share: Tensor
+    confidence: Tensor
+    frequency: Tensor
+    gap: Tensor
+    ecd: Tensor
+
+    @classmethod
+    def of(cls, b: BinStats, edges: Tensor) -> Self:
+        """Read the table of bins between `edges (..., B + 1)`. Bins without sums of ECD have NaN there."""
+        lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
+        return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd)
+
+    def mean(self, column: str) -> Tensor:
+        """Mean of a column over all samples `(...)`, such as the mean confidence; NaN without data."""
+        means: Tensor = getattr(self, column)
+        return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
+
+    def __getitem__(self, index: Any) -> Self:
+        """Index the batch axes: `table[k]` is the table of class k."""
+        if self.n.dim() < 2:
+            raise IndexError("a table of one series has no batch axis to index")
+        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def to_dict(self) -> dict[str, NDArray[np.float64]]:
+        """Return the columns as numpy arrays `(..., B)`."""
+        return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        if self.n.dim() > 1:
+            return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
+        names = [field.name for field in fields(self)]
+        lines = ["".join(f"{name:>12}" for name in names)]
+        for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
+            cells = dict(zip(names, row, strict=True))
+            empty = cells["n"] == 0
+            lines.append("".join(f"{_cell(name, cells[name], empty):>12}" for name in names))
+        return "\n".join(lines)
+
+
+def _cell(name: str, value: float, empty: bool) -> str:
+    if empty and name not in ("lower", "upper", "n", "share"):
+        return "-"
+    return f"{value:.10g}" if name == "n" else f"{value:.4f}"
