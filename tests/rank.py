@@ -3,6 +3,7 @@
 import datetime
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import CASES
@@ -48,11 +49,21 @@ def a_rank_goes_on_after_a_sync(rank, world):
         close(metric.compute(), torch.tensor(0.25, dtype=torch.float64))
     assert metric.bin_table().n.sum() == 2 * sum(r + 1 for r in range(world))
     assert metric.state[1:].reshape(metric.sums_shape)[0].sum() == 2 * (rank + 1), "own state is not restored"
+    metric.compute()  # from its cache, on every rank or on one
     if rank == 0:
-        metric.update(torch.tensor([0.75]), torch.tensor([0]))
-    # the other ranks have a cached value; they must take part in the sync all the same
-    n = 2 * sum(r + 1 for r in range(world))
-    close(metric.compute(), torch.tensor(abs(n / (n + 1) - 0.75), dtype=torch.float64))
+        metric.compute()
+    dist.barrier()
+
+
+def ranks_that_sync_different_things_are_told(rank, world):
+    ece, mce = tc.ECE(task="binary", n_bins=5), tc.ECE(task="binary", n_bins=5, right=True)
+    for metric in (ece, mce):
+        metric.update(torch.tensor([0.25]), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="all ranks must sync the same metrics"):
+        (ece if rank == 0 else mce).compute()
+    assert not ece._is_synced
+    assert not mce._is_synced
+    close(ece.compute(), torch.tensor(0.75, dtype=torch.float64))
 
 
 def a_collection_syncs_once(rank, world):
@@ -108,6 +119,7 @@ def main(rank, world, path):
     torch.set_num_threads(1)
     every_metric_agrees_with_one_process(rank, world)
     a_rank_goes_on_after_a_sync(rank, world)
+    ranks_that_sync_different_things_are_told(rank, world)
     a_collection_syncs_once(rank, world)
     a_sum_over_a_subgroup_is_the_subgroups(rank, world)
     forward_synced_on_step_and_a_gather_of_ones_own(rank, world)

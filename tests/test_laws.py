@@ -80,6 +80,20 @@ def test_law_streamed_in_pieces_is_one_call(case):
     close(metric.compute(), case.call(preds, target, weights=weights))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_law_batch_size_and_memory_layout_change_nothing(case, dtype):
+    """One row at a time, all at once, and strided: vectorised and scalar code differ in the last digit of a float32."""
+    preds, target = case.data(n=67, dtype=dtype, seed=8)
+    whole, single = case.metric(), case.metric()
+    whole.update(preds, target)
+    for k in range(67):
+        single.update(preds[k : k + 1], target[k : k + 1])
+    close(single.compute(), whole.compute())
+    strided = case.metric()
+    strided.update(torch.stack([preds, preds], 1)[:, 0], target)
+    close(strided.compute(), whole.compute())
+
+
 def test_law_merged_is_one_call(case):
     preds, target = case.data(n=41)
     one, other = case.metric(), case.metric()

@@ -241,6 +241,37 @@ def test_demo_shows_over_confidence_grow(tmp_path, capsys):
     assert f"{value:.6f}" in again
 
 
+def test_command_writes_its_files_whatever_becomes_of_its_output(tmp_path):
+    path, out = tmp_path / "a \x1b[31m.npz", tmp_path / "out"
+    np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]), **{"\x1b]0;owned\x07": np.zeros(2)})
+    for ending in ("| head -c 1", ">&-", "> /dev/full", ""):
+        command = f"{sys.executable} -m torchcalib report '{path}' --out '{out}' {ending}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+        assert (out / "report.html").is_file(), ending
+        (out / "report.html").unlink()
+
+
+def test_command_says_in_which_rows_a_bad_value_is(tmp_path, capsys, monkeypatch):
+    probs = np.full(50, 0.5)
+    probs[37] = 1.5
+    np.savez(tmp_path / "a.npz", probs=probs, targets=np.zeros(50, np.int64))
+    monkeypatch.setattr("torchcalib.cli._PIECE_BYTES", 80)
+    assert main(["report", str(tmp_path / "a.npz")]) == 2
+    assert "in rows 31 to 40: `preds` must be probabilities in [0, 1], got 1.5" in capsys.readouterr().err
+
+
+def test_the_sentence_does_not_take_importance_weights_for_samples():
+    p, y = torch.full((10_000,), 0.9), (torch.arange(10_000) % 10 < 7).long()
+    for scale in (1e-4, 1.0, 1e4):
+        said = tc.report(p, y, task="binary", weights=torch.full((10_000,), scale)).sentence
+        assert "badly too high" in said
+        assert "chance alone would show about 0.0024" in said
+    counts = tc.report(p[:10], y[:10], task="binary", weights=torch.full((10,), 1000)).sentence
+    assert "chance alone would show about 0.0024" in counts
+
+
 def test_version_is_printed(capsys):
     with pytest.raises(SystemExit) as left:
         main(["--version"])

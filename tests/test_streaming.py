@@ -30,7 +30,7 @@ def test_metric_contract(one):
     assert isinstance(hash(metric), int)
     assert one.task in repr(metric)
     metric.persistent(True)
-    assert set(metric.state_dict()) == {"state"}
+    assert set(metric.state_dict()) == {metric.state_name}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_state_is_constant_in_the_number_of_samples(one):
     for seed in range(3):
         metric.update(*one.data(n=2000, seed=seed))
     assert len(pickle.dumps(metric.metric_state)) == size
-    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == ["state"]
+    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == [metric.state_name]
 
 
 def test_inference_mode_reset_and_use_afterwards(one):
@@ -207,6 +207,30 @@ def test_members_whose_states_agree_by_chance_are_never_joined():
     assert metrics["all"].update_count == 1
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: tc.NLL(task="binary", eps=1e-3), lambda: tc.NLL(task="binary")),
+        (lambda: tc.ECE(task="binary"), lambda: tc.ECE(task="binary", right=True)),
+        (lambda: tc.ECE(task="binary", ignore_index=-1), lambda: tc.ECE(task="binary", ignore_index=-2)),
+    ],
+)
+def test_compute_groups_of_torchmetrics_join_only_what_counts_the_same(one, other):
+    """After the first batch all of these have equal states."""
+    metrics = MetricCollection({"one": one(), "other": other(), "same": one()})
+    metrics.update(torch.tensor([0.5, 0.6]), torch.tensor([0, 1]))
+    assert sorted(map(sorted, metrics.compute_groups.values())) == [["one", "same"], ["other"]]
+
+
+def test_joined_metrics_go_on_together():
+    metrics = MetricCollection([tc.ECE(task="binary"), tc.MCE(task="binary")])
+    for _ in range(3):
+        metrics.update(P, Y)
+    assert len(metrics.compute_groups) == 1
+    for name, function in (("ECE", tc.ece), ("MCE", tc.mce)):
+        torch.testing.assert_close(metrics.compute()[name], function(P, Y, task="binary").double())
+
+
 def test_collection_gradient_reaches_the_predictions():
     metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary")])
     leaf = P.clone().requires_grad_()
@@ -271,8 +295,8 @@ def test_merge_takes_a_dict_of_state_and_refuses_others():
     other.update(P[2:], Y[2:])
     metric.merge_state(other.metric_state)
     torch.testing.assert_close(metric.compute(), tc.ece(P, Y, task="binary").double())
-    for wrong in ({}, {"state": torch.zeros(3)}, {"sums": other.state}):
-        with pytest.raises(ValueError, match="state must hold `state`, a tensor of shape"):
+    for wrong in ({}, {other.state_name: torch.zeros(3)}, {"sums": other.state}):
+        with pytest.raises(ValueError, match="state must hold `sums_"):
             metric.merge_state(wrong)
 
 
@@ -302,8 +326,15 @@ def test_a_saved_state_goes_on_where_it_was_and_one_of_another_size_is_refused()
     other = tc.ECE(task="binary")
     other.load_state_dict(saved)
     torch.testing.assert_close(other.statistic().sums, metric.statistic().sums)
-    with pytest.raises(ValueError, match=r"state must hold `state`, a tensor of shape \(10,\), got .*\(46,\)"):
-        tc.ECE(task="binary", n_bins=3).load_state_dict(saved)
+    assert other.compute() == metric.compute()
+    other.update(P, 1 - Y)
+    other.compute()
+    other.load_state_dict({name: value.bfloat16() for name, value in saved.items()})
+    assert other.state.dtype == torch.float64
+    torch.testing.assert_close(other.compute(), metric.compute(), rtol=1e-2, atol=0)
+    for wrong in (tc.ECE(task="binary", n_bins=3), tc.ECE(task="binary", right=True), tc.ECE(task="multiclass")):
+        with pytest.raises(ValueError, match=r"state must hold `sums_\w+`, a tensor of shape .* got .*\(46,\)"):
+            wrong.load_state_dict(saved)
 
 
 def test_repr_says_what_the_state_depends_on():

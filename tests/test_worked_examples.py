@@ -313,3 +313,29 @@ def test_closed_form_infinite_score_stays_in_its_class():
     assert tc.nll(preds, target, task="binary").item() == math.inf
     assert tc.nll(preds, target, task="binary", priors=[1.0, 0.0]).item() == pytest.approx(math.log(2))
     assert tc.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
+
+
+def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch():
+    """A float32 sigmoid of this logit lies on either side of 0.55, by how the code for it is vectorised."""
+    z = torch.full((1024,), 0.20067058503627777)
+    z = torch.cat([z, z + 0.05])
+    y = (torch.arange(2048) >= 1024).long()
+    given = {"task": "binary", "from_logits": True, "n_bins": 20}
+    whole = tc.ece(z, y, **given)
+    assert tc.ece(torch.stack([z, z], 1)[:, 0], y, **given) == whole
+    metric = tc.ECE(**given)
+    for k in range(0, 2048, 5):
+        metric.update(z[k : k + 5], y[k : k + 5])
+    assert metric.compute().item() == pytest.approx(whole.item(), abs=1e-7)
+
+
+def test_closed_form_an_8_bit_label_is_not_an_ignored_one():
+    rows = torch.full((3, 200), 1 / 200)
+    labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 in 8 bits
+    assert not tc.nll_per_sample(rows, labels, task="multiclass", ignore_index=-100).isnan().any()
+
+
+def test_closed_form_large_and_small_weights_scale_nothing():
+    for scale in (1e-140, 1e140):
+        weighted = tc.ece(ITEMS, LABELS, task="binary", n_bins=3, weights=torch.full((10,), scale, dtype=F64))
+        assert weighted.item() == pytest.approx(0.241, abs=1e-12)

@@ -45,7 +45,7 @@ class BinReading:
 
     def __post_init__(self) -> None:
         check_task(self.task)
-        check_count("n_bins", self.n_bins)
+        check_count("n_bins", self.n_bins, at_most=2**20)  # edges are exact to the last digit up to here
         check_flag("right", self.right)
         check_average(self.average, resolve_reduction(self.task, self.reduction) == "classwise")
 

@@ -4,6 +4,7 @@ Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 
 """
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -22,16 +23,22 @@ _PIECE_BYTES = 4 * 2**20
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 2 for input that cannot be used."""
     arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show must not lose the report
     try:
         arguments.run(arguments)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        sys.stderr.close()
     except KeyboardInterrupt:
         return 130
-    except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        print(f"torchcalib: error: {_as_options(str(error)) or type(error).__name__}", file=sys.stderr)  # noqa: T201
-        return 2
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        return _failed(str(error) or type(error).__name__)
+    except Exception as error:  # too large a number, no memory: whatever it is, it is one line
+        return _failed(f"{type(error).__name__}: {error}")
     return 0
+
+
+def _failed(message: str) -> int:
+    print(f"torchcalib: error: {_as_options(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
+    return 2
 
 
 def _as_options(message: str) -> str:
@@ -99,7 +106,7 @@ def _report(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         from torchcalib import html
 
-        _check_folder(arguments.out)
+        _make_folder(arguments.out)
     check_count("n_bins", arguments.n_bins)
     files = open_predictions(
         arguments.files,
@@ -117,37 +124,43 @@ def _report(arguments: argparse.Namespace) -> None:
         ignore_index=arguments.ignore_index,
     )
     with terminal.progress(files.n_rows, f"reading {files.paths[0].name}") as advance:
+        first = 1
         for preds, target, weights in files.chunks(_PIECE_BYTES):
-            builder.update(preds, target, weights=weights)
+            try:
+                builder.update(preds, target, weights=weights)
+            except ValueError as error:
+                raise ValueError(f"in rows {first:,} to {first + len(preds) - 1:,}: {error}") from error
+            first += len(preds)
             advance(len(preds))
     finished = builder.report(source=_source(files))
+    paths = () if arguments.out is None else html.save_report(finished, arguments.out)  # before anything is printed
     terminal.show(finished)
-    if arguments.out is not None:
-        terminal.show_paths(html.save_report(finished, arguments.out))
+    terminal.show_paths(paths)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
     from torchcalib import demo, html, terminal
 
     check_count("epochs", arguments.epochs)
-    _check_folder(arguments.out)
+    _make_folder(arguments.out)
     run = demo.Demo(arguments.seed)
     terminal.show_epochs(run.epochs(arguments.epochs), title="Validation, epoch by epoch")
     finished: Report = run.report()
+    paths = (*html.save_report(finished, arguments.out), run.save_predictions(Path(arguments.out)))
     terminal.show(finished)
-    predictions = run.save_predictions(Path(arguments.out))
-    terminal.show_paths((*html.save_report(finished, arguments.out), predictions))
+    terminal.show_paths(paths)
 
 
-def _check_folder(out: str) -> None:
-    """Find out before the work is done."""
-    if Path(out).exists() and not Path(out).is_dir():
-        raise ValueError(f"`--out` must be a folder, got the file {out}. Name another folder.")
+def _make_folder(out: str) -> None:
+    """Find out before the work is done whether there is a place for it."""
+    if not out or (Path(out).exists() and not Path(out).is_dir()):
+        raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
+    Path(out).mkdir(parents=True, exist_ok=True)
 
 
 def _source(files: PredictionFiles) -> dict[str, Any]:
     """What was read, for people."""
-    return {
+    source = {
         "files": [str(path) for path in files.paths],
         "format": files.format,
         "predictions": f"{files.preds_name}, read as {'logits' if files.from_logits else 'probabilities'}",
@@ -157,3 +170,12 @@ def _source(files: PredictionFiles) -> dict[str, Any]:
         "dtype": files.dtype,
         "not used": list(files.ignored),
     }
+    return {
+        name: [_printable(v) for v in value] if isinstance(value, list) else _printable(value)
+        for name, value in source.items()
+    }
+
+
+def _printable(value: Any) -> Any:
+    """Names come out of files, and what is printed must not steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else value

@@ -48,7 +48,7 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
         top = p.values.argmax(-1, keepdim=True)
         confidence = p.probs.gather(-1, top)
         outcome = p.target.gather(-1, top) if p.soft else p.target.unsqueeze(-1) == top
-        confidence, outcome = confidence.squeeze(-1), outcome.squeeze(-1).to(p.dtype)
+        confidence, outcome = confidence.squeeze(-1), outcome.squeeze(-1).to(confidence.dtype)
     else:
         claims_one = p.values > (0 if p.from_logits else 0.5)  # on a tie class 0, the first, is claimed
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(claims_one, p.values, 1 - p.values)
@@ -63,7 +63,7 @@ def classwise(p: Predictions, with_ecd: bool = False) -> Events:
     one_hot = p.target if p.soft else _one_hot(p.target, p.num_classes, p.dtype)
     ecd = None
     if with_ecd:
-        log_q, log_rest = row_stats.one_vs_rest_log_probs(p.probs, p.log_probs)
+        log_q, log_rest = row_stats.one_vs_rest_log_probs(p.probs, p.log_probs.to(p.probs.dtype))
         ecd = row_stats.binary_neg_entropy(log_q, log_rest) + row_stats.binary_cross_entropy(log_q, log_rest, one_hot)
         ecd = ecd.transpose(-1, -2)
     weights = None if p.weights is None else p.weights.unsqueeze(-2)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from torchcalib._version import __version__
 from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric, BinReading
 from torchcalib.bins import BinTable, ece_from_bins, equal_width_edges, rmsce_from_bins
-from torchcalib.predictions import InputFormat, InputOptions, Task
+from torchcalib.predictions import InputFormat, InputOptions, Task, check_count
 from torchcalib.reductions import Reduction, reductions_of
 from torchcalib.scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
 from torchcalib.statistics import BinStats, ScoreSum
@@ -24,6 +25,8 @@ from torchcalib.streaming import CalibrationCollection, StreamingMetric
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)
 """What a report holds, in its order. A line is made of a metric's identity card."""
+
+_MOST_BINS = 1000  # more can neither be drawn nor read
 
 GROUPS: dict[Reduction, str] = {
     "positive_class": "positive class",
@@ -179,10 +182,12 @@ class ReportBuilder:
 
     def __init__(self, *, task: Task, n_bins: int = 15, right: bool = False, **options: Any) -> None:
         reading = BinReading(task, n_bins, right)
+        check_count("n_bins", n_bins, at_most=_MOST_BINS)
         self._task: Task = task
         self._settings: dict[str, Any] = {"n_bins": reading.n_bins, "right": reading.right}
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
+        self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
@@ -191,6 +196,9 @@ class ReportBuilder:
         metrics = self._metrics or self._made_for(preds)
         metrics.update(preds, target, weights=weights)
         self._metrics = metrics
+        # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
+        w = weights.detach().double() if weights is not None and weights.is_floating_point() else torch.ones(1)
+        self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Read everything off the sums.
@@ -225,7 +233,12 @@ class ReportBuilder:
             lines=tuple(lines),
             tables=tables,
             per_class=per_class,
-            sentence=_sentence(self._task, {line.key: line.value for line in lines}, next(iter(tables.values()))),
+            sentence=_sentence(
+                self._task,
+                {line.key: line.value for line in lines},
+                next(iter(tables.values())),
+                samples_per_weight=float(self._weight / self._weight_square),
+            ),
             settings={**self._settings, **{name: self._options[name] for name in ("from_logits", "ignore_index")}},
             source=dict(source or {}),
         )
@@ -279,10 +292,10 @@ def _line(metric: type[ScoreMetric | BinnedMetric], group: str, key: str, value:
     )
 
 
-def _sentence(task: Task, values: Mapping[str, float], table: BinTable) -> str:
+def _sentence(task: Task, values: Mapping[str, float], table: BinTable, samples_per_weight: float) -> str:
     """What the numbers say, in one plain sentence."""
     ece = float((table.share * table.gap.abs()).sum())
-    expected, spread = _ece_by_chance(table)
+    expected, spread = _ece_by_chance(table, samples_per_weight)
     claimed, came_true = float(table.mean("confidence")), float(table.mean("frequency"))
     claim = {
         "binary": f"it gives P(y=1) = {claimed:.1%} on average and y = 1 in {came_true:.1%} of samples",
@@ -313,13 +326,14 @@ def _sentence(task: Task, values: Mapping[str, float], table: BinTable) -> str:
     )
 
 
-def _ece_by_chance(table: BinTable) -> tuple[float, float]:
+def _ece_by_chance(table: BinTable, samples_per_weight: float) -> tuple[float, float]:
     """Mean and standard deviation of the ECE that a calibrated model of this size would show.
 
     A bin's gap is then about normal with variance c (1 - c) / n, and bins are independent; |gap| has sqrt(2 / pi) of
-    that deviation as its mean and 1 - 2 / pi of that variance.
+    that deviation as its mean and 1 - 2 / pi of that variance. With weights n is Kish's effective number of samples.
     """
-    deviation = (table.share * (table.confidence * (1 - table.confidence) / table.n).sqrt()).nan_to_num()
+    n = table.n * samples_per_weight
+    deviation = (table.share * (table.confidence * (1 - table.confidence) / n).sqrt()).nan_to_num()
     spread = (1 - 2 / math.pi) * float(deviation.square().sum())
     return math.sqrt(2 / math.pi) * float(deviation.sum()), math.sqrt(spread)
 

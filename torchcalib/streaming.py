@@ -6,9 +6,10 @@ addition. `CalibrationCollection` reads the input once for all of its members an
 
 import functools
 import math
+import zlib
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
@@ -49,8 +50,6 @@ class StreamingMetric(Metric, Generic[S]):
     source: ClassVar[str]
     """Publication and equation."""
 
-    state: Tensor
-
     def __init__(
         self, input_format: InputFormat, recipe: Recipe[S], batch_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> None:
@@ -64,8 +63,21 @@ class StreamingMetric(Metric, Generic[S]):
             check_count("batch_shape", size)
         self.sums_shape = (*self.batch_shape, *recipe.shape(input_format.task, input_format.num_classes))
         self._shared: dict[Hashable, Any] | None = None
-        # The first entry counts rows that were left out because they were bad; the others are the sums.
-        self.add_state("state", torch.zeros(1 + math.prod(self.sums_shape), dtype=torch.float64), dist_reduce_fx="sum")
+        # The first entry counts rows that were left out because they were bad; the others are the sums. The name tells
+        # what they are sums of: torchmetrics' compute groups and state dicts go by it, and must never mix two kinds.
+        self.state_name = f"sums_{_fingerprint([self]):05x}"
+        size = 1 + math.prod(self.sums_shape)
+        self.add_state(self.state_name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
+
+    @property
+    def state(self) -> Tensor:
+        """The whole state, float64: the number of bad rows, then the sums."""
+        state: Tensor = getattr(self, self.state_name)
+        return state
+
+    @state.setter
+    def state(self, value: Tensor) -> None:
+        setattr(self, self.state_name, value)
 
     @abstractmethod
     def _value(self, statistic: S) -> Tensor:
@@ -121,19 +133,22 @@ class StreamingMetric(Metric, Generic[S]):
                 )
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            self._check_state(incoming_state)
-            incoming_state = {"state": incoming_state["state"].to(self.state)}
+            incoming_state = {self.state_name: self._checked_state(incoming_state)}
         super().merge_state(incoming_state)
         self._computed = None
         self._update_count += 1
 
-    def _check_state(self, saved: dict[str, Any]) -> None:
-        if getattr(saved.get("state"), "shape", None) != self.state.shape:
-            found = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
+    def _checked_state(self, saved: Mapping[str, Any], prefix: str = "") -> Tensor:
+        """The state in a dict of states, as float64 on this metric's device."""
+        state = saved.get(prefix + self.state_name)
+        if getattr(state, "shape", None) != self.state.shape:
             raise ValueError(
-                f"the saved state must hold `state`, a tensor of shape {tuple(self.state.shape)}, got {found}. "
+                f"the saved state must hold `{self.state_name}`, a tensor of shape {tuple(self.state.shape)}, got "
+                f"{ {name: tuple(getattr(value, 'shape', ())) for name, value in saved.items()} }. "
                 "Merge or load the state of a metric that was made with the same arguments."
             )
+        assert isinstance(state, Tensor)
+        return state.to(self.state)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
@@ -170,7 +185,8 @@ class StreamingMetric(Metric, Generic[S]):
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.recipe):
             for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
-                settings[field.name] = getattr(value, field.name)
+                setting = getattr(value, field.name)
+                settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare this
         return {**settings, "batch_shape": self.batch_shape}
 
     def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
@@ -207,9 +223,10 @@ class StreamingMetric(Metric, Generic[S]):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Torchmetrics takes whatever is there; a state of another size counts something else."""
-        if (saved := state_dict.get(f"{prefix}state")) is not None:
-            self._check_state({"state": saved})
+        """Torchmetrics takes whatever is there, keeps the value computed before, and counts no update."""
+        if any(name.startswith(f"{prefix}sums_") for name in state_dict):
+            state_dict[prefix + self.state_name] = self._checked_state(state_dict, prefix)
+            self._computed, self._update_count = None, max(1, self._update_count)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Where torchmetrics would lose something --------------------------------------------------------------------
@@ -226,15 +243,11 @@ class StreamingMetric(Metric, Generic[S]):
         return atomic
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics leaves a metric synced if `compute` raises, and lets a rank with a cached value skip the sync
-        that the other ranks wait in.
-        """
+        """Torchmetrics leaves a metric synced if `compute` raises."""
         wrapped = super()._wrap_compute(compute)
 
         @functools.wraps(compute)
         def safe(*args: Any, **kwargs: Any) -> Any:
-            if self._to_sync and self.distributed_available_fn():
-                self._computed = None
             with _unsynced_on_error(self):
                 return wrapped(*args, **kwargs)
 
@@ -245,7 +258,7 @@ class StreamingMetric(Metric, Generic[S]):
         if dist_sync_fn is not gather_all_tensors:
             super()._sync_dist(dist_sync_fn, process_group)
             return
-        self.state = _summed_over_ranks(self.state, process_group or self.process_group)
+        (self.state,) = _summed_over_ranks([self], process_group or self.process_group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
@@ -351,8 +364,7 @@ class CalibrationCollection(MetricCollection):
             for metric in together:
                 stack.enter_context(_unsynced_on_error(metric))
             for process_group, group in groups.items():
-                summed = _summed_over_ranks(torch.cat([metric.state for metric in group]), process_group)
-                for metric, state in zip(group, torch.split(summed, [m.state.numel() for m in group]), strict=True):
+                for metric, state in zip(group, _summed_over_ranks(group, process_group), strict=True):
                     metric._cache = metric._copy_state_dict()
                     metric.state, metric._is_synced, metric._to_sync, metric._computed = (
                         state,
@@ -367,10 +379,33 @@ class CalibrationCollection(MetricCollection):
                     metric._to_sync = metric.sync_on_compute
 
 
-def _summed_over_ranks(state: Tensor, process_group: Any) -> Tensor:
-    summed = state.detach().clone()
-    torch.distributed.all_reduce(summed, group=process_group)
-    return summed
+def _fingerprint(metrics: Sequence[StreamingMetric[Any]]) -> int:
+    """20 bits that tell metrics of different configurations apart, the same on every rank.
+
+    No more, so that the sum of their squares over thousands of ranks is exact in float64.
+    """
+    settings = [{name: value for name, value in m._configuration().items() if name != "class"} for m in metrics]
+    return zlib.crc32(repr(settings).encode()) & 0xFFFFF
+
+
+def _summed_over_ranks(metrics: Sequence[StreamingMetric[Any]], process_group: Any) -> Sequence[Tensor]:
+    """Sum the states over ranks in one collective.
+
+    With them travel a number that stands for what they are and its square: ranks that sync different things, as when
+    one of them computes a metric once more than the others, would otherwise add them up unseen.
+    """
+    mark = float(_fingerprint(metrics))
+    marks = metrics[0].state.new_tensor([mark, mark**2])
+    packed = torch.cat([*(metric.state.detach() for metric in metrics), marks])
+    torch.distributed.all_reduce(packed, group=process_group)
+    n_ranks = torch.distributed.get_world_size(process_group)
+    if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
+        names = ", ".join(type(metric).__name__ for metric in metrics)
+        raise RuntimeError(
+            f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
+            "Call compute, plot and bin_table on every rank alike."
+        )
+    return torch.split(packed[:-2], [metric.state.numel() for metric in metrics])
 
 
 @contextmanager

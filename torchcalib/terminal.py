@@ -1,5 +1,7 @@
 """Draws a `Report`, and work in progress, on a terminal."""
 
+import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,14 +25,24 @@ MEANS = ("confidence", "frequency", "gap", "ecd")
 _WIDTH = 110  # where output goes to a file or a pipe
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Stop quietly, with success, when the reader has seen enough: whatever was to be written is written."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0)
+
+
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    stream = sys.stdout or io.StringIO()  # a process may be started without
+    return _Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
 @contextmanager
 def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task(escape(description), total=total)
         yield lambda rows: bar.advance(task, rows)
 
@@ -87,7 +99,9 @@ def _bin_table(table: BinTable, title: str) -> Table:
 
 
 def show_paths(paths: Sequence[Path]) -> None:
-    """Print what was written; the page first."""
+    """Print what was written, if anything; the page first."""
+    if not paths:
+        return
     console = _console()
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
     console.print(f"\n[bold]wrote {escape(str(page))}[/bold]", soft_wrap=True)

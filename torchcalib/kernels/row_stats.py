@@ -55,12 +55,12 @@ def binary_neg_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
 
 def cross_entropy(log_q: Tensor, target: Tensor) -> Tensor:
     """Return -sum_k t_k log q_k for soft targets `(..., N, C)`."""
-    return 0 - xmul(target, log_q).sum(-1)
+    return 0 - xmul(target, log_q).sum(-1, dtype=wide_dtype(log_q.device))
 
 
 def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
     """Return sum_k q_k log q_k, with 0 log 0 = 0."""
-    return xmul(q, log_q).sum(-1)
+    return xmul(q, log_q).sum(-1, dtype=wide_dtype(q.device))
 
 
 def squared_error_of_label(q: Tensor, miss: Tensor, target: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def squared_error_of_label(q: Tensor, miss: Tensor, target: Tensor) -> Tensor:
     The label's own term comes from `miss`, which the caller has without cancellation, and not from
     `sum q^2 - 2 q_h + 1`, which loses every digit of a confident prediction.
     """
-    return miss.square() + q.scatter(-1, target.unsqueeze(-1), 0).square().sum(-1)
+    return miss.square() + q.scatter(-1, target.unsqueeze(-1), 0).square().sum(-1, dtype=wide_dtype(q.device))
 
 
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,12 +39,14 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"`{name}` must be True or False, got {value!r}.")
 
 
-def check_count(name: str, value: int, at_least: int = 1) -> None:
-    """Raise unless `value` is an int of at least `at_least`."""
+def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = None) -> None:
+    """Raise unless `value` is an int from `at_least` to `at_most`."""
     if not is_int(value):
         raise TypeError(f"`{name}` must be an int, got {value!r}.")
     if value < at_least:
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
+    if at_most is not None and value > at_most:
+        raise ValueError(f"`{name}` must be at most {at_most:,}, got {value:,}.")
 
 
 def check_average(average: object, has_outputs: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_stats
+from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions.arguments import Task
 
 T = TypeVar("T")
@@ -38,12 +39,13 @@ class Predictions:
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits: whether `values` are logits.
-        values: at least float32. Multi-class `(..., N, C)`; binary `(..., N)`; multi-label `(..., L, N)`, which is
-            binary with the labels as one more batch axis.
+        values: multi-class `(..., N, C)`, at least float32; binary `(..., N)` and multi-label `(..., L, N)`, which is
+            binary with the labels as one more batch axis, in the wide dtype.
         target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else P(y=1) of the observation,
             floating, of the shape of `values`.
         weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
             left out, whose values mean nothing.
+        dtype: what results are given in: that of the input, and at least float32.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         computed: row quantities that were asked for, so that each is computed once.
     """
@@ -53,6 +55,7 @@ class Predictions:
     values: Tensor
     target: Tensor
     weights: Tensor | None
+    dtype: torch.dtype
     n_invalid: Tensor | None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -66,22 +69,25 @@ class Predictions:
         """Whether multi-class targets are distributions rather than labels."""
         return self.task == "multiclass" and self.target.is_floating_point()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that results are given in."""
-        return self.values.dtype
+    def _wide(self, x: Tensor) -> Tensor:
+        """Widen before a function is taken of every element.
+
+        Vectorised and scalar code for exp, log and sigmoid differ in the last digit, and which of them an element gets
+        depends on its place in memory. In float32 that would let a bin depend on the batch size.
+        """
+        return x.to(wide_dtype(x.device))
 
     @_once
     def log_probs(self) -> Tensor:
         """Multi-class log q `(..., N, C)`; from logits it never passes through q, so it is exact where q is 0 or 1."""
-        return self.values.log_softmax(-1) if self.from_logits else row_stats.safe_log(self.values)
+        return self.values.log_softmax(-1) if self.from_logits else row_stats.safe_log(self._wide(self.values))
 
     @_once
     def probs(self) -> Tensor:
         """Multi-class q `(..., N, C)`, or P(y=1) `(..., N)`."""
         if not self.from_logits:
             return self.values
-        return self.log_probs.exp() if self.task == "multiclass" else self.values.sigmoid()
+        return self._wide(self.log_probs).exp() if self.task == "multiclass" else self.values.sigmoid()
 
     @_once
     def binary_log_probs(self) -> tuple[Tensor, Tensor]:
@@ -92,7 +98,7 @@ class Predictions:
     def log_prob_of_label(self) -> Tensor:
         """Multi-class log q_h `(..., N)` for labels h."""
         rows = self.log_probs if self.from_logits else self.values
-        of_label = rows.gather(-1, self.target.unsqueeze(-1)).squeeze(-1)
+        of_label = self._wide(rows.gather(-1, self.target.unsqueeze(-1)).squeeze(-1))
         return of_label if self.from_logits else row_stats.safe_log(of_label)
 
     @_once
@@ -118,7 +124,7 @@ class Predictions:
     def squared_error(self) -> Tensor:
         """sum_k (q_k - t_k)^2 per sample; binary (p - t)^2."""
         if self.soft:
-            return (self.probs - self.target).square().sum(-1)
+            return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
             label = self.target.unsqueeze(-1)
             miss = (

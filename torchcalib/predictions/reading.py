@@ -49,6 +49,8 @@ class InputFormat:
         check_flag("validate_args", self.validate_args)
         if not (self.ignore_index is None or is_int(self.ignore_index)):
             raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
+        if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
+            raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {self.ignore_index}.")
         if not is_int(self.class_axis):
             raise TypeError(f"`class_axis` must be an int, got {self.class_axis!r}.")
         if self.num_classes is not None:
@@ -82,9 +84,11 @@ class InputFormat:
         preds, target, weights = self._shaped(preds, target, weights, batch_shape)
 
         wide = wide_dtype(preds.device)
+        dtype = torch.promote_types(preds.dtype, torch.float32)
+        preds = preds.to(dtype)
+        # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
+        target = target.to(preds.dtype) if target.is_floating_point() else target.long()
         ignored = None if self.ignore_index is None else target == self.ignore_index
-        preds = preds.to(torch.promote_types(preds.dtype, torch.float32))
-        target = target.long() if not target.is_floating_point() else target.to(preds.dtype)
         problems: list[Problem] = []
         if weights is not None:
             weights = weights.to(wide)
@@ -101,10 +105,10 @@ class InputFormat:
             target = target.masked_fill((weights == 0) | weights.isnan(), 0)
 
         if self.task != "multiclass":
-            target = target.to(preds.dtype)
+            preds, target = preds.to(wide), target.to(wide)
         elif self.from_logits:
             preds = row_stats.spread_infinite_logits(preds)
-        return Predictions(self.task, self.from_logits, preds, target, weights, n_invalid)
+        return Predictions(self.task, self.from_logits, preds, target, weights, dtype, n_invalid)
 
     @property
     def shareable(self) -> "InputFormat":

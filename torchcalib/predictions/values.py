@@ -70,11 +70,13 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
 
 
 def weight_problem(weights: Tensor) -> Problem:
-    """Weights that are negative, infinite or NaN."""
+    """Weights that are negative, infinite or NaN, or so large or small that sums of them would overflow or vanish."""
+    fine = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
     return Problem(
-        ~((weights >= 0) & (weights < torch.inf)),
+        ~fine,
         lambda rows: (
-            f"`weights` must be finite and non-negative, got {_found(rows, weights)}. Use 0 to leave a row out."
+            "`weights` must be finite and non-negative (0, or from 1e-150 to 1e150), got "
+            f"{_found(rows, weights)}. Use 0 to leave a row out."
         ),
     )
 
@@ -148,7 +150,7 @@ def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
 
 def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
     """Check class priors and return them as float64 `(..., C)` that sum to 1."""
-    values = torch.as_tensor(priors)
+    values = priors if isinstance(priors, Tensor) else torch.as_tensor(priors, dtype=torch.float64)
     values = values.to(wide_dtype(values.device))
     if values.dim() == 0 or values.shape[-1] != num_classes:
         raise ValueError(

@@ -108,7 +108,7 @@ def evaluate(
 def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
     """Return the score of every sample, NaN where a row is left out."""
     p = read_input(task, preds, target, options)
-    scores = score.per_sample(p, *score.arguments)
+    scores = score.per_sample(p, *score.arguments).to(p.dtype)
     if p.weights is not None:
         scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
     return scores.transpose(-1, -2) if task == "multilabel" else scores

@@ -11,12 +11,24 @@ from torchcalib.statistics import weighted
 
 def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
     """Return -log p(x) minus the entropy, per sample, of the distribution's batch shape ([ECD] eq. 8)."""
+    _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
     except NotImplementedError as error:
         raise TypeError(
             f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}."
         ) from error
+
+
+def _check_shape(distribution: Distribution, value: Tensor) -> None:
+    """One value for every distribution of the batch, or many for a single distribution: never a broadcast table."""
+    batch, event = distribution.batch_shape, distribution.event_shape
+    fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
+    if not fits:
+        raise ValueError(
+            f"`target` must have the distribution's batch and event shape {tuple(batch + event)}, got "
+            f"{tuple(value.shape)}. Reshape one of them: shapes are not broadcast."
+        )
 
 
 def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
@@ -29,13 +41,7 @@ def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
         >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
         tensor([0., 4.])
     """
-    expected = distribution.batch_shape + distribution.event_shape
-    if value.shape[-len(distribution.event_shape) or value.dim() :] != distribution.event_shape or (
-        value.shape != expected and distribution.batch_shape != ()
-    ):
-        raise ValueError(
-            f"`value` must have the distribution's batch and event shape {tuple(expected)}, got {tuple(value.shape)}."
-        )
+    _check_shape(distribution, value)
     if isinstance(distribution, Independent):
         per_part = nees_per_sample(distribution.base_dist, value)
         event_axes = tuple(range(-distribution.reinterpreted_batch_ndims, 0))
@@ -83,13 +89,13 @@ def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = 
 
 
 def mean_over_samples(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the weighted mean over the last axis, in the dtype of `scores`; a scalar is its own mean."""
+    """Return the weighted mean over the last axis, in at least float32; a scalar is its own mean."""
     scores = scores if scores.dim() else scores.unsqueeze(-1)
-    wide = wide_dtype(scores.device)
+    dtype, wide = torch.promote_types(scores.dtype, torch.float32), wide_dtype(scores.device)
     if weights is None:
-        return scores.to(wide).mean(-1).to(scores.dtype)
+        return scores.to(wide).mean(-1).to(dtype)
     weights = check_weights(weights, scores.shape)
-    return (weighted(scores, weights, wide).sum(-1) / weights.sum(-1)).to(scores.dtype)
+    return (weighted(scores, weights, wide).sum(-1) / weights.sum(-1)).to(dtype)
 
 
 def without_absent(scores: Tensor, weights: Tensor | None) -> Tensor:
