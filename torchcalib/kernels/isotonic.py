@@ -1,0 +1,311 @@
+"""Bins of the sorted sample: tied groups, equal-mass bins, PAVA and PAVA-BC blocks; isotonic regression.
+
+Every binning is `Blocks`, and every step after `pooled` makes coarser blocks of those it is given: tied groups become
+equal-mass bins or PAVA blocks. A table of counts per cell, cells in the order of the score, is blocks too.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.kernels import isotonic_reference
+from torchcalib.kernels.dispatch import Backend, Op, choose, numba_loops
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.kernels.sorting import order_bits, stable_sort
+
+Ties = Literal["pool", "split"]
+Variant = Literal["code", "paper"]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A binning of a sample in ascending order of its scores; int64 throughout.
+
+    Attributes:
+        index: block of every sample `(..., N)`, samples in the order in which they were given.
+        n: samples in every block `(..., B)`, weights counted. B is the largest number of blocks in the batch: rows
+            that have fewer end in blocks of 0 samples.
+        positives: samples of outcome 1 in every block `(..., B)`.
+    """
+
+    index: Tensor
+    n: Tensor
+    positives: Tensor
+
+    @property
+    def frequency(self) -> Tensor:
+        """Mean outcome of every block `(..., B)`, float64; NaN in a block of 0 samples."""
+        wide = wide_dtype(self.n.device)
+        return self.positives.to(wide) / self.n.to(wide)
+
+
+def pooled(scores: Tensor, outcomes: Tensor, weights: Tensor | None = None, *, ties: Ties = "pool") -> Blocks:
+    """Sort a sample by score and pool equal scores: the finest blocks that do not depend on the order of the samples.
+
+    Args:
+        scores: floating `(..., N)`. -0 equals 0; NaN comes last.
+        outcomes: 0 or 1, `(..., N)`, of any dtype.
+        weights: whole numbers `(..., N)`, of any dtype: k stands for k copies. A sample of weight 0 is not read; it
+            stands in a block of 0 samples at the end.
+        ties: "pool": samples of equal score are one block. "split": every sample is a block, those of equal score in
+            the order given (a stable sort; the published code of [TCE] splits them in the order of its sort). Weights
+            are then 0 or 1, for copies of one sample could be parted.
+
+    Returns:
+        Blocks. No data gives no blocks.
+
+    Raises:
+        ValueError: `weights` are not whole numbers, or above 1 with `ties="split"`; `ties` is another word.
+
+    Gradient: none.
+    """
+    if ties not in ("pool", "split"):
+        raise ValueError(f"`ties` must be 'pool' or 'split', got {ties!r}. Pooled ties do not depend on sample order.")
+    bits = order_bits(scores)
+    n = torch.ones_like(bits, dtype=torch.int64)
+    if weights is not None:
+        n = _whole(weights, ties).expand_as(bits)
+        bits = bits.masked_fill(n == 0, torch.iinfo(bits.dtype).max)
+    bits, order = stable_sort(bits)
+    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(-1, order, place)
+    n = n.gather(-1, order)
+    positives = n * (outcomes.expand_as(order).gather(-1, order) == 1)
+    samples = Blocks(rank, n, positives)
+    if ties == "split":
+        return samples
+    first = torch.ones_like(bits, dtype=torch.bool)
+    first[..., 1:] = bits[..., 1:] != bits[..., :-1]
+    return _joined(samples, first)
+
+
+def equal_mass_cuts(n: int, n_bins: int) -> list[int]:
+    """Return the cuts of n sorted samples into bins of equal mass: cut i at `i * n // n_bins`, from 0 to n.
+
+    Integers, and not `int(linspace(0, 1, n_bins + 1) * n)`, which rounds some cuts to one sample below.
+    """
+    return [i * n // n_bins for i in range(n_bins + 1)]
+
+
+def equal_mass(blocks: Blocks, n_bins: int) -> Blocks:
+    """Join blocks into bins of equal mass.
+
+    Cuts are those of `equal_mass_cuts`. A cut that falls inside a block goes to the end of that block, for a block is
+    never split: with pooled ties a bin may therefore hold more than its share, or nothing.
+
+    Args:
+        blocks: of `pooled`, or a table of counts.
+        n_bins: B.
+
+    Returns:
+        Blocks, exactly B of them.
+
+    Raises:
+        ValueError: `n_bins` is not positive.
+
+    Gradient: none.
+    """
+    if n_bins < 1:
+        raise ValueError(f"`n_bins` must be positive, got {n_bins}. Common values are 10 and 15.")
+    # A block that starts at sample s lies beyond the cuts i with i * N // B <= s, that is i * N < (s + 1) * B.
+    start = blocks.n.cumsum(-1) - blocks.n
+    beyond = ((start + 1) * n_bins - 1) // blocks.n.sum(-1, keepdim=True).clamp(min=1)
+    return _sums(blocks, beyond.clamp(max=n_bins - 1), n_bins)
+
+
+def pava(blocks: Blocks, *, backend: Backend = "auto") -> Blocks:
+    """Join blocks into those of isotonic least squares; neighbours of equal mean are merged, so means strictly rise.
+
+    Means of counts are compared exactly.
+
+    Args:
+        blocks: of `pooled`, or a table of counts; up to 3e9 samples.
+        backend: see `dispatch`. All give the same blocks.
+
+    Returns:
+        Blocks. The fitted value of a sample is `blocks.frequency.gather(-1, blocks.index)`.
+
+    Gradient: none.
+    """
+    return _joined(blocks, _first_of_blocks("pava", blocks.n, blocks.positives, backend))
+
+
+def pava_bc(
+    blocks: Blocks,
+    *,
+    n_min: int | None = None,
+    n_max: int | None = None,
+    variant: Variant = "code",
+    backend: Backend = "auto",
+) -> Blocks:
+    """Join blocks into those of PAVA with bounds on their size ([TCE] Algorithm 2, 3).
+
+    Samples are taken in the order of their scores, and the top two blocks merged if together they hold at most
+    `n_min`, or at most `n_max` while the mean of the earlier one is at least that of the later. The last `n_min`
+    samples are the final block, joined to the one before it if the two fit in `n_max`.
+
+    The two variants differ in how they end:
+
+    - "code" (the authors' code, which made the tables of the paper) joins the final block if `n_min` plus its own
+      size is at most `n_max`, whatever the size of the block before it; neighbours of equal mean stay apart.
+    - "paper" counts the size of the block before it, and then merges neighbours of equal mean (Algorithm 3).
+
+    With pooled ties a tied group is taken whole. The final block is then the fewest groups that hold `n_min` samples.
+
+    A block holds `n_min` to `n_max` samples, except that
+
+    - the final block exceeds `n_max`, by at most `n_min`, where "code" joins it to a block too large for it;
+    - merged neighbours of equal mean exceed `n_max` under "paper";
+    - where `2 * n_min > n_max`, the block before the final one may hold fewer than `n_min`: the samples ended before
+      it was full, and it does not fit into the final one;
+    - with pooled ties, a tied group larger than `n_max` is a block of its own or in the final one; the final block
+      holds more than `n_min` samples, and so may pass `n_max` by more, if the group that it begins with is large; and
+      a block stays below `n_min` if the next group would carry the two beyond `n_max`, or beyond `n_min` while its
+      mean is the higher one.
+
+    Args:
+        blocks: of `pooled`, up to 3e9 samples. Under `ties="split"` they follow the published code.
+        n_min: at least 1. Default: N // 20 of every row, at least 1.
+        n_max: at least `n_min`. Default: N // 5 of every row, at least 1.
+        variant: "code" or "paper".
+        backend: see `dispatch`. All give the same blocks. It is a sequential algorithm: from another device the
+            counts are brought to the CPU.
+
+    Returns:
+        Blocks. A row without data has none (`n` is 0 throughout).
+
+    Raises:
+        TypeError: a bound is not an integer.
+        ValueError: a bound is not positive; `n_min > n_max`; a row has at most `n_min` samples; `variant` is another
+            word.
+
+    Gradient: none.
+    """
+    if variant not in ("code", "paper"):
+        raise ValueError(f"`variant` must be 'code' or 'paper', got {variant!r}. 'code' made the published tables.")
+    total = blocks.n.sum(-1)
+    low, high = _bound("n_min", n_min, total, 20), _bound("n_max", n_max, total, 5)
+    short = (total > 0) & (low > high)
+    if short.any():
+        raise ValueError(
+            f"`n_min` must be at most `n_max`, got {_at(low, short)} and {_at(high, short)} for {_at(total, short)} "
+            "samples. Lower `n_min` or raise `n_max`."
+        )
+    short = (total > 0) & (total <= low)
+    if short.any():
+        raise ValueError(
+            f"`n_min` must be below the number of samples, got {_at(low, short)} for {_at(total, short)} samples. "
+            "Lower `n_min` or give more samples."
+        )
+    first = _first_of_blocks("pava_bc", blocks.n, blocks.positives, backend, low, high, variant == "paper")
+    return _joined(blocks, first)
+
+
+def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
+    """Return the rising sequence nearest to `y` in weighted squares: the mean of every PAVA block.
+
+    Args:
+        y: real targets `(..., N)` in the order of their scores. Bool and integer labels without weights are pooled as
+            counts, in few rounds on any device.
+        weights: real, not negative, `(..., N)`. A target of weight 0 is not read; it gets the value of the block
+            before it, or of the first block if there is none.
+        backend: see `dispatch`. All give the same values up to rounding.
+
+    Returns:
+        `(..., N)`, computed in float64; floating `y` keeps its dtype. A row without weight is NaN.
+
+    Gradient: everywhere the blocks do not change, in `y` the mean of the gradient over the block, weighted by
+    `weights`; in positive `weights` the same mean times the residual. Both orders follow from the block means.
+
+    Source: Best and Chakravarti 1990; Ayer et al. 1955.
+    """
+    wide = wide_dtype(y.device)
+    op: Op = "pava" if weights is None and not y.is_floating_point() else "isotonic_regression"
+    w = torch.ones_like(y, dtype=wide) if weights is None else weights.to(wide).expand_as(y)
+    total = w * y.to(wide).masked_fill(w == 0, 0)
+    counted = torch.int64 if op == "pava" else wide
+    with torch.no_grad():
+        first = _first_of_blocks(op, w.to(counted), total.to(counted), backend)
+    block = first.cumsum(-1) - 1
+    # The blocks are found without a gradient; it flows through their means, by the rules of scatter and gather.
+    zeros = torch.zeros_like(total)
+    mean = zeros.scatter_add(-1, block, total) / zeros.scatter_add(-1, block, w)
+    return mean.gather(-1, block).to(y.dtype if y.is_floating_point() else wide)
+
+
+def _first_of_blocks(
+    op: Op,
+    weight: Tensor,
+    values: Tensor,
+    backend: Backend,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
+    paper: bool = False,
+) -> Tensor:
+    """Return where a block begins: bool, the shape of `weight`, which stands in the order of the scores."""
+    chosen = choose(op, weight.device, backend).backend
+    length = weight.shape[-1]
+    rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in (weight, values)]
+    if chosen == "rounds":
+        return isotonic_reference.pava_rounds(*rows).view(weight.shape)
+    first = np.zeros(rows[0].shape, dtype=np.bool_)
+    first[:, :1] = True
+    bounds = [] if low is None or high is None else [low.flatten().tolist(), high.flatten().tolist()]
+    source = numba_loops() if chosen == "numba" else isotonic_reference
+    loop = source.pava_bc if op == "pava_bc" else source.pava
+    arrays = [column.cpu().contiguous().numpy() for column in rows]
+    for row, (w, v) in enumerate(zip(*arrays, strict=True)):
+        own = [*(bound[row] for bound in bounds), paper] if bounds else []
+        if chosen == "numba":
+            columns = [w, v]
+            buffers = [np.empty_like(w), np.empty_like(v), np.empty(length, dtype=np.int64)]
+        else:
+            columns = [w.tolist(), v.tolist()]
+            buffers = [[0] * length for _ in range(3)]
+        count = loop(*columns, *own, *buffers)
+        first[row, buffers[2][: max(count - 1, 0)]] = True
+    return torch.from_numpy(first).to(weight.device).view(weight.shape)
+
+
+def _joined(blocks: Blocks, first: Tensor) -> Blocks:
+    """Join every block where `first` is False to the one before it."""
+    into = first.cumsum(-1) - 1
+    return _sums(blocks, into, int(into[..., -1].max()) + 1 if into.numel() else 0)
+
+
+def _sums(blocks: Blocks, into: Tensor, n_blocks: int) -> Blocks:
+    """Join blocks: block b becomes part of block `into[b]`."""
+    zeros = blocks.n.new_zeros((*into.shape[:-1], n_blocks))
+    n, positives = (zeros.scatter_add(-1, into, column) for column in (blocks.n, blocks.positives))
+    return Blocks(into.gather(-1, blocks.index), n, positives)
+
+
+def _whole(weights: Tensor, ties: Ties) -> Tensor:
+    """Return weights as int64 counts; raises where one is not a whole number."""
+    if weights.is_floating_point() and not (bad := weights != weights.round()).logical_not().all():
+        value = weights[bad].flatten()[0].item()
+        raise ValueError(f"`weights` must be whole numbers, got {value}. Bins of samples count copies.")
+    if ties == "split" and (weights > 1).any():
+        raise ValueError(
+            f"`weights` must be 0 or 1 with ties='split', got {weights.max().item()}. Repeat the samples or pool ties."
+        )
+    return weights.to(torch.int64)
+
+
+def _bound(name: str, value: int | None, total: Tensor, share: int) -> Tensor:
+    """Return a bound for every row: the value given, or the row's share of its samples."""
+    if value is None:
+        return (total // share).clamp(min=1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__}. Leave it out for N // {share}.")
+    if value < 1:
+        raise ValueError(f"`{name}` must be positive, got {value}. Leave it out for N // {share}.")
+    return torch.full_like(total, value)
+
+
+def _at(values: Tensor, where: Tensor) -> int:
+    """Return the first of the values where the condition holds."""
+    return int(values[where].flatten()[0])
