@@ -1,40 +1,16 @@
 """Bins of the sorted sample, against slow loops, recorded blocks, scikit-learn and laws."""
 
-import importlib.util
-import sys
 from itertools import pairwise
 
 import numpy as np
 import oracles_ranked as oracle
 import pytest
 import torch
+from blocks import PAVA_BACKENDS, PAVA_BC_BACKENDS, TIES, VARIANTS, random_sample, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcalib.kernels import dispatch
-from torchcalib.kernels.isotonic import (
-    equal_mass,
-    equal_mass_cuts,
-    isotonic_regression,
-    pava,
-    pava_bc,
-    pooled,
-)
-from torchcalib.kernels.sorting import order_bits, stable_sort
-
-NUMBA = pytest.param(
-    "numba", marks=pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
-)
-PAVA_BACKENDS = ["python", "rounds", NUMBA]
-PAVA_BC_BACKENDS = ["python", NUMBA]
-VARIANTS = ["code", "paper"]
-TIES = ["pool", "split"]
-
-
-def table(blocks):
-    """Sizes and positives of one row as lists, without the empty blocks that pad a batch."""
-    keep = blocks.n > 0
-    return blocks.n[keep].tolist(), blocks.positives[keep].tolist()
+from torchcalib.kernels.isotonic import Blocks, equal_mass, equal_mass_cuts, pava, pava_bc, pooled
 
 
 def members(blocks, weights=None):
@@ -44,17 +20,6 @@ def members(blocks, weights=None):
         if weights is None or weights[i] > 0:
             out.setdefault(block, set()).add(i)
     return [out[block] for block in sorted(out)]
-
-
-def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
-    """Scores, outcomes that follow them, and weights; `distinct` values make ties."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.rand(*lead, n, generator=generator, dtype=torch.float64)
-    if distinct:
-        scores = (scores * distinct).floor() / distinct
-    outcomes = (torch.rand(*lead, n, generator=generator) < scores).long()
-    weights = torch.randint(0, 4, (*lead, n), generator=generator) if weighted else None
-    return scores, outcomes, weights
 
 
 @st.composite
@@ -226,17 +191,6 @@ def test_pava_parity_with_scikit_learn(backend, distinct, weighted):
     np.testing.assert_allclose(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
-def test_isotonic_regression_parity_with_scikit_learn(backend):
-    isotonic = pytest.importorskip("sklearn.isotonic")
-    generator = np.random.default_rng(0)
-    y = generator.standard_normal(3000) + np.linspace(0, 2, 3000)
-    w = generator.random(3000) + 0.1
-    expected = isotonic.isotonic_regression(y, sample_weight=w)
-    fitted = isotonic_regression(torch.from_numpy(y), torch.from_numpy(w), backend=backend)
-    torch.testing.assert_close(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
-
-
 # Laws.
 
 
@@ -376,7 +330,6 @@ def test_no_data_gives_no_blocks():
         for one in (blocks, pava(blocks), pava(blocks, backend="rounds"), pava_bc(blocks)):
             assert one.n.shape == one.index.shape == (*lead, 0)
         assert equal_mass(blocks, 3).n.tolist() == torch.zeros(*lead, 3).tolist()
-        assert isotonic_regression(torch.empty(*lead, 0)).shape == (*lead, 0)
 
 
 def test_a_row_without_data_beside_one_with():
@@ -396,7 +349,7 @@ def test_counts_per_cell_are_blocks_too():
     n = torch.zeros(70, dtype=torch.int64).scatter_add(0, cell, torch.ones_like(cell))
     positives = torch.zeros(70, dtype=torch.int64).scatter_add(0, cell, outcomes)
     sample = pooled(scores, outcomes)
-    cells = type(sample)(torch.arange(70), n, positives)
+    cells = Blocks(torch.arange(70), n, positives)
     for backend in ("python", "rounds"):
         assert table(pava(cells, backend=backend)) == table(pava(sample))
     assert table(pava_bc(cells)) == table(pava_bc(sample))
@@ -406,166 +359,8 @@ def test_counts_per_cell_are_blocks_too():
 def test_large_counts_are_exact():
     """Means that differ by 1e-18 are told apart: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
     n, k = torch.tensor([10**9, 10**9 - 1]), torch.tensor([10**9 - 1, 10**9 - 2])
-    falling = type(pooled(torch.zeros(0), torch.zeros(0)))(torch.arange(2), n, k)
-    rising = type(falling)(torch.arange(2), n.flip(0), k.flip(0))
+    falling = Blocks(torch.arange(2), n, k)
+    rising = Blocks(torch.arange(2), n.flip(0), k.flip(0))
     for backend in ("python", "rounds"):
         assert pava(falling, backend=backend).n.tolist() == [2 * 10**9 - 1]
         assert pava(rising, backend=backend).n.tolist() == [10**9 - 1, 10**9]
-
-
-# Isotonic regression.
-
-
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
-@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.1, 5)), min_size=1, max_size=25))
-def test_isotonic_regression_slow_loop(backend, rows):
-    y, w = zip(*rows, strict=True)
-    fitted = isotonic_regression(
-        torch.tensor(y, dtype=torch.float64), torch.tensor(w, dtype=torch.float64), backend=backend
-    )
-    np.testing.assert_allclose(fitted.numpy(), oracle.weighted_isotonic(y, w), rtol=1e-9, atol=1e-9)
-
-
-def test_isotonic_regression_of_labels_is_pava():
-    scores, outcomes, _ = random_sample(1000)
-    blocks = pava(pooled(scores, outcomes))
-    fitted = isotonic_regression(outcomes[scores.argsort()])
-    assert fitted.dtype == torch.float64
-    assert torch.equal(fitted, blocks.frequency.repeat_interleave(blocks.n))
-
-
-def test_isotonic_regression_weight_zero_takes_the_block_before():
-    y = torch.tensor([9.0, 1.0, 5.0, torch.nan, 3.0], dtype=torch.float64)
-    w = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    for backend in ("python", "rounds"):
-        assert isotonic_regression(y, w, backend=backend).tolist() == [1, 1, 5, 5, 5]
-    assert isotonic_regression(y, 0 * w).isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_isotonic_regression_keeps_the_dtype(dtype):
-    y = torch.tensor([1, 3, 2, 4], dtype=dtype)
-    assert torch.equal(isotonic_regression(y), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
-
-
-@pytest.mark.parametrize("lead", [(), (2, 3)])
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
-def test_isotonic_regression_gradcheck(lead, backend):
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(*lead, 9, generator=generator, dtype=torch.float64, requires_grad=True)
-    w = (torch.rand(*lead, 9, generator=generator, dtype=torch.float64) + 0.5).requires_grad_()
-
-    def fit(y, w):
-        return isotonic_regression(y, w, backend=backend)
-
-    assert torch.autograd.gradcheck(fit, (y, w))
-    assert torch.autograd.gradgradcheck(fit, (y, w))
-
-
-def test_isotonic_regression_gradient_is_block_means_closed_form():
-    """Blocks {0}, {1, 2}, {3}: the gradient of sum(c * fit) is c averaged over each block."""
-    y = torch.tensor([1.0, 3.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
-    c = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
-    (isotonic_regression(y) * c).sum().backward()
-    assert y.grad.tolist() == [1, (2 + 4) / 2, (2 + 4) / 2, 8]
-
-
-# Errors.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"n_min": 40}, ValueError, "`n_min` must be below the number of samples, got 40 for 40 samples."),
-        ({"n_min": 50, "n_max": 60}, ValueError, "`n_min` must be below the number of samples, got 50 for 40 samples."),
-        ({"n_min": 9, "n_max": 8}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
-        ({"n_min": 9}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
-        ({"n_min": 0}, ValueError, "`n_min` must be positive, got 0."),
-        ({"n_min": -3}, ValueError, "`n_min` must be positive, got -3."),
-        ({"n_max": 0}, ValueError, "`n_max` must be positive, got 0."),
-        ({"n_min": 2.0}, TypeError, "`n_min` must be an integer, got float."),
-        ({"n_max": True}, TypeError, "`n_max` must be an integer, got bool."),
-        ({"variant": "book"}, ValueError, "`variant` must be 'code' or 'paper', got 'book'."),
-        ({"backend": "rounds"}, ValueError, "`backend` must be one of 'auto', 'numba', 'python' for pava_bc"),
-    ],
-)
-def test_pava_bc_says_what_is_wrong(arguments, error, words):
-    if arguments.get("n_min") == 40:
-        arguments = {**arguments, "n_max": 40}
-    with pytest.raises(error) as caught:
-        pava_bc(pooled(torch.linspace(0, 1, 40), torch.zeros(40)), **arguments)
-    assert str(caught.value).startswith(words)
-
-
-def test_one_sample_has_no_pava_bc_blocks():
-    with pytest.raises(ValueError, match="`n_min` must be below the number of samples, got 1 for 1 samples"):
-        pava_bc(pooled(torch.tensor([0.3]), torch.tensor([1])))
-
-
-@pytest.mark.parametrize(
-    ("weights", "ties", "words"),
-    [
-        ([1.0, 0.5], "pool", "`weights` must be whole numbers, got 0.5."),
-        ([1.0, torch.nan], "pool", "`weights` must be whole numbers, got nan."),
-        ([1, 2], "split", "`weights` must be 0 or 1 with ties='split', got 2."),
-        ([1, 1], "join", "`ties` must be 'pool' or 'split', got 'join'."),
-    ],
-)
-def test_pooled_says_what_is_wrong(weights, ties, words):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the words are compared below
-        pooled(torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), torch.tensor(weights), ties=ties)
-    assert str(caught.value).startswith(words)
-
-
-def test_equal_mass_says_what_is_wrong():
-    with pytest.raises(ValueError, match="`n_bins` must be positive, got 0"):
-        equal_mass(pooled(torch.tensor([0.1]), torch.tensor([0])), 0)
-
-
-# Which implementation runs.
-
-
-@pytest.fixture
-def without_numba(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "torchcalib.kernels.isotonic_numba", raising=False)
-    dispatch._load_numba.cache_clear()
-    yield
-    dispatch._load_numba.cache_clear()
-
-
-def test_without_numba_a_forced_choice_raises_and_an_automatic_one_falls_back(without_numba):
-    blocks = pooled(torch.linspace(0, 1, 40), torch.arange(40) % 3 == 0)
-    with pytest.raises(ImportError, match=r"`backend` must be installed, got 'numba'.*torchcalib\[fast\]"):
-        pava_bc(blocks, backend="numba")
-    for op, backend in (("pava", "rounds"), ("pava_bc", "python"), ("isotonic_regression", "python")):
-        choice = dispatch.choose(op, torch.device("cpu"))
-        assert choice.backend == backend
-        assert "torchcalib[fast]" in choice.why
-    assert table(pava_bc(blocks)) == table(pava_bc(blocks, backend="python"))
-    assert table(pava(blocks)) == table(pava(blocks, backend="python"))
-
-
-def test_on_another_device_labels_are_pooled_where_they_are():
-    choice = dispatch.choose("pava", torch.device("cuda"))
-    assert choice == ("rounds", "")
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
-def test_with_numba_it_is_the_first_choice_on_the_cpu():
-    assert dispatch.choose("pava_bc", torch.device("cpu")) == ("numba", "")
-    assert dispatch.choose("pava", torch.device("cpu")) == ("numba", "")
-
-
-# The sort.
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(6,), (2, 6), (3, 2500), (5000,)])
-def test_sort_by_bits_is_the_stable_sort_of_floats(dtype, shape):
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, 1e-40, -1e-40, 0.5, torch.nan], dtype=dtype)
-    generator = torch.Generator().manual_seed(0)
-    scores = special[torch.randint(0, len(special), shape, generator=generator)]
-    assert torch.equal(stable_sort(order_bits(scores))[1], scores.sort(dim=-1, stable=True).indices)
-    scores = torch.randn(shape, generator=generator).to(dtype)
-    assert torch.equal(stable_sort(order_bits(scores))[1], scores.sort(dim=-1, stable=True).indices)

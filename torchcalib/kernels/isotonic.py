@@ -65,21 +65,21 @@ def pooled(scores: Tensor, outcomes: Tensor, weights: Tensor | None = None, *, t
     if ties not in ("pool", "split"):
         raise ValueError(f"`ties` must be 'pool' or 'split', got {ties!r}. Pooled ties do not depend on sample order.")
     bits = order_bits(scores)
-    n = torch.ones_like(bits, dtype=torch.int64)
-    if weights is not None:
-        n = _whole(weights, ties).expand_as(bits)
-        bits = bits.masked_fill(n == 0, torch.iinfo(bits.dtype).max)
+    counts = None if weights is None else _whole(weights, ties).expand_as(bits)
+    if counts is not None:
+        bits = bits.masked_fill(counts == 0, torch.iinfo(bits.dtype).max)
     bits, order = stable_sort(bits)
-    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    rank = torch.empty_like(order).scatter_(-1, order, place)
-    n = n.gather(-1, order)
-    positives = n * (outcomes.expand_as(order).gather(-1, order) == 1)
-    samples = Blocks(rank, n, positives)
-    if ties == "split":
-        return samples
     first = torch.ones_like(bits, dtype=torch.bool)
-    first[..., 1:] = bits[..., 1:] != bits[..., :-1]
-    return _joined(samples, first)
+    if ties == "pool":
+        first[..., 1:] = bits[..., 1:] != bits[..., :-1]
+    # Columns in the order of the scores; the index goes back to the order given.
+    n = torch.ones_like(order) if counts is None else counts.gather(-1, order)
+    positives = n * (outcomes.expand_as(order) == 1).gather(-1, order)
+    if ties == "split":
+        rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        return Blocks(torch.empty_like(order).scatter_(-1, order, rank), n, positives)
+    into, n_blocks = _numbered(first)
+    return Blocks(torch.empty_like(order).scatter_(-1, order, into), *_sums(into, n_blocks, n, positives))
 
 
 def equal_mass_cuts(n: int, n_bins: int) -> list[int]:
@@ -110,10 +110,14 @@ def equal_mass(blocks: Blocks, n_bins: int) -> Blocks:
     """
     if n_bins < 1:
         raise ValueError(f"`n_bins` must be positive, got {n_bins}. Common values are 10 and 15.")
-    # A block that starts at sample s lies beyond the cuts i with i * N // B <= s, that is i * N < (s + 1) * B.
+    # The bin of a block is the number of inner cuts at or before its first sample.
     start = blocks.n.cumsum(-1) - blocks.n
-    beyond = ((start + 1) * n_bins - 1) // blocks.n.sum(-1, keepdim=True).clamp(min=1)
-    return _sums(blocks, beyond.clamp(max=n_bins - 1), n_bins)
+    total = blocks.n.sum(-1, keepdim=True)
+    cuts = torch.arange(1, n_bins, device=start.device) * total // n_bins
+    passed = torch.searchsorted(start, cuts)
+    into = start.new_zeros((*start.shape[:-1], start.shape[-1] + 1))
+    into = into.scatter_add(-1, passed, torch.ones_like(passed)).cumsum(-1)[..., :-1]
+    return _joined(blocks, into, n_bins)
 
 
 def pava(blocks: Blocks, *, backend: Backend = "auto") -> Blocks:
@@ -130,7 +134,7 @@ def pava(blocks: Blocks, *, backend: Backend = "auto") -> Blocks:
 
     Gradient: none.
     """
-    return _joined(blocks, _first_of_blocks("pava", blocks.n, blocks.positives, backend))
+    return _joined(blocks, *_numbered(_first_of_blocks("pava", blocks.n, blocks.positives, backend)))
 
 
 def pava_bc(
@@ -201,7 +205,7 @@ def pava_bc(
             "Lower `n_min` or give more samples."
         )
     first = _first_of_blocks("pava_bc", blocks.n, blocks.positives, backend, low, high, variant == "paper")
-    return _joined(blocks, first)
+    return _joined(blocks, *_numbered(first))
 
 
 def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
@@ -270,17 +274,21 @@ def _first_of_blocks(
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
 
 
-def _joined(blocks: Blocks, first: Tensor) -> Blocks:
-    """Join every block where `first` is False to the one before it."""
+def _numbered(first: Tensor) -> tuple[Tensor, int]:
+    """Return the block of every element from where blocks begin, and the largest number of blocks in a row."""
     into = first.cumsum(-1) - 1
-    return _sums(blocks, into, int(into[..., -1].max()) + 1 if into.numel() else 0)
+    return into, int(into[..., -1].max()) + 1 if into.numel() else 0
 
 
-def _sums(blocks: Blocks, into: Tensor, n_blocks: int) -> Blocks:
+def _joined(blocks: Blocks, into: Tensor, n_blocks: int) -> Blocks:
     """Join blocks: block b becomes part of block `into[b]`."""
-    zeros = blocks.n.new_zeros((*into.shape[:-1], n_blocks))
-    n, positives = (zeros.scatter_add(-1, into, column) for column in (blocks.n, blocks.positives))
-    return Blocks(into.gather(-1, blocks.index), n, positives)
+    return Blocks(into.gather(-1, blocks.index), *_sums(into, n_blocks, blocks.n, blocks.positives))
+
+
+def _sums(into: Tensor, n_blocks: int, n: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum both columns over the elements of every block."""
+    zeros = n.new_zeros((*into.shape[:-1], n_blocks))
+    return zeros.scatter_add(-1, into, n), zeros.scatter_add(-1, into, positives)
 
 
 def _whole(weights: Tensor, ties: Ties) -> Tensor:

@@ -1,0 +1,31 @@
+"""What the tests of blocks share: the implementations to try, a random sample, a table to compare."""
+
+import importlib.util
+
+import pytest
+import torch
+
+NUMBA = pytest.param(
+    "numba", marks=pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
+)
+PAVA_BACKENDS = ["python", "rounds", NUMBA]
+PAVA_BC_BACKENDS = ["python", NUMBA]
+VARIANTS = ["code", "paper"]
+TIES = ["pool", "split"]
+
+
+def table(blocks):
+    """Sizes and positives of one row as lists, without the empty blocks that pad a batch."""
+    keep = blocks.n > 0
+    return blocks.n[keep].tolist(), blocks.positives[keep].tolist()
+
+
+def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
+    """Scores, outcomes that follow them, and weights; `distinct` values make ties."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(*lead, n, generator=generator, dtype=torch.float64)
+    if distinct:
+        scores = (scores * distinct).floor() / distinct
+    outcomes = (torch.rand(*lead, n, generator=generator) < scores).long()
+    weights = torch.randint(0, 4, (*lead, n), generator=generator) if weighted else None
+    return scores, outcomes, weights
