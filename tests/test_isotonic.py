@@ -356,6 +356,14 @@ def test_counts_per_cell_are_blocks_too():
     assert table(equal_mass(cells, 6)) == table(equal_mass(sample, 6))
 
 
+@pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
+def test_an_empty_cell_falls_to_the_block_before(backend):
+    cells = Blocks(torch.arange(6), torch.tensor([0, 30, 0, 8, 5, 0]), torch.tensor([0, 9, 0, 8, 5, 0]))
+    blocks = pava_bc(cells, n_min=5, n_max=9, backend=backend)
+    assert (blocks.n.tolist(), blocks.index.tolist()) == ([30, 8, 5], [0, 0, 0, 1, 2, 2])
+    assert pava(cells, backend="python").index.tolist() == pava(cells, backend="rounds").index.tolist()
+
+
 def test_large_counts_are_exact():
     """Means that differ by 1e-18 are told apart: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
     n, k = torch.tensor([10**9, 10**9 - 1]), torch.tensor([10**9 - 1, 10**9 - 2])

@@ -115,7 +115,8 @@ def test_on_cuda_blocks_are_those_of_the_cpu(distinct):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(6,), (2, 6), (3, 2500), (5000,)])
 def test_sort_by_bits_is_the_stable_sort_of_floats(dtype, shape):
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, 1e-40, -1e-40, 0.5, torch.nan], dtype=dtype)
+    special = [0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, 1e-40, -1e-40, 0.5, torch.nan, -torch.nan]
+    special = torch.tensor(special, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     scores = special[torch.randint(0, len(special), shape, generator=generator)]
     assert torch.equal(stable_sort(order_bits(scores))[1], scores.sort(dim=-1, stable=True).indices)
