@@ -55,7 +55,6 @@ def load(recorded, entry):
     return (arrays[f"p_{case[2]}"], arrays[f"y_{case[2]}"]) if len(case) > 1 else (arrays["probs"], arrays["targets"])
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("ties", TIES)
 @pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
 def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend, ties):
@@ -77,7 +76,6 @@ def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend,
             torch.testing.assert_close(middle.tolist(), value["edges"][1:-1], rtol=1e-12, atol=0)
 
 
-@pytest.mark.data
 def test_default_bounds_are_those_of_the_recorded_blocks(recorded):
     """N = 50,000: N // 20 = 2,500 and N // 5 = 10,000, the bounds of [TCE] Table 5."""
     arrays = recorded("imagenet_dogs_alexnet.npz")
