@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 import torchcalib as tc
+
+settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
+settings.load_profile("here")
 
 N_CLASSES = 4
 

@@ -248,7 +248,8 @@ def read_input(
     task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, hard_targets: bool = False
 ) -> Predictions:
     """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
-    if unknown := sorted(options.keys() - _OPTIONS):
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown:
         raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
     named = {name: value for name, value in options.items() if name != "weights"}
     return InputFormat(task, hard_targets=hard_targets, **named).read(preds, target, options.get("weights"))
