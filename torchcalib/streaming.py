@@ -353,7 +353,8 @@ class CalibrationCollection(MetricCollection):
         groups: dict[Any, list[StreamingMetric[Any]]] = defaultdict(list)
         for metric in self._members():
             if (
-                metric._to_sync
+                metric._computed is None  # else its value stands, as torchmetrics has it, and needs no sync
+                and metric._to_sync
                 and not metric._is_synced
                 and metric.dist_sync_fn is None
                 and metric.distributed_available_fn()
@@ -366,12 +367,7 @@ class CalibrationCollection(MetricCollection):
             for process_group, group in groups.items():
                 for metric, state in zip(group, _summed_over_ranks(group, process_group), strict=True):
                     metric._cache = metric._copy_state_dict()
-                    metric.state, metric._is_synced, metric._to_sync, metric._computed = (
-                        state,
-                        True,
-                        False,
-                        None,
-                    )
+                    metric.state, metric._is_synced, metric._to_sync = state, True, False
             try:
                 yield
             finally:
