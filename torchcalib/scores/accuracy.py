@@ -23,4 +23,4 @@ class Accuracy(ScoreMetric):
     higher_is_better = True
     unit, perfect, plot_lower_bound, plot_upper_bound = "share of samples", 1.0, 0.0, 1.0
     question = "how often is the most probable class the true one"
-    source = "count"
+    source = ""
