@@ -18,6 +18,7 @@ from torchcalib.binned import (
     mce,
     rmsce,
 )
+from torchcalib.binomial import betainc, binomial_test
 from torchcalib.bins import BinTable
 from torchcalib.predictions import InputOptions
 from torchcalib.report import Report, report
@@ -63,7 +64,9 @@ __all__ = [
     "InputOptions",
     "Report",
     "__version__",
+    "betainc",
     "bin_table",
+    "binomial_test",
     "brier_per_sample",
     "brier_score",
     "ecd",
