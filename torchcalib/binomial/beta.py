@@ -14,12 +14,22 @@ all a and b, where a continued fraction needs terms in number like the root of t
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_PIECE = 4096
 _DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
+
+
+def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Apply an elementwise function to pieces of tensors of one shape: it needs room for 40 numbers an element."""
+    if tensors[0].numel() <= _PIECE or torch.compiler.is_compiling():
+        return function(*tensors)
+    pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
+    return torch.cat([function(*piece) for piece in pieces]).reshape(tensors[0].shape)
 
 
 def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
@@ -198,7 +208,7 @@ class _Betainc(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         """Return I_x(a, b)."""
-        return _betainc_forward(a, b, x)
+        return in_pieces(_betainc_forward, a, b, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
@@ -233,11 +243,11 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
         TypeError: if `x` is not a floating tensor, or `a` or `b` is complex.
 
     Gradient:
-        In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b: they are
-        treated as constants.
+        In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b: they
+        are treated as constants.
 
     Source:
-        NIST Digital Library of Mathematical Functions, 8.17; the method is at the head of `torchcalib/binomial.py`.
+        NIST Digital Library of Mathematical Functions, 8.17; the method: head of `torchcalib/binomial/beta.py`.
 
     Example:
         >>> betainc(2, 3, torch.tensor([0.0, 0.5, 1.0]))

@@ -1,15 +1,17 @@
 """Decisions of the two-sided test for many samples a bin, at the price of a comparison for most."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcalib.binomial.beta import in_pieces
 from torchcalib.binomial.two_sided import TIE, p_value, two_tails
 from torchcalib.predictions.values import look
 
-_MARGIN = 1e-9  # critical values keep this far (relative) from alpha: rounding here and in scipy is 1e-12
+_MARGIN = 1e-9  # critical values keep this far (relative) from alpha: rounding is 1e-13 here, 3e-11 in scipy at n = 1e6
 
 
 class CriticalValues(NamedTuple):
@@ -58,14 +60,14 @@ def critical_values(k: Tensor, n: Tensor, alpha: float) -> CriticalValues:
     side = torch.tensor([1.0, -1.0], dtype=torch.float64, device=k.device).reshape(2, *axes)
     # Points are tried at even steps of asin(sqrt(p)), whose standard deviation is 1/(2 sqrt(n)) everywhere.
     limit = torch.stack((_upper_limit(k, n, alpha), 1 - _upper_limit(n - k, n, alpha)))
-    step = (
-        side * torch.tensor(_TRIED_FIRST, dtype=torch.float64, device=k.device).reshape(-1, 1, *axes) / (2 * n.sqrt())
-    )
-    angle = limit.clamp(0, 1).sqrt().asin() + step
+    tried = torch.tensor(_TRIED_FIRST, dtype=torch.float64, device=k.device).reshape(-1, 1, *axes)
+    certify = partial(_certificate, alpha=alpha)
+    angle = limit.clamp(0, 1).sqrt().asin() + side * tried / (2 * n.sqrt())
     kept, rejected = side * (k / n), torch.full_like(limit, torch.inf)  # both times `side`: farther out is larger
     for last in (False, True):
         p = angle.clamp(0, math.pi / 2).sin().square()
-        keeps, rejects = _certificates(k.expand_as(p), n.expand_as(p), p, side, alpha)
+        verdict = in_pieces(certify, k.expand_as(p), n.expand_as(p), p, side.expand_as(p))
+        keeps, rejects = verdict > 0, verdict < 0
         kept = torch.where(keeps, side * p, -torch.inf).amax(0).maximum(kept)
         rejected = torch.where(rejects, side * p, torch.inf).amin(0).minimum(rejected)
         if not last:
@@ -88,25 +90,26 @@ def _upper_limit(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     return limit
 
 
-def _certificates(k: Tensor, n: Tensor, p: Tensor, side: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return whether p keeps everything between k/n and itself, and whether it rejects everything beyond itself."""
+def _certificate(k: Tensor, n: Tensor, p: Tensor, side: Tensor, alpha: float) -> Tensor:
+    """Return 1 where p keeps everything between k/n and itself, -1 where it rejects everything beyond itself, or 0."""
     tails = two_tails(k, n, p)
-    first, near = tails.first, tails.k
-    valid = (p > 0) & (p < 1) & (side * (n * p - k) > 0)
+    first, near, log_odds = tails.first, tails.k, tails.log_odds
     excess = (
-        tails.log_ratio + (first / (n - near)).log() - tails.log_odds
-    )  # of the rising term of G' over the falling one
-    turn = tails.log_odds - excess / (first - 1 - near)
-    slope = torch.exp(tails.log_pmf) * (n - near) * torch.expm1(excess) * (1 + tails.log_odds.exp())
-    dip = (tails.log_odds.sigmoid() - turn.sigmoid()) * slope
-    convex = ((n - 1) * turn.sigmoid() >= near) & ((n - 1) * tails.log_odds.sigmoid() <= first - 1)
+        tails.log_ratio + (first / (n - near)).log() - log_odds
+    )  # log of the rising term of G' over the falling one
+    turn = log_odds - excess / (first - 1 - near)
+    slope = tails.log_pmf.exp() * (n - near) * excess.expm1() * (1 + log_odds.exp())
+    dip = (log_odds.sigmoid() - turn.sigmoid()) * slope
+    convex = ((n - 1) * turn.sigmoid() >= near) & ((n - 1) * log_odds.sigmoid() <= first - 1)
     falls = (excess <= 0) | (first > n)
     least = tails.near + tails.far - torch.where(falls, 0.0, dip)
     keeps = (falls | convex) & (least > alpha * (1 + _MARGIN))
-    last_odds = tails.log_odds + (TIE - tails.log_ratio) / (first - near)
+    last_odds = log_odds + (TIE - tails.log_ratio) / (first - near)
     ratio = torch.where(first < n, last_odds.exp() * (n - first) / (first + 1), 0.0)
-    bound = tails.near + torch.exp(tails.log_pmf + TIE) / (1 - ratio)
-    return keeps & valid, (ratio < 1) & (bound <= alpha * (1 - _MARGIN)) & valid
+    bound = tails.near + (tails.log_pmf + TIE).exp() / (1 - ratio)
+    rejects = (ratio < 1) & (bound <= alpha * (1 - _MARGIN))
+    verdict = keeps.double() - rejects.double()  # never both
+    return verdict.where((p > 0) & (p < 1) & (side * (n * p - k) > 0), 0.0)
 
 
 @torch.no_grad()

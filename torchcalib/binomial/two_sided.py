@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.binomial.beta import deviation, integral_beyond, kind, log_kernel, mirrored, real
+from torchcalib.binomial.beta import deviation, in_pieces, integral_beyond, kind, log_kernel, mirrored, real
 
 TIE = math.log1p(1e-7)  # scipy.stats.binomtest counts outcomes up to 1 + 1e-7 times as probable as the one observed
 
@@ -98,6 +98,10 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> _Tails:
 
 def p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
     """Return the p-value; float64 of one shape."""
+    return in_pieces(_p_value, k, n, p)
+
+
+def _p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
     tails = two_tails(k, n, p)
     value = (tails.near + tails.far).clamp(max=1)
     value = torch.where((p == 0) | (p == 1), 0.0, value).masked_fill(k == n * p, 1)
