@@ -139,6 +139,7 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
         >>> binomial_test(1, 30, torch.tensor([0.0, 1 / 30, 0.170, 0.177]))
         tensor([0.0000, 1.0000, 0.0491, 0.0507], dtype=torch.float64)
     """
-    device = next((t.device for t in (p, k, n) if isinstance(t, Tensor)), torch.device("cpu"))
+    devices = [t.device for t in (p, k, n) if isinstance(t, Tensor)] or [torch.device("cpu")]
+    device = devices[0]
     wide = _count("k", k, device), _count("n", n, device), real("p", p, device)
     return p_value(*torch.broadcast_tensors(*wide))  # type: ignore[no-untyped-call]
