@@ -16,7 +16,8 @@ def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
         return -distribution.log_prob(value) - distribution.entropy()
     except NotImplementedError as error:
         raise TypeError(
-            f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}."
+            f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}. "
+            "Pass a distribution whose density and entropy torch knows."
         ) from error
 
 
@@ -35,7 +36,17 @@ def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
     """Normalised estimation error squared (x - mu)^T Sigma^-1 (x - mu) of every sample; see `nees`.
 
     Returns:
-        `(..., N)`, the batch shape of the distribution.
+        `(..., N)` in [0, inf), no unit: the batch shape of the distribution.
+
+    Raises:
+        TypeError: for a distribution that is not Gaussian.
+        ValueError: for values of another shape.
+
+    Gradient:
+        Everywhere.
+
+    Source:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10.
 
     Example:
         >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
@@ -70,10 +81,11 @@ def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = 
         weights: one non-negative weight per sample `(..., N)`.
 
     Returns:
-        `(...)` in [0, inf), no unit, in the dtype of the distribution; NaN without data.
+        `(...)` in [0, inf), no unit, in the dtype of the distribution (at least float32); NaN without data.
 
     Raises:
         TypeError: for a distribution that is not Gaussian.
+        ValueError: for values or weights of another shape.
 
     Gradient:
         Everywhere.
