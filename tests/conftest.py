@@ -59,6 +59,25 @@ class Case:
             logits = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
         return logits.to(dtype), target
 
+    @property
+    def format(self):
+        """How the case reads input: what it demands of targets and weights."""
+        return self.metric().input_format
+
+    @property
+    def whole_weights(self):
+        return self.format.whole_weights
+
+    @property
+    def differentiable(self):
+        return self.cls.is_differentiable
+
+    def weights(self, n, seed=3):
+        """Random weights: real ones, or counts where the case takes no others."""
+        generator = torch.Generator().manual_seed(seed)
+        w = torch.rand(n, generator=generator, dtype=torch.float64)
+        return (5 * w).floor() if self.whole_weights else w
+
     def __str__(self):
         return self.name
 
@@ -101,9 +120,59 @@ def _cases():
         yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
         yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
+    yield from _ranked_cases(out, reductions)
     yield Case(
         "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
+
+
+def _ranked_cases(out, reductions):
+    ranked = [
+        ("ace", tc.ace, tc.ACE, {"n_bins": 5}),
+        ("mce-mass", tc.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
+        ("tce", tc.tce, tc.TCE, {"alpha": 0.3}),
+        ("ks", tc.ks, tc.KS, {}),
+        ("corp", corp_part, tc.CORP, {"component": "mcb"}),
+    ]
+    for name, function, cls, options in ranked:
+        for task, own in out.items():
+            for reduction in reductions[task]:
+                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
+                yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
+    settings = [
+        ("rmsce-mass", tc.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
+        ("mce-pava", tc.mce, tc.MCE, {"bins": "pava"}),
+        ("tce-mass-l2", tc.tce, tc.TCE, {"bins": "equal_mass", "n_bins": 4, "norm": "l2", "alpha": 0.3}),
+        ("tce-width-max", tc.tce, tc.TCE, {"bins": "equal_width", "n_bins": 4, "norm": "max", "alpha": 0.3}),
+        ("tce-edges", tc.tce, tc.TCE, {"bins": (0.0, 0.3, 0.8, 1.0), "right": True, "alpha": 0.3}),
+        ("tce-pava", tc.tce, tc.TCE, {"bins": "pava", "alpha": 0.3}),
+        ("tce-paper", tc.tce, tc.TCE, {"variant": "paper", "alpha": 0.3}),
+        ("tce-t", tc.tce, tc.TCE, {"test": "t", "alpha": 0.3}),
+        ("gce-l2", tc.gce, tc.GCE, {"loss": squared_gap, "bins": "pava_bc", "norm": "l2"}),
+        ("gce-max", tc.gce, tc.GCE, {"loss": squared_gap, "bins": "equal_width", "norm": "max"}),
+        ("corp-nll", corp_part, tc.CORP, {"component": "mcb", "score": "nll", "from_logits": True}),
+        ("corp-score", corp_part, tc.CORP, {"component": "score", "score": "nll"}),
+        ("corp-dsc", corp_part, tc.CORP, {"component": "dsc"}),
+        ("corp-unc", corp_part, tc.CORP, {"component": "unc"}),
+    ]
+    for name, function, cls, options in settings:
+        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
+    of_set = {"positive_classes": [1, 3]}
+    for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE), ("tce", tc.tce, tc.TCE)):
+        for from_logits in (False, True):
+            options = {**of_set, "from_logits": from_logits}
+            yield Case(f"{name}-set-{from_logits}", function, cls, "multiclass", options, out["multiclass"])
+    yield Case(
+        "ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
+    )
+
+
+def corp_part(*args, component="mcb", **options):
+    return getattr(tc.corp(*args, **options), component)
+
+
+def squared_gap(b):
+    return b.gap.square()
 
 
 CASES = list(_cases())

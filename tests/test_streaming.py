@@ -30,7 +30,7 @@ def test_metric_contract(one):
     assert isinstance(hash(metric), int)
     assert one.task in repr(metric)
     metric.persistent(True)
-    assert set(metric.state_dict()) == {metric.state_name}
+    assert set(metric.state_dict()) == set(metric.state_names)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_state_is_constant_in_the_number_of_samples(one):
     for seed in range(3):
         metric.update(*one.data(n=2000, seed=seed))
     assert len(pickle.dumps(metric.metric_state)) == size
-    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == [metric.state_name]
+    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == list(metric.state_names)
 
 
 def test_inference_mode_reset_and_use_afterwards(one):
@@ -192,7 +192,7 @@ def test_collection_reads_once_for_members_that_demand_different_things(monkeypa
     rows = torch.stack([1 - P, P], -1)
     metrics.update(rows, Y)
     assert len(reads) == 1
-    with pytest.raises(TypeError, match="`target` must be integer labels where `priors` are given"):
+    with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
         metrics.update(rows, rows)
     assert [m.update_count for m in metrics.values()] == [1, 1, 1]
 
@@ -295,7 +295,7 @@ def test_merge_takes_a_dict_of_state_and_refuses_others():
     other.update(P[2:], Y[2:])
     metric.merge_state(other.metric_state)
     torch.testing.assert_close(metric.compute(), tc.ece(P, Y, task="binary").double())
-    for wrong in ({}, {other.state_name: torch.zeros(3)}, {"sums": other.state}):
+    for wrong in ({}, {other.state_names[0]: torch.zeros(3)}, {"sums": other.state}):
         with pytest.raises(ValueError, match="state must hold `sums_"):
             metric.merge_state(wrong)
 

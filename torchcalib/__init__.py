@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchcalib._version import __version__
 from torchcalib.binned import (
+    ACE,
     ECE,
     ESCE,
     MCE,
     RMSCE,
+    ace,
     bin_table,
     ece,
     esce,
@@ -19,8 +21,9 @@ from torchcalib.binned import (
     rmsce,
 )
 from torchcalib.binomial import betainc, binomial_test
-from torchcalib.bins import BinTable
+from torchcalib.bins import BinTable, TCETable
 from torchcalib.predictions import InputOptions
+from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
 from torchcalib.scores import (
     ECD,
@@ -52,27 +55,38 @@ _LAZY = {
 }
 
 __all__ = [
+    "ACE",
+    "CORP",
     "ECD",
     "ECE",
     "ESCE",
+    "GCE",
+    "KS",
     "MCE",
     "NLL",
     "RMSCE",
+    "TCE",
     "BinTable",
     "Brier",
+    "CORPDecomposition",
     "CalibrationCollection",
     "InputOptions",
     "Report",
+    "TCETable",
     "__version__",
+    "ace",
     "betainc",
     "bin_table",
     "binomial_test",
     "brier_per_sample",
     "brier_score",
+    "corp",
     "ecd",
     "ecd_per_sample",
     "ece",
     "esce",
+    "gce",
+    "ks",
     "mce",
     "nees",
     "nees_per_sample",
@@ -80,6 +94,8 @@ __all__ = [
     "nll_per_sample",
     "report",
     "rmsce",
+    "tce",
+    "tce_table",
 ]
 
 

@@ -1,13 +1,14 @@
-"""Errors over equal-width bins, ECE, ESCE, MCE, RMSCE, as functions and as streaming classes; and the bins' table."""
+"""Errors over bins of equal width or mass, ECE, ACE, ESCE, MCE, RMSCE, as functions and as streaming classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
+from torchcalib.binnings import Binning, Bins
 from torchcalib.bins import (
     BinTable,
     ece_from_bins,
@@ -16,48 +17,88 @@ from torchcalib.bins import (
     mce_from_bins,
     rmsce_from_bins,
 )
+from torchcalib.kernels.isotonic import Ties
 from torchcalib.predictions import (
     Average,
     InputFormat,
     InputOptions,
     Task,
     check_average,
-    check_count,
     check_flag,
     check_task,
     count_of_outputs,
     read_input,
+    task_read_as,
 )
 from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import StreamingMetric
 
 
 @dataclass(frozen=True)
 class BinReading:
-    """From predictions to bins, and from bins to a value: the only place where these options are checked."""
+    """From predictions to bins, and from bins to a value: the only place where these options are checked.
+
+    Attributes:
+        task: that predictions are one of once they are read.
+        binning: which bins.
+        reduction: what the confidence is of.
+        average: `"macro"`, or None for a value for each class.
+        resolution: of the sketch that stands for the sample; None keeps every sample.
+        from_sample: whether the sample itself must be at hand, whatever the bins.
+    """
 
     task: Task
-    n_bins: int = 15
-    right: bool = False
+    binning: Binning
     reduction: Reduction | None = None
     average: Average | None = "macro"
+    resolution: int | None = None
+    from_sample: bool = False
 
     def __post_init__(self) -> None:
         check_task(self.task)
-        check_count("n_bins", self.n_bins, at_most=2**20)  # edges are exact to the last digit up to here
-        check_flag("right", self.right)
-        check_average(self.average, resolve_reduction(self.task, self.reduction) == "classwise")
+        check_average(self.average, self.classwise)
+        if self.adds and self.resolution is not None:
+            raise ValueError(
+                f"`resolution` must be None for bins='equal_width', got {self.resolution!r}. Their state is constant."
+            )
 
-    def recipe(self, with_ecd: bool) -> EqualWidthBins:
-        """The sums that are read."""
-        return EqualWidthBins(resolve_reduction(self.task, self.reduction), self.n_bins, self.right, with_ecd)
+    @property
+    def classwise(self) -> bool:
+        """Whether there is a value for each class or label."""
+        return resolve_reduction(self.task, self.reduction) == "classwise"
 
-    def read(self, from_bins: Callable[[BinStats], Tensor], b: BinStats) -> Tensor:
+    @property
+    def adds(self) -> bool:
+        """Whether the bins do not depend on the sample, so that sums over them are enough."""
+        return self.binning.bins == "equal_width" and not self.from_sample
+
+    @property
+    def demands(self) -> dict[str, bool]:
+        """What the bins demand of input; arguments of `InputFormat`."""
+        return {"hard_targets": self.binning.is_isotonic, "whole_weights": not self.adds}
+
+    def recipe(self, with_ecd: bool = False) -> EqualWidthBins | ExactSample | LogitCells:
+        """The statistic that is read."""
+        reduction = resolve_reduction(self.task, self.reduction)
+        if self.adds:
+            return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd)
+        return ExactSample(reduction) if self.resolution is None else LogitCells(reduction, self.resolution)
+
+    def read(self, from_bins: Callable[[BinStats], Tensor], statistic: BinStats | RankedSample) -> Tensor:
         """Read the value, `(...)`, or `(..., C)` for classes that are not averaged."""
-        values = from_bins(b)
-        classwise = resolve_reduction(self.task, self.reduction) == "classwise"
-        return values.mean(-1) if classwise and self.average is not None else values
+        if isinstance(statistic, RankedSample):
+            values = by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
+        else:
+            values = from_bins(statistic)
+        return values.mean(-1) if self.classwise and self.average is not None else values
+
+    def table(self, statistic: BinStats | RankedSample) -> BinTable:
+        """Read the table of the bins."""
+        if isinstance(statistic, RankedSample):
+            return self.binning.of(statistic).table()
+        return BinTable.of(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
 
 
 def bin_table(
@@ -65,6 +106,7 @@ def bin_table(
     target: Tensor,
     *,
     task: Task,
+    bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     reduction: Reduction | None = None,
     right: bool = False,
@@ -76,7 +118,8 @@ def bin_table(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins B over [0, 1].
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`.
+        n_bins: number of equal-width or equal-mass bins B.
         reduction: what the confidence is of; see `ece`.
         right: bins are `(a, b]` instead of `[a, b)`.
         **options: see `torchcalib.InputOptions`.
@@ -97,23 +140,39 @@ def bin_table(
               0.0000      0.5000           1      0.3333      0.2000      0.0000     -0.2000     -0.2773
               0.5000      1.0000           2      0.6667      0.8000      1.0000      0.2000     -0.2370
     """
-    bins, _ = _binned(BinReading(task, n_bins, right, reduction), preds, target, options, with_ecd=True)
-    return BinTable.of(bins, equal_width_edges(n_bins, bins.n))
+    reading = BinReading(task_read_as(task, options), Binning.given(bins, n_bins=n_bins, right=right), reduction)
+    statistic, _ = statistic_of(reading, task, preds, target, options, with_ecd=True)
+    return reading.table(statistic)
 
 
-def _binned(
-    reading: BinReading, preds: Tensor, target: Tensor, options: InputOptions, with_ecd: bool = False
-) -> tuple[BinStats, torch.dtype]:
-    """Return the bins and the dtype of results."""
-    p = read_input(reading.task, preds, target, options)
-    return reading.recipe(with_ecd).of(p), p.dtype
+def statistic_of(
+    reading: BinReading,
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: InputOptions,
+    *,
+    with_ecd: bool = False,
+    **demands: bool,
+) -> tuple[BinStats | RankedSample, torch.dtype]:
+    """Return what is read, and the dtype of results."""
+    p = read_input(task, preds, target, options, **{**reading.demands, **demands})
+    statistic = reading.recipe(with_ecd).of(p)
+    return statistic, p.dtype
 
 
-def _evaluate(
-    from_bins: Callable[[BinStats], Tensor], reading: BinReading, preds: Tensor, target: Tensor, options: InputOptions
+def evaluate(
+    from_bins: Callable[[BinStats], Tensor],
+    reading: BinReading,
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: InputOptions,
+    **demands: bool,
 ) -> Tensor:
-    bins, dtype = _binned(reading, preds, target, options)
-    return reading.read(from_bins, bins).to(dtype)
+    """Read the input, put it into bins, and read the value."""
+    statistic, dtype = statistic_of(reading, task, preds, target, options, **demands)
+    return reading.read(from_bins, statistic).to(dtype)
 
 
 def ece(
@@ -161,7 +220,57 @@ def ece(
         >>> ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return _evaluate(ece_from_bins, BinReading(task, n_bins, right, reduction, average), preds, target, options)
+    reading = BinReading(task_read_as(task, options), Binning("equal_width", n_bins, right), reduction, average)
+    return evaluate(ece_from_bins, reading, task, preds, target, options)
+
+
+def ace(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    ties: Ties = "pool",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Adaptive calibration error: ECE over bins that hold equally many samples.
+
+    The samples are put in the order of their confidences; cut i of N of them is at `i * N // n_bins`.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: labels or soft targets; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_bins: number of bins B.
+        reduction: what the confidence is of; see `ece`.
+        average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
+        ties: `"pool"` keeps samples of equal confidence in one bin, that of the first of them, so that the order of
+            the samples does not matter; a bin may then hold more than its share, or nothing. `"split"` cuts through
+            them in the order given, as the published code does.
+        **options: see `torchcalib.InputOptions`. `weights` must be whole numbers: bins count copies.
+
+    Returns:
+        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
+        of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In the confidences, everywhere and finite; the bin a sample falls in is a constant.
+
+    Source:
+        [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 2. (The
+        adaptive error of Nixon et al., Measuring Calibration in Deep Learning, is class-wise: `reduction="classwise"`.)
+
+    Example:
+        >>> ace(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
+        tensor(0.1500)
+    """
+    reading = BinReading(task_read_as(task, options), Binning("equal_mass", n_bins, ties=ties), reduction, average)
+    return evaluate(ece_from_bins, reading, task, preds, target, options)
 
 
 def esce(
@@ -209,7 +318,8 @@ def esce(
         >>> esce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.0667)
     """
-    return _evaluate(esce_from_bins, BinReading(task, n_bins, right, reduction, average), preds, target, options)
+    reading = BinReading(task_read_as(task, options), Binning("equal_width", n_bins, right), reduction, average)
+    return evaluate(esce_from_bins, reading, task, preds, target, options)
 
 
 def mce(
@@ -217,6 +327,7 @@ def mce(
     target: Tensor,
     *,
     task: Task,
+    bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     reduction: Reduction | None = None,
     average: Average | None = "macro",
@@ -231,7 +342,8 @@ def mce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins B over [0, 1].
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`.
+        n_bins: number of equal-width or equal-mass bins B.
         reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
             P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
             true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
@@ -256,7 +368,10 @@ def mce(
         >>> mce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return _evaluate(mce_from_bins, BinReading(task, n_bins, right, reduction, average), preds, target, options)
+    reading = BinReading(
+        task_read_as(task, options), Binning.given(bins, n_bins=n_bins, right=right), reduction, average
+    )
+    return evaluate(mce_from_bins, reading, task, preds, target, options)
 
 
 def rmsce(
@@ -264,6 +379,7 @@ def rmsce(
     target: Tensor,
     *,
     task: Task,
+    bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     debiased: bool = False,
     reduction: Reduction | None = None,
@@ -280,7 +396,8 @@ def rmsce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins B over [0, 1].
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`.
+        n_bins: number of equal-width or equal-mass bins B.
         debiased: subtract each bin's sampling variance.
         reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
             P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
@@ -307,22 +424,30 @@ def rmsce(
         tensor(0.2000)
     """
     check_flag("debiased", debiased)
-    reading = BinReading(task, n_bins, right, reduction, average)
-    return _evaluate(partial(rmsce_from_bins, debiased=debiased), reading, preds, target, options)
+    reading = BinReading(
+        task_read_as(task, options), Binning.given(bins, n_bins=n_bins, right=right), reduction, average
+    )
+    return evaluate(partial(rmsce_from_bins, debiased=debiased), reading, task, preds, target, options)
 
 
-class BinnedMetric(StreamingMetric[BinStats]):
-    """A reading of equal-width bins over a stream. The state is 3 sums a bin (4 with ECD), for each class.
+class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
+    """A reading of bins over a stream.
+
+    The state of equal-width bins is 3 sums a bin (4 with ECD), for each class. Bins that follow from the sample keep
+    it: 5 bytes for a sample of float32 (13 with weights), or with `resolution` a sketch of constant size.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.
-        from_logits, ignore_index, class_axis, validate_args: see `torchcalib.InputOptions`.
+        from_logits, ignore_index, positive_classes, class_axis, validate_args: see `torchcalib.InputOptions`.
         n_bins, right, reduction, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
-        with_ecd: sum the ECD too, for the `ecd` column of `bin_table()`, which is NaN without.
+        with_ecd: sum the ECD too, for the `ecd` column of `bin_table()`, which is NaN without. Equal-width bins only.
+        resolution: None keeps every sample. A number of cells for each unit of log-odds keeps their sums instead: see
+            `LogitCells` for what is exact then; 24 bytes a cell, 141 cells for each unit of `resolution`.
         from_bins: another reading of the bins than the class's own.
+        binning: other bins than those of equal width; checked.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
@@ -331,7 +456,10 @@ class BinnedMetric(StreamingMetric[BinStats]):
 
     perfect = 0.0
     unit = "probability"
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_lower_bound: float | None = 0.0
+    plot_upper_bound: float | None = 1.0
+    from_sample: ClassVar[bool] = False
+    """Whether the reading needs the sample, and not the bins alone."""
 
     def __init__(
         self,
@@ -345,22 +473,34 @@ class BinnedMetric(StreamingMetric[BinStats]):
         average: Average | None = "macro",
         right: bool = False,
         ignore_index: int | None = None,
+        positive_classes: Sequence[int] | None = None,
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
         with_ecd: bool = False,
+        resolution: int | None = None,
         from_bins: Callable[[BinStats], Tensor] | None = None,
+        binning: Binning | None = None,
+        hard_targets: bool = False,
         **kwargs: Any,
     ) -> None:
-        reading = BinReading(task, n_bins, right, reduction, average)
+        read_as = task_read_as(task, {"positive_classes": positive_classes})
+        binning = Binning("equal_width", n_bins, right) if binning is None else binning
+        reading = BinReading(read_as, binning, reduction, average, resolution, self.from_sample)
+        check_flag("with_ecd", with_ecd)
+        if with_ecd and not reading.adds:
+            raise ValueError("`with_ecd` must be False for bins that follow from the sample, got True.")
         super().__init__(
             InputFormat(
                 task,
                 from_logits=from_logits,
                 ignore_index=ignore_index,
+                positive_classes=positive_classes,
                 class_axis=class_axis,
                 num_classes=count_of_outputs(task, num_classes, num_labels),
                 validate_args=validate_args,
+                hard_targets=hard_targets or reading.demands["hard_targets"],
+                whole_weights=reading.demands["whole_weights"],
             ),
             reading.recipe(with_ecd),
             batch_shape,
@@ -372,10 +512,9 @@ class BinnedMetric(StreamingMetric[BinStats]):
 
     def bin_table(self) -> BinTable:
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
-        statistic = self._synced_statistic()
-        return BinTable.of(statistic, equal_width_edges(self.reading.n_bins, statistic.n))
+        return self.reading.table(self._synced_statistic())
 
-    def _value(self, statistic: BinStats) -> Tensor:
+    def _value(self, statistic: BinStats | RankedSample) -> Tensor:
         return self.reading.read(self.from_bins, statistic)
 
 
@@ -404,12 +543,33 @@ class ESCE(BinnedMetric):
     source = "Sumler et al., An Entropic Metric, sec. II"
 
 
+class ACE(BinnedMetric):
+    """Adaptive calibration error, streamed; see `ace`. `resolution` keeps a sketch instead of every sample."""
+
+    from_bins = staticmethod(ece_from_bins)
+    question = "how far is frequency from confidence, on average, in bins of equally many samples"
+    source = "Matsubara et al., TCE, UAI 2023, sec. 2"
+
+    def __init__(self, *, n_bins: int = 15, ties: Ties = "pool", **options: Any) -> None:
+        super().__init__(binning=Binning("equal_mass", n_bins, ties=ties), **options)
+
+
 class MCE(BinnedMetric):
     """Maximum calibration error, streamed; see `mce`."""
 
     from_bins = staticmethod(mce_from_bins)
     question = "how far is frequency from confidence in the worst bin"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
+
+    def __init__(
+        self,
+        *,
+        bins: Bins | Sequence[float] | Tensor = "equal_width",
+        n_bins: int = 15,
+        right: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(binning=Binning.given(bins, n_bins=n_bins, right=right), **options)
 
 
 class RMSCE(BinnedMetric):
@@ -419,6 +579,15 @@ class RMSCE(BinnedMetric):
     question = "how far is frequency from confidence, large gaps counting more"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 
-    def __init__(self, *, debiased: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        debiased: bool = False,
+        bins: Bins | Sequence[float] | Tensor = "equal_width",
+        n_bins: int = 15,
+        right: bool = False,
+        **options: Any,
+    ) -> None:
         check_flag("debiased", debiased)
-        super().__init__(from_bins=partial(rmsce_from_bins, debiased=debiased), **options)
+        binning = Binning.given(bins, n_bins=n_bins, right=right)
+        super().__init__(from_bins=partial(rmsce_from_bins, debiased=debiased), binning=binning, **options)

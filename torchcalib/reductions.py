@@ -70,6 +70,41 @@ def classwise(p: Predictions, with_ecd: bool = False) -> Events:
     return Events(p.probs.transpose(-1, -2), one_hot.transpose(-1, -2), weights, ecd)
 
 
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Claims by the number that puts them in order.
+
+    Attributes:
+        score: probability of the event, or with `from_logits` its log-odds, which do not saturate. `(..., N)`, in the
+            narrowest dtype that holds it as it was given.
+        outcome: uint8 labels, or shares of votes in the dtype of `score`. `(..., N)`.
+        from_logits: whether `score` is log-odds.
+    """
+
+    score: Tensor
+    outcome: Tensor
+    from_logits: bool
+
+
+def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
+    """Apply a reduction that `resolve_reduction` has let through, to what an order is made of.
+
+    Binary and multi-label logits stay as they are. Other confidences are probabilities: of logits in float64.
+    """
+    if p.task == "multiclass" and reduction == "classwise":
+        classes = torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
+        outcome = p.target.transpose(-1, -2) if p.soft else p.target.unsqueeze(-2) == classes
+        scores = Scores(p.probs.transpose(-1, -2), outcome, False)
+    elif p.task == "multiclass" or (reduction == "top_label" and not p.from_logits):
+        events = top_label(p)
+        scores = Scores(events.confidence, events.outcome, False)
+    elif reduction == "top_label":
+        scores = Scores(p.values.abs().to(p.dtype), top_label(p).outcome, True)
+    else:
+        scores = Scores(p.values.to(p.dtype), p.target, p.from_logits)
+    return Scores(scores.score, scores.outcome.to(torch.uint8 if p.hard else scores.score.dtype), scores.from_logits)
+
+
 def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     classes = torch.arange(num_classes, device=target.device)
     return (target.unsqueeze(-1) == classes).to(dtype)

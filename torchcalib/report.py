@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchcalib._version import __version__
-from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric, BinReading
+from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric
+from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, ece_from_bins, equal_width_edges, rmsce_from_bins
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count
 from torchcalib.reductions import Reduction, reductions_of
@@ -181,12 +182,12 @@ class ReportBuilder:
     """Takes predictions piece by piece and makes a `Report` of all of them. Arguments are those of `report`."""
 
     def __init__(self, *, task: Task, n_bins: int = 15, right: bool = False, **options: Any) -> None:
-        reading = BinReading(task, n_bins, right)
+        binning = Binning("equal_width", n_bins, right)
         check_count("n_bins", n_bins, at_most=_MOST_BINS)
-        self._task: Task = task
-        self._settings: dict[str, Any] = {"n_bins": reading.n_bins, "right": reading.right}
+        self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
+        self._task = self._format.read_as
         self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
 
@@ -245,9 +246,10 @@ class ReportBuilder:
 
     def _made_for(self, preds: Tensor) -> CalibrationCollection:
         """The metrics that a report is read from: every score by class, and bins of every reduction."""
-        given: dict[str, Any] = {"task": self._task, **self._options}
-        if self._task != "binary" and preds.dim():
-            name = "num_labels" if self._task == "multilabel" else "num_classes"
+        task = self._format.task
+        given: dict[str, Any] = {"task": task, **self._options}
+        if task != "binary" and preds.dim():
+            name = "num_labels" if task == "multilabel" else "num_classes"
             given[name] = preds.shape[given.get("class_axis", -1)]
         members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
         for reduction in reductions_of(self._task):

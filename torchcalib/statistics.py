@@ -1,6 +1,6 @@
 """The small statistics that metrics are readings of. They add, and know nothing of names.
 
-Each is one tensor of sums, so that streaming, merging, saving and syncing are an addition of tensors. A `Recipe` says
+Each is one tensor of sums, so that streaming, merging, saving and syncing are an addition of tensors. A recipe says
 which sums: it is a frozen value, so two metrics with equal recipes over equal input can share one pass.
 """
 
@@ -90,16 +90,16 @@ class BinStats(Sums):
         return (self.sums[..., 2, :] - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
 
 
-S = TypeVar("S", bound=Sums, covariant=True)
+S = TypeVar("S", covariant=True)
 
 
-class Recipe(Protocol[S]):
-    """Which sums to take of predictions."""
+class SumsRecipe(Protocol[S]):
+    """Which sums to take of predictions, and the statistic that they make."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape `(..., F, K)` of the sums of one series of samples."""
 
-    def of(self, p: Predictions) -> S:
+    def of(self, p: Predictions) -> Sums:
         """Take the sums over the samples of `p`."""
 
     def wrap(self, sums: Tensor) -> S:

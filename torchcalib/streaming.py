@@ -1,11 +1,10 @@
-"""Statistics as torchmetrics states: metrics that stream in constant memory and sync across ranks.
+"""Statistics as torchmetrics states: metrics that stream and sync across ranks.
 
-A metric's whole state is ONE tensor of sums, so adding a batch, merging two metrics and syncing ranks are each one
-addition. `CalibrationCollection` reads the input once for all of its members and syncs them in one collective.
+What a state is, and how it adds, is its `StateKind`'s to say. `CalibrationCollection` reads the input once for all of
+its members and syncs them together: sums in one collective, whole samples in one more.
 """
 
 import functools
-import math
 import zlib
 from abc import abstractmethod
 from collections import defaultdict
@@ -21,15 +20,17 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import InputFormat, check_count
-from torchcalib.statistics import Recipe, Sums
+from torchcalib.samples import ExactSample
+from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind, named_parts
+from torchcalib.statistics import SumsRecipe
 
-S = TypeVar("S", bound=Sums)
+S = TypeVar("S")
 
 
 class StreamingMetric(Metric, Generic[S]):
-    """A reading of sums that stream. A subclass names the sums (`recipe`) and reads them (`_value`).
+    """A reading of a statistic that streams. A subclass names the statistic (`recipe`) and reads it (`_value`).
 
-    The state is float64 (on a device that has none it stays on the CPU) and keeps its dtype under `.to(dtype)`,
+    Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
     `.half()` and Lightning's precision plugins. An `update` or `forward` that raises leaves the metric as it was.
     Values are float64; `compute` without data gives NaN; `forward` returns the batch's value with its gradient.
 
@@ -51,7 +52,11 @@ class StreamingMetric(Metric, Generic[S]):
     """Publication and equation."""
 
     def __init__(
-        self, input_format: InputFormat, recipe: Recipe[S], batch_shape: tuple[int, ...] = (), **kwargs: Any
+        self,
+        input_format: InputFormat,
+        recipe: SumsRecipe[S] | ExactSample,
+        batch_shape: tuple[int, ...] = (),
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.input_format = input_format
@@ -61,23 +66,23 @@ class StreamingMetric(Metric, Generic[S]):
         self.batch_shape = tuple(batch_shape)
         for size in self.batch_shape:
             check_count("batch_shape", size)
-        self.sums_shape = (*self.batch_shape, *recipe.shape(input_format.task, input_format.num_classes))
+        self.kind: StateKind[Any, S] = _kind_of(input_format, recipe, self.batch_shape)
         self._shared: dict[Hashable, Any] | None = None
-        # The first entry counts rows that were left out because they were bad; the others are the sums. The name tells
-        # what they are sums of: torchmetrics' compute groups and state dicts go by it, and must never mix two kinds.
-        self.state_name = f"sums_{_fingerprint([self]):05x}"
-        size = 1 + math.prod(self.sums_shape)
-        self.add_state(self.state_name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
+        # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
+        # two kinds.
+        self.state_names = tuple(f"{name}_{_fingerprint([self]):05x}" for name in self.kind.names)
+        for name, part in zip(self.state_names, self.kind.empty(), strict=True):
+            self.add_state(name, part, dist_reduce_fx="sum" if isinstance(part, Tensor) else "cat")
 
     @property
-    def state(self) -> Tensor:
-        """The whole state, float64: the number of bad rows, then the sums."""
-        state: Tensor = getattr(self, self.state_name)
-        return state
+    def state(self) -> Any:
+        """The whole state: for sums a tensor, the number of bad rows before them; for samples a `Samples`."""
+        return self.kind.join([getattr(self, name) for name in self.state_names])
 
     @state.setter
-    def state(self, value: Tensor) -> None:
-        setattr(self, self.state_name, value)
+    def state(self, value: Any) -> None:
+        for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
+            setattr(self, name, part)
 
     @abstractmethod
     def _value(self, statistic: S) -> Tensor:
@@ -96,7 +101,7 @@ class StreamingMetric(Metric, Generic[S]):
             TypeError: for a wrong dtype.
             ValueError: for a wrong shape or device and, on the CPU, for a bad value.
         """
-        self.state = self.state + self._batch_state(preds, target, weights).to(self.state)
+        self.state = self._added(self.state, self._batch_state(preds, target, weights))
 
     def compute(self) -> Tensor:
         """Return the value over everything seen, by all ranks if `torch.distributed` is running.
@@ -112,6 +117,7 @@ class StreamingMetric(Metric, Generic[S]):
         """Add a batch as `update` does and return the batch's own value, with its gradient."""
         with _unchanged_on_error(self):
             value = super().forward(*args, **kwargs)
+        self.state = self.kind.detach(self.state)
         # torchmetrics keeps the value for loggers. Kept with its graph it would hold the batch and break `clone`.
         self._forward_cache = value.detach()
         return value
@@ -133,22 +139,25 @@ class StreamingMetric(Metric, Generic[S]):
                 )
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            incoming_state = {self.state_name: self._checked_state(incoming_state)}
+            incoming_state = dict(
+                zip(self.state_names, self.kind.parts(self._checked_state(incoming_state)), strict=True)
+            )
         super().merge_state(incoming_state)
         self._computed = None
         self._update_count += 1
 
-    def _checked_state(self, saved: Mapping[str, Any], prefix: str = "") -> Tensor:
-        """The state in a dict of states, as float64 on this metric's device."""
-        state = saved.get(prefix + self.state_name)
-        if getattr(state, "shape", None) != self.state.shape:
+    def _checked_state(self, saved: Mapping[str, Any], prefix: str = "") -> Any:
+        """The state in a dict of states, on this metric's device."""
+        parts = named_parts(saved, [prefix + name for name in self.state_names])
+        state = None if parts is None else self.kind.check(parts, self.state)
+        if state is None:
+            mine = dict(zip(self.state_names, self.kind.parts(self.state), strict=True))
             raise ValueError(
-                f"the saved state must hold `{self.state_name}`, a tensor of shape {tuple(self.state.shape)}, got "
-                f"{ {name: tuple(getattr(value, 'shape', ())) for name, value in saved.items()} }. "
+                f"the saved state must hold { {name: _shape(part) for name, part in mine.items()} }, "
+                f"got { {name: _shape(value) for name, value in saved.items()} }. "
                 "Merge or load the state of a metric that was made with the same arguments."
             )
-        assert isinstance(state, Tensor)
-        return state.to(self.state)
+        return state
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
@@ -160,7 +169,7 @@ class StreamingMetric(Metric, Generic[S]):
         return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
 
     def statistic(self) -> S:
-        """Return the sums so far: of this rank alone, or of all ranks between `sync` and `unsync`.
+        """Return the statistic so far: of this rank alone, or of all ranks between `sync` and `unsync`.
 
         Raises:
             ValueError: if rows that came on CUDA were bad.
@@ -170,7 +179,7 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def _statistic(self) -> S:
-        return self.recipe.wrap(self.state[1:].reshape(self.sums_shape))
+        return self.kind.statistic(self.state)
 
     def _synced_statistic(self) -> S:
         """The statistic over all ranks, checked as `compute` checks it."""
@@ -189,7 +198,7 @@ class StreamingMetric(Metric, Generic[S]):
                 settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare this
         return {**settings, "batch_shape": self.batch_shape}
 
-    def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+    def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """State of one batch alone. What members of a collection have in common is computed once."""
         shared = {} if self._shared is None else self._shared
         if isinstance(preds, Tensor) and preds.device != self.device:
@@ -198,9 +207,10 @@ class StreamingMetric(Metric, Generic[S]):
                 "Move the metric with metric.to(preds.device)."
             )
         self.input_format.check(preds, target, weights)
-        reading = (self.input_format.shareable, self.batch_shape)
+        shareable = self.input_format.shareable(weights)
+        reading = (shareable, self.batch_shape)
         if reading not in shared:
-            shared[reading] = self.input_format.shareable.read(
+            shared[reading] = shareable.read(
                 preds,
                 target,
                 weights,
@@ -208,15 +218,20 @@ class StreamingMetric(Metric, Generic[S]):
                 drop_invalid=preds.device.type != "cpu",
             )
         if (*reading, self.recipe) not in shared:
-            p = shared[reading]
-            sums = self.recipe.of(p).sums.reshape(-1)
-            invalid = sums.new_zeros(1) if p.n_invalid is None else p.n_invalid.to(sums).reshape(1)
-            shared[(*reading, self.recipe)] = torch.cat((invalid, sums))
-        state: Tensor = shared[(*reading, self.recipe)]
-        return state
+            shared[(*reading, self.recipe)] = self.kind.of(shared[reading])
+        return shared[(*reading, self.recipe)]
+
+    def _added(self, state: Any, batch: Any) -> Any:
+        """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
+        if self._shared is None or not isinstance(state, Samples):
+            return self.kind.add(state, batch)
+        chunks = tuple(id(chunk) for chunk in (*state.scores, *batch.scores))
+        if chunks not in self._shared:  # kept with what the ids are of, so that none is given to another tensor
+            self._shared[chunks] = (self.kind.add(state, batch), state)
+        return self._shared[chunks][0]
 
     def _raise_if_invalid(self) -> None:
-        if invalid := int(self.state[0]):
+        if invalid := int(self.kind.n_invalid(self.state)):
             raise ValueError(
                 f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
                 "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
@@ -224,12 +239,18 @@ class StreamingMetric(Metric, Generic[S]):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Torchmetrics takes whatever is there, keeps the value computed before, and counts no update."""
-        if any(name.startswith(f"{prefix}sums_") for name in state_dict):
-            state_dict[prefix + self.state_name] = self._checked_state(state_dict, prefix)
+        stems = tuple(f"{prefix}{name}_" for name in (*SumsKind.names, *SamplesKind.names))
+        if any(name.startswith(stems) for name in state_dict):
+            state = self.kind.parts(self._checked_state(state_dict, prefix))
+            state_dict.update({prefix + name: part for name, part in zip(self.state_names, state, strict=True)})
             self._computed, self._update_count = None, max(1, self._update_count)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Where torchmetrics would lose something --------------------------------------------------------------------
+
+    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        """Torchmetrics copies every tensor, all samples so far in each `forward`; states are never written into."""
+        return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Torchmetrics counts an update before it runs; one that fails must leave no trace."""
@@ -254,11 +275,15 @@ class StreamingMetric(Metric, Generic[S]):
         return safe
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Torchmetrics takes a barrier and two gathers; sums need one all-reduce. A given `dist_sync_fn` is used."""
+        """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
+        group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
-            super()._sync_dist(dist_sync_fn, process_group)
+            world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+            announced = torch.stack(dist_sync_fn(self.kind.announce(self.state, rank, world), group)).sum(0)
+            payloads = dist_sync_fn(self.kind.payload(self.state), group)
+            self.state = self.kind.meet(announced, payloads, self.state)
             return
-        (self.state,) = _summed_over_ranks([self], process_group or self.process_group)
+        (self.state,) = _met_over_ranks([self], group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
@@ -365,7 +390,7 @@ class CalibrationCollection(MetricCollection):
             for metric in together:
                 stack.enter_context(_unsynced_on_error(metric))
             for process_group, group in groups.items():
-                for metric, state in zip(group, _summed_over_ranks(group, process_group), strict=True):
+                for metric, state in zip(group, _met_over_ranks(group, process_group), strict=True):
                     metric._cache = metric._copy_state_dict()
                     metric.state, metric._is_synced, metric._to_sync = state, True, False
             try:
@@ -384,24 +409,60 @@ def _fingerprint(metrics: Sequence[StreamingMetric[Any]]) -> int:
     return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
-def _summed_over_ranks(metrics: Sequence[StreamingMetric[Any]], process_group: Any) -> Sequence[Tensor]:
-    """Sum the states over ranks in one collective.
+def _met_over_ranks(metrics: Sequence[StreamingMetric[Any]], process_group: Any) -> list[Any]:
+    """Return the states of all ranks together: sums in one collective, samples in one more.
 
-    With them travel a number that stands for what they are and its square: ranks that sync different things, as when
-    one of them computes a metric once more than the others, would otherwise add them up unseen.
+    With the sums travel a number that stands for what they are and its square: ranks that sync different things, as
+    when one of them computes a metric once more than the others, would otherwise add them up unseen.
     """
+    n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
+    announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
     mark = float(_fingerprint(metrics))
-    marks = metrics[0].state.new_tensor([mark, mark**2])
-    packed = torch.cat([*(metric.state.detach() for metric in metrics), marks])
+    packed = torch.cat([*announced, announced[0].new_tensor([mark, mark**2])])
     torch.distributed.all_reduce(packed, group=process_group)
-    n_ranks = torch.distributed.get_world_size(process_group)
     if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
         names = ", ".join(type(metric).__name__ for metric in metrics)
         raise RuntimeError(
             f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
             "Call compute, plot and bin_table on every rank alike."
         )
-    return torch.split(packed[:-2], [metric.state.numel() for metric in metrics])
+    announced = list(torch.split(packed[:-2], [part.numel() for part in announced]))
+    sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
+    payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
+    return [
+        metric.kind.meet(part, payload, metric.state)
+        for metric, part, payload in zip(metrics, announced, payloads, strict=True)
+    ]
+
+
+def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
+    """Return every payload of every rank, `[metric][rank]`, of these sizes, from one gather (none if all are empty)."""
+    by_rank = list(zip(*sizes, strict=True))
+    longest = max(sum(row) for row in by_rank)
+    mine = torch.cat(list(payloads))
+    if not longest:
+        return [[mine] * len(by_rank) for _ in payloads]
+    padded = torch.cat((mine, mine.new_zeros(longest - mine.numel())))
+    everyone = [torch.empty_like(padded) for _ in by_rank]
+    torch.distributed.all_gather(everyone, padded, group=process_group)
+    split = [torch.split(theirs[: sum(row)], list(row)) for theirs, row in zip(everyone, by_rank, strict=True)]
+    return [list(ranks) for ranks in zip(*split, strict=True)]
+
+
+def _kind_of(
+    input_format: InputFormat, recipe: SumsRecipe[Any] | ExactSample, batch_shape: tuple[int, ...]
+) -> StateKind[Any, Any]:
+    """How the statistic of a recipe streams."""
+    task, num_classes = input_format.read_as, input_format.num_classes
+    if isinstance(recipe, ExactSample):
+        lead = (*batch_shape, *recipe.lead(task, num_classes))
+        return SamplesKind(recipe, lead, task != "multiclass" and input_format.from_logits)
+    return SumsKind(recipe, (*batch_shape, *recipe.shape(task, num_classes)))
+
+
+def _shape(part: Any) -> Any:
+    """Describe a part of a state, for an error."""
+    return tuple(part.shape) if isinstance(part, Tensor) else f"{len(part)} chunks" if isinstance(part, list) else part
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.binomial.beta import in_pieces
 from torchcalib.binomial.two_sided import TIE, p_value, two_tails
-from torchcalib.predictions.values import look
+from torchcalib.kernels.looking import look
 
 _MARGIN = 1e-9  # critical values keep this far (relative) from alpha: rounding is 1e-13 here, 3e-11 in scipy at n = 1e6
 
@@ -149,3 +149,16 @@ def rejects(p: Tensor, index: Tensor, k: Tensor, n: Tensor, alpha: float) -> Ten
         place = cases % len(k)
         rejected[unsure] = (p_value(k[place], n[place], values[cases // len(k)]) <= alpha)[case]
     return rejected.reshape(p.shape)
+
+
+def rejected_in_bins(
+    p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None = None
+) -> Tensor:
+    """Temporary."""
+    from torchcalib.kernels.ranking import run_index, run_sums
+
+    index = run_index(ends, p.shape[-1])
+    inside = index < ends.shape[-1]
+    r = rejects(p.where(inside, torch.nan), index.clamp(max=ends.shape[-1] - 1), k, n, alpha)
+    c = r.long() if counts is None else r * counts
+    return run_sums(c, ends).long()

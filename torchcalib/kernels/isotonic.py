@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcalib.kernels import isotonic_reference
 from torchcalib.kernels.dispatch import Backend, Op, choose, numba_loops
+from torchcalib.kernels.looking import largest, look
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_bits, stable_sort
 
@@ -80,6 +81,23 @@ def pooled(scores: Tensor, outcomes: Tensor, weights: Tensor | None = None, *, t
         return Blocks(torch.empty_like(order).scatter_(-1, order, rank), n, positives)
     into, n_blocks = _numbered(first)
     return Blocks(torch.empty_like(order).scatter_(-1, order, into), *_sums(into, n_blocks, n, positives))
+
+
+def tied(begins: Tensor, positives: Tensor, n: Tensor) -> Blocks:
+    """Make blocks of a sample that is sorted already.
+
+    Args:
+        begins: bool `(..., M)`, where a block begins.
+        positives: whole numbers `(..., M)`, of any dtype.
+        n: whole numbers `(..., M)`, of any dtype.
+
+    Returns:
+        Blocks; `index` is in the order of the elements given.
+
+    Gradient: none.
+    """
+    into, n_blocks = _numbered(begins)
+    return Blocks(into, *_sums(into, n_blocks, n.long(), positives.long()))
 
 
 def equal_mass_cuts(n: int, n_bins: int) -> list[int]:
@@ -183,8 +201,8 @@ def pava_bc(
 
     Raises:
         TypeError: a bound is not an integer.
-        ValueError: a bound is not positive; `n_min > n_max`; a row has at most `n_min` samples; `variant` is another
-            word.
+        ValueError: a bound is not positive; `n_min > n_max`; a row has at most the `n_min` samples that were asked
+            for; `variant` is another word.
 
     Gradient: none.
     """
@@ -193,13 +211,13 @@ def pava_bc(
     total = blocks.n.sum(-1)
     low, high = _bound("n_min", n_min, total, 20), _bound("n_max", n_max, total, 5)
     short = (total > 0) & (low > high)
-    if short.any():
+    if look(short.any()):
         raise ValueError(
             f"`n_min` must be at most `n_max`, got {_at(low, short)} and {_at(high, short)} for {_at(total, short)} "
             "samples. Lower `n_min` or raise `n_max`."
         )
-    short = (total > 0) & (total <= low)
-    if short.any():
+    short = (total > 0) & (total <= low) if n_min is not None else torch.zeros_like(short)
+    if look(short.any()):
         raise ValueError(
             f"`n_min` must be below the number of samples, got {_at(low, short)} for {_at(total, short)} samples. "
             "Lower `n_min` or give more samples."
@@ -277,7 +295,7 @@ def _first_of_blocks(
 def _numbered(first: Tensor) -> tuple[Tensor, int]:
     """Return the block of every element from where blocks begin, and the largest number of blocks in a row."""
     into = first.cumsum(-1) - 1
-    return into, int(into[..., -1].max()) + 1 if into.numel() else 0
+    return into, largest(into[..., -1:] + 1, bound=into.shape[-1])
 
 
 def _joined(blocks: Blocks, into: Tensor, n_blocks: int) -> Blocks:

@@ -15,6 +15,7 @@ from torchcalib.predictions.arguments import (
     check_flag,
     check_task,
     count_of_outputs,
+    task_read_as,
 )
 from torchcalib.predictions.canonical import Predictions
 from torchcalib.predictions.reading import InputFormat, read_input
@@ -34,4 +35,5 @@ __all__ = [
     "count_of_outputs",
     "read_input",
     "read_priors",
+    "task_read_as",
 ]

@@ -1,6 +1,7 @@
 """Options of input and of readings that are no tensors, and their checks."""
 
-from typing import Literal, TypedDict, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ class InputOptions(TypedDict, total=False):
     - `from_logits` (default False): `preds` are logits. Declared, never guessed from the values.
     - `weights` (default None): non-negative, of the samples' shape; weight k equals k copies of the row, 0 equals none.
     - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
+    - `positive_classes` (default None): multi-class input is read as binary, these classes together against the rest.
+      Everything is then as for `task="binary"`: P(y=1) is the probability of the set.
     - `class_axis` (default -1): the axis of classes or labels in `preds` (and in soft or multi-label targets).
     - `validate_args` (default True): look at the values and raise on bad ones. Under `torch.compile` and `vmap` values
       cannot be looked at: there a bad row makes the result NaN. False trusts the input.
@@ -23,6 +26,7 @@ class InputOptions(TypedDict, total=False):
     from_logits: bool
     weights: Tensor | None
     ignore_index: int | None
+    positive_classes: Sequence[int] | None
     class_axis: int
     validate_args: bool
 
@@ -31,6 +35,23 @@ def check_task(task: object) -> None:
     """Raise unless `task` is one of the three."""
     if task not in TASKS:
         raise ValueError(f"`task` must be one of {', '.join(map(repr, TASKS))}, got {task!r}.")
+
+
+def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
+    """Return the task that the input is one of, once it has been read."""
+    return task if options.get("positive_classes") is None else "binary"
+
+
+def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
+    """Return the classes of a set, or raise."""
+    if task != "multiclass":
+        raise ValueError(f"`positive_classes` must be None for task={task!r}, got {classes!r}.")
+    if isinstance(classes, str) or not isinstance(classes, Sequence) or not all(is_int(k) for k in classes):
+        raise TypeError(f"`positive_classes` must be a list of ints, got {classes!r}. Convert a tensor with .tolist().")
+    chosen = tuple(classes)
+    if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        raise ValueError(f"`positive_classes` must be different class indices, at least one, got {list(chosen)}.")
+    return chosen
 
 
 def check_flag(name: str, value: object) -> None:

@@ -1,35 +1,16 @@
 """Predictions in canonical form, and what their rows yield."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_stats
+from torchcalib.kernels.once import once
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions.arguments import Task
-
-T = TypeVar("T")
-
-
-class _once(Generic[T]):  # noqa: N801 - used as a decorator
-    """`functools.cached_property`, which in Python 3.11 takes a lock that `torch.compile` cannot trace."""
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, p: "Predictions", owner: type | None = None) -> T:
-        if self.name not in p.computed:
-            p.computed[self.name] = self.compute(p)
-        value: T = p.computed[self.name]
-        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +27,8 @@ class Predictions:
         weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
             left out, whose values mean nothing.
         dtype: what results are given in: that of the input, and at least float32.
+        weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
+        hard: whether the targets were given as labels.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         computed: row quantities that were asked for, so that each is computed once.
     """
@@ -57,6 +40,8 @@ class Predictions:
     weights: Tensor | None
     dtype: torch.dtype
     n_invalid: Tensor | None
+    weighted: bool = False
+    hard: bool = True
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -69,6 +54,32 @@ class Predictions:
         """Whether multi-class targets are distributions rather than labels."""
         return self.task == "multiclass" and self.target.is_floating_point()
 
+    def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
+        """Return the binary predictions that one of `classes` is the true one."""
+        chosen = torch.tensor(classes, device=self.values.device)
+        inside = (torch.arange(self.num_classes, device=self.values.device).unsqueeze(-1) == chosen).any(-1)
+        if self.from_logits:  # the log-odds, which do not saturate
+            log_q = self._wide(self.log_probs)
+            values = log_q.masked_fill(~inside, -torch.inf).logsumexp(-1)
+            values = values - log_q.masked_fill(inside, -torch.inf).logsumexp(-1)
+        else:
+            values = self._wide(self.values).masked_fill(~inside, 0).sum(-1).clamp(max=1)
+        if self.soft:
+            target = self._wide(self.target).masked_fill(~inside, 0).sum(-1).clamp(max=1)
+        else:
+            target = (self.target.unsqueeze(-1) == chosen).any(-1).to(values.dtype)
+        return Predictions(
+            "binary",
+            self.from_logits,
+            values,
+            target,
+            self.weights,
+            self.dtype,
+            self.n_invalid,
+            self.weighted,
+            self.hard,
+        )
+
     def _wide(self, x: Tensor) -> Tensor:
         """Widen before a function is taken of every element.
 
@@ -77,50 +88,50 @@ class Predictions:
         """
         return x.to(wide_dtype(x.device))
 
-    @_once
+    @once
     def log_probs(self) -> Tensor:
         """Multi-class log q `(..., N, C)`; from logits it never passes through q, so it is exact where q is 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else row_stats.safe_log(self._wide(self.values))
 
-    @_once
+    @once
     def probs(self) -> Tensor:
         """Multi-class q `(..., N, C)`, or P(y=1) `(..., N)`."""
         if not self.from_logits:
             return self.values
         return self._wide(self.log_probs).exp() if self.task == "multiclass" else self.values.sigmoid()
 
-    @_once
+    @once
     def binary_log_probs(self) -> tuple[Tensor, Tensor]:
         """Binary log P(y=1) and log P(y=0), each `(..., N)`."""
         return row_stats.binary_log_probs(self.values, self.from_logits)
 
-    @_once
+    @once
     def log_prob_of_label(self) -> Tensor:
         """Multi-class log q_h `(..., N)` for labels h."""
         rows = self.log_probs if self.from_logits else self.values
         of_label = self._wide(rows.gather(-1, self.target.unsqueeze(-1)).squeeze(-1))
         return of_label if self.from_logits else row_stats.safe_log(of_label)
 
-    @_once
+    @once
     def cross_entropy(self) -> Tensor:
         """-sum_k t_k log q_k per sample, in nats."""
         if self.task != "multiclass":
             return row_stats.binary_cross_entropy(*self.binary_log_probs, self.target)
         return row_stats.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.log_prob_of_label
 
-    @_once
+    @once
     def neg_entropy(self) -> Tensor:
         """sum_k q_k log q_k per sample, in nats."""
         if self.task != "multiclass":
             return row_stats.binary_neg_entropy(*self.binary_log_probs)
         return row_stats.neg_entropy(self.probs, self.log_probs)
 
-    @_once
+    @once
     def ecd(self) -> Tensor:
         """Entropic calibration difference per sample, in nats: cross entropy less the prediction's own entropy."""
         return self.neg_entropy + self.cross_entropy
 
-    @_once
+    @once
     def squared_error(self) -> Tensor:
         """sum_k (q_k - t_k)^2 per sample; binary (p - t)^2."""
         if self.soft:

@@ -1,7 +1,7 @@
 """How raw tensors are read."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,15 @@ from torch import Tensor
 
 from torchcalib.kernels import row_stats
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions.arguments import InputOptions, Task, check_count, check_flag, check_task, is_int
+from torchcalib.predictions.arguments import (
+    InputOptions,
+    Task,
+    check_count,
+    check_flag,
+    check_positive_classes,
+    check_task,
+    is_int,
+)
 from torchcalib.predictions.canonical import Predictions
 from torchcalib.predictions.values import (
     SUM_TOLERANCE,
@@ -20,6 +28,7 @@ from torchcalib.predictions.values import (
     probability_problems,
     settle,
     weight_problem,
+    whole_weight_problem,
 )
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
@@ -33,6 +42,7 @@ class InputFormat:
         task: `"binary"`, `"multiclass"` or `"multilabel"`; given, never inferred from the values.
         num_classes: C (or L) that `preds` must have; None accepts any.
         hard_targets: whether `target` must be integer or bool labels.
+        whole_weights: whether `weights` must be counts of copies.
     """
 
     task: Task
@@ -42,9 +52,13 @@ class InputFormat:
     num_classes: int | None = None
     validate_args: bool = True
     hard_targets: bool = False
+    whole_weights: bool = False
+    positive_classes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task)
+        if self.positive_classes is not None:
+            object.__setattr__(self, "positive_classes", check_positive_classes(self.task, self.positive_classes))
         check_flag("from_logits", self.from_logits)
         check_flag("validate_args", self.validate_args)
         if not (self.ignore_index is None or is_int(self.ignore_index)):
@@ -84,6 +98,7 @@ class InputFormat:
         preds, target, weights = self._shaped(preds, target, weights, batch_shape)
 
         wide = wide_dtype(preds.device)
+        weighted, hard = weights is not None, not target.is_floating_point()
         dtype = torch.promote_types(preds.dtype, torch.float32)
         preds = preds.to(dtype)
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
@@ -92,7 +107,7 @@ class InputFormat:
         problems: list[Problem] = []
         if weights is not None:
             weights = weights.to(wide)
-            problems.append(weight_problem(weights))
+            problems.append(whole_weight_problem(weights) if self.whole_weights else weight_problem(weights))
         if ignored is not None:
             ones = torch.ones((), dtype=wide, device=preds.device)
             weights = torch.where(ignored, 0.0, ones if weights is None else weights)
@@ -108,12 +123,18 @@ class InputFormat:
             preds, target = preds.to(wide), target.to(wide)
         elif self.from_logits:
             preds = row_stats.spread_infinite_logits(preds)
-        return Predictions(self.task, self.from_logits, preds, target, weights, dtype, n_invalid)
+        p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, n_invalid, weighted, hard)
+        return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
     @property
-    def shareable(self) -> "InputFormat":
-        """The format without what it demands of input: two that are equal here read alike."""
-        return replace(self, num_classes=None, hard_targets=False)
+    def read_as(self) -> Task:
+        """The task that predictions are one of once they are read: binary for a set of classes against the rest."""
+        return self.task if self.positive_classes is None else "binary"
+
+    def shareable(self, weights: Tensor | None) -> "InputFormat":
+        """Return the format without what it demands of input: two that are equal here read alike."""
+        demands_whole = self.whole_weights and weights is not None
+        return replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole)
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
         """Check types, dtypes, devices and what the metric demands, but no values; `read` does so first."""
@@ -146,9 +167,9 @@ class InputFormat:
                 )
         if self.hard_targets and target.is_floating_point():
             raise TypeError(
-                f"`target` must be integer labels where `priors` are given, got {target.dtype}: a soft target "
-                "belongs to no single class. Convert 0/1 targets with target.long(); repeat voted samples once per "
-                "class, weighted."
+                f"`target` must be integer labels where labels are counted (`priors`, tests, isotonic blocks), got "
+                f"{target.dtype}: a soft target belongs to no single class. Convert 0/1 targets with target.long(); "
+                "repeat voted samples once per class, weighted."
             )
 
     def _shaped(
@@ -168,6 +189,12 @@ class InputFormat:
                     f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.class_axis}."
                 )
             soft = self._check_class_shapes(preds, target)
+            n_classes = preds.shape[self.class_axis]
+            chosen = self.positive_classes
+            if chosen is not None and (max(chosen) >= n_classes or len(chosen) == n_classes):
+                raise ValueError(
+                    f"`positive_classes` must be some but not all of the {n_classes} classes, got {list(chosen)}."
+                )
             preds = preds.movedim(self.class_axis, -1)
             target = target.movedim(self.class_axis, -1) if soft else target
         elif target.shape != preds.shape:
@@ -245,11 +272,18 @@ class InputFormat:
 
 
 def read_input(
-    task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, hard_targets: bool = False
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: Mapping[str, Any],
+    *,
+    hard_targets: bool = False,
+    whole_weights: bool = False,
 ) -> Predictions:
     """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
     named = {name: value for name, value in options.items() if name != "weights"}
-    return InputFormat(task, hard_targets=hard_targets, **named).read(preds, target, options.get("weights"))
+    reading = InputFormat(task, hard_targets=hard_targets, whole_weights=whole_weights, **named)
+    return reading.read(preds, target, options.get("weights"))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.looking import look
 from torchcalib.kernels.row_stats import wide_dtype
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
@@ -18,18 +19,6 @@ class Problem(NamedTuple):
 
     broken: Tensor
     explain: Callable[[Tensor], str]
-
-
-def look(flag: Tensor) -> bool | None:
-    """Return the value of a boolean scalar, or None where values cannot be looked at (`torch.compile`, `vmap`)."""
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return bool(flag)
-    except RuntimeError as error:  # vmap refuses to branch on values, and has no public way to ask beforehand
-        if "vmap" not in str(error):
-            raise
-        return None
 
 
 def settle(
@@ -77,6 +66,18 @@ def weight_problem(weights: Tensor) -> Problem:
         lambda rows: (
             "`weights` must be finite and non-negative (0, or from 1e-150 to 1e150), got "
             f"{_found(rows, weights)}. Use 0 to leave a row out."
+        ),
+    )
+
+
+def whole_weight_problem(weights: Tensor) -> Problem:
+    """Weights that are no counts. Up to 2^53 every whole number is one of float64."""
+    fine = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
+    return Problem(
+        ~fine,
+        lambda rows: (
+            "`weights` must be whole numbers here, where weight k stands for k copies of a sample, got "
+            f"{_found(rows, weights)}. Bins of a sorted sample count."
         ),
     )
 

@@ -101,7 +101,7 @@ def evaluate(
     """Read the input, sum the score over it, and read the value."""
     p = read_input(task, preds, target, options, hard_targets=priors is not None)
     checked = None if priors is None else read_priors(priors, p.num_classes)
-    reading = ScoreReading(score, task, normalize, checked, average)
+    reading = ScoreReading(score, p.task, normalize, checked, average)
     return reading.read(score.recipe(reading.by_class).of(p)).to(p.dtype)
 
 
@@ -123,7 +123,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `normalize` or `priors`, else only checked.
         num_labels: L of a multi-label task.
-        from_logits, ignore_index, class_axis, validate_args: see `torchcalib.InputOptions`.
+        from_logits, ignore_index, positive_classes, class_axis, validate_args: see `torchcalib.InputOptions`.
         normalize, priors, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
         score: another score than the class's own.
@@ -144,6 +144,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         priors: Tensor | Sequence[float] | None = None,
         average: Average | None = "macro",
         ignore_index: int | None = None,
+        positive_classes: Sequence[int] | None = None,
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
@@ -153,20 +154,22 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
     ) -> None:
         if score is not None:
             self.score = score
-        n_outputs = count_of_outputs(task, num_classes, num_labels)
+        input_format = InputFormat(
+            task,
+            from_logits=from_logits,
+            ignore_index=ignore_index,
+            class_axis=class_axis,
+            num_classes=count_of_outputs(task, num_classes, num_labels),
+            validate_args=validate_args,
+            hard_targets=priors is not None,
+            positive_classes=positive_classes,
+        )
+        task = input_format.read_as
         if priors is not None:
-            priors = read_priors(priors, known("num_classes", n_outputs) if task == "multiclass" else 2)
+            priors = read_priors(priors, known("num_classes", num_classes) if task == "multiclass" else 2)
         reading = ScoreReading(self.score, task, normalize, priors, average)
         super().__init__(
-            InputFormat(
-                task,
-                from_logits=from_logits,
-                ignore_index=ignore_index,
-                class_axis=class_axis,
-                num_classes=n_outputs,
-                validate_args=validate_args,
-                hard_targets=priors is not None,
-            ),
+            input_format,
             self.score.recipe(reading.by_class or keep_classes),
             batch_shape,
             **kwargs,

@@ -1,0 +1,141 @@
+"""A sample in the order of its scores, and sums over runs of it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.kernels.sorting import order_bits, stable_sort
+
+
+def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Sort elements by their scores, stably; those without a score (NaN) go to the end and are not counted.
+
+    Args:
+        score: floating `(..., M)`, M >= 1.
+        positives: `(..., M)`.
+        n: `(..., M)` or None.
+
+    Returns:
+        The three in ascending order of the score, with +inf where there is none, and how many have one `(...)`.
+
+    Gradient: in all three; the order is a constant.
+    """
+    _, order = stable_sort(order_bits(score))
+    size = score.isnan().logical_not().sum(-1)
+    score, positives = score.gather(-1, order), positives.expand_as(order).gather(-1, order)
+    n = None if n is None else n.expand_as(order).gather(-1, order)
+    return score.masked_fill(score.isnan(), torch.inf), positives, n, size
+
+
+@torch.library.custom_op("torchcalib::sort_labelled", mutates_args=(), device_types="cpu")
+def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort probabilities and their labels, as `sorted_columns` does but for the order among equal scores.
+
+    A probability is its bits, and they leave the last place of a signed integer free for the label: one sort of plain
+    integers, several times as fast as one that carries an index.
+
+    Args:
+        score: `(..., M)` float32 or float64 in [0, 1], or NaN for none.
+        label: `(..., M)` 0 or 1, uint8.
+
+    Returns:
+        Scores, labels (uint8) and how many have a score; a score above 1 stands where there is none.
+
+    Gradient: none.
+    """
+    integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
+    keys = score.abs().view(integer).clamp_(max=top)  # abs: of -0, and it makes a new tensor
+    keys.bitwise_left_shift_(1).bitwise_or_(label)
+    keys.numpy().sort(axis=-1)
+    label = keys.bitwise_and(1).to(torch.uint8)
+    score = keys.bitwise_right_shift_(1).view(score.dtype)
+    ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype)
+    return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
+
+
+@sort_labelled.register_fake
+def _(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(score), torch.empty_like(label), score.new_empty(score.shape[:-1], dtype=torch.int64)
+
+
+@sort_labelled.register_vmap
+def _(info: Any, in_dims: tuple[int | None, int | None], score: Tensor, label: Tensor) -> tuple[Any, tuple[int, ...]]:
+    score, label = (_batch_first(x, dim, info.batch_size) for x, dim in zip((score, label), in_dims, strict=True))
+    return sort_labelled(score.contiguous(), label.contiguous()), (0, 0, 0)
+
+
+def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
+    """Move ends of runs `(..., B)` that fall among equal scores of a sorted `(..., M)` behind the last of them."""
+    last = score.gather(-1, (ends - 1).clamp(min=0))
+    return torch.where(ends > 0, torch.searchsorted(score, last, right=True), 0)
+
+
+def run_index(ends: Tensor, length: int) -> Tensor:
+    """Return the run of every one of `length` elements, from where the runs end `(..., B)`; B behind the last."""
+    places = torch.arange(length, device=ends.device).expand(*ends.shape[:-1], length)
+    return torch.searchsorted(ends, places.contiguous(), right=True)
+
+
+@torch.library.custom_op("torchcalib::run_sums", mutates_args=())
+def run_sums(x: Tensor, ends: Tensor) -> Tensor:
+    """Sum runs of elements: run b is the elements from `ends[b - 1]` (0 for the first) up to before `ends[b]`.
+
+    Args:
+        x: `(..., M)` of any real dtype.
+        ends: `(..., B)` int64, not falling, at most M. What lies behind the last is not read.
+
+    Returns:
+        `(..., B)`, each run summed by itself in the dtype of sums; 0 for an empty run.
+
+    Gradient: that of a sum.
+    """
+    wide = wide_dtype(x.device)
+    if x.device.type != "cpu":
+        # A place of its own for what lies behind the last run; it may hold inf.
+        index = run_index(ends, x.shape[-1])
+        sums = torch.zeros((*ends.shape[:-1], ends.shape[-1] + 1), dtype=wide, device=x.device)
+        return sums.scatter_add_(-1, index, x.to(wide))[..., :-1].contiguous()
+    out = torch.zeros(ends.shape, dtype=wide)
+    rows = zip(
+        *(t.reshape(-1, t.shape[-1]).numpy() for t in (x, ends, out)),
+        strict=True,
+    )
+    for values, stops, sums in rows:
+        starts = np.concatenate(([0], stops[:-1]))
+        held = stops > starts
+        if held.any():
+            sums[held] = np.add.reduceat(values[: stops[-1]], starts[held], dtype=sums.dtype)
+    return out
+
+
+@run_sums.register_fake
+def _(x: Tensor, ends: Tensor) -> Tensor:
+    return torch.empty(ends.shape, dtype=wide_dtype(x.device), device=x.device)
+
+
+@run_sums.register_vmap
+def _(info: Any, in_dims: tuple[int | None, int | None], x: Tensor, ends: Tensor) -> tuple[Tensor, int]:
+    x, ends = (_batch_first(t, dim, info.batch_size) for t, dim in zip((x, ends), in_dims, strict=True))
+    return run_sums(x, ends), 0
+
+
+def _keep_ends(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+    x, ends = inputs
+    ctx.save_for_backward(ends)
+    ctx.length, ctx.dtype = x.shape[-1], x.dtype
+
+
+def _spread(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (ends,) = ctx.saved_tensors
+    grad = torch.cat((grad, torch.zeros_like(grad[..., :1])), -1)
+    return grad.gather(-1, run_index(ends, ctx.length)).to(ctx.dtype), None
+
+
+run_sums.register_autograd(_spread, setup_context=_keep_ends)

@@ -1,0 +1,220 @@
+"""Samples that are put in order: what order-based metrics are readings of, whole or as a sketch.
+
+A `RankedSample` has one element for each sample, or, where it comes from a sketch, one for each cell of scores that
+holds any. Readings do not tell the two apart.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.bin_sums import bin_sums
+from torchcalib.kernels.once import once
+from torchcalib.kernels.ranking import sort_labelled, sorted_columns
+from torchcalib.kernels.row_stats import safe_log, wide_dtype
+from torchcalib.predictions import Predictions, Task, check_count
+from torchcalib.reductions import Reduction, reduce_to_events, reduce_to_scores
+from torchcalib.statistics import BinStats, known, weighted
+
+MOST_CELLS_PER_UNIT = 2**14
+_LOWEST, _HIGHEST = -104, 37
+"""Log-odds of the least float32 above 0 and of the greatest float64 below 1, rounded outwards."""
+
+_PIECE = 2**23  # elements that are read at a time where many series are kept apart: what lies in memory beside them
+
+
+@dataclass(frozen=True, eq=False)
+class RankedSample:
+    """Elements with a score each, in any order.
+
+    Attributes:
+        score: `(..., M)`, a probability or with `from_logits` its log-odds; NaN marks an element that is left out.
+        positives: samples of outcome 1 that the element stands for `(..., M)`; with soft targets the sum of the shares.
+        n: samples that the element stands for `(..., M)`, whole numbers; None for one each.
+        from_logits: whether scores are log-odds.
+        poisoned: series with a row that is bad where that could not be raised `(...)`; None for none.
+    """
+
+    score: Tensor
+    positives: Tensor
+    n: Tensor | None
+    from_logits: bool
+    poisoned: Tensor | None = None
+
+    def pieces(self) -> list["RankedSample"]:
+        """Split a large batch of series into smaller ones, so that the work on one fits into memory."""
+        *lead, size = self.score.shape
+        series = max(1, _PIECE // max(size, 1))
+        if not lead or math.prod(lead) <= series:
+            return [self]
+        columns = (self.score, self.positives, self.n, self.poisoned)
+        flat = [
+            None if c is None else c.expand(*lead, *c.shape[len(lead) :]).flatten(0, len(lead) - 1) for c in columns
+        ]
+        parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, series) for c in flat), strict=False)
+        return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
+
+    def sorted(self, stable: bool = False) -> "SortedSample":
+        """Put the elements in order; those of equal score in the order given if `stable`, else in any."""
+        score, positives, n = self.score, self.positives, self.n
+        if not score.shape[-1]:  # one element that is left out, so that nothing further up need think of none
+            score, positives = (
+                score.new_full((*score.shape[:-1], 1), torch.nan),
+                positives.new_zeros((*positives.shape[:-1], 1)),
+            )
+            n = None if n is None else n.new_zeros((*n.shape[:-1], 1))
+        is_plain = n is None and positives.dtype == torch.uint8 and not self.from_logits and not stable
+        if is_plain and score.device.type == "cpu" and not (score.requires_grad and torch.is_grad_enabled()):
+            score, positives, size = sort_labelled(score.contiguous(), positives.contiguous())
+        else:
+            score, positives, n, size = sorted_columns(score, positives, n)
+        return SortedSample(score, positives, n, size, self.from_logits)
+
+
+def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
+    """Read a value `(...)` for every series; NaN for one with a bad row that could not be raised."""
+    pieces = sample.pieces()
+    values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
+    values = values.reshape(*sample.score.shape[:-1], *values.shape[1:]) if len(pieces) > 1 else values
+    return values if sample.poisoned is None else values.masked_fill(sample.poisoned, torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class SortedSample:
+    """Elements in ascending order of their scores; those left out stand behind the others.
+
+    Attributes:
+        score: `(..., M)`, M >= 1; behind the others +inf, or a number above all of them.
+        positives: `(..., M)`; see `RankedSample`.
+        n: `(..., M)`, or None for one each.
+        size: how many elements count `(...)`, int64.
+        from_logits: whether scores are log-odds.
+    """
+
+    score: Tensor
+    positives: Tensor
+    n: Tensor | None
+    size: Tensor
+    from_logits: bool
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @once
+    def counted(self) -> Tensor:
+        """Which elements count, bool `(..., M)`."""
+        places = torch.arange(self.score.shape[-1], device=self.score.device)
+        return places < self.size.unsqueeze(-1)
+
+    @once
+    def confidence(self) -> Tensor:
+        """Probability of every element `(..., M)` in the dtype of sums; it means nothing where one is left out."""
+        wide = self.score.to(wide_dtype(self.score.device))
+        return wide.sigmoid() if self.from_logits else wide
+
+    @once
+    def counts(self) -> Tensor:
+        """Samples that every element stands for `(..., M)`, int64; 0 where it is left out."""
+        return self.counted.long() if self.n is None else self.n.long().masked_fill(~self.counted, 0)
+
+    @once
+    def total(self) -> Tensor:
+        """Number of samples `(...)`, int64."""
+        return self.size if self.n is None else self.counts.sum(-1)
+
+    @once
+    def begins(self) -> Tensor:
+        """Where a score is higher than the one before it, or is the first `(..., M)`."""
+        first = torch.ones_like(self.score, dtype=torch.bool)
+        first[..., 1:] = self.score[..., 1:] != self.score[..., :-1]
+        return first
+
+
+@dataclass(frozen=True)
+class ExactSample:
+    """Every sample, by the score of the events of a reduction."""
+
+    reduction: Reduction
+
+    def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return the shape of the series that one series of predictions makes: `(C,)` for C classes apart."""
+        name = "num_labels" if task == "multilabel" else "num_classes"
+        return (known(name, num_classes),) if self.reduction == "classwise" else ()
+
+    def of(self, p: Predictions) -> RankedSample:
+        """Take the events of `p`."""
+        scores = reduce_to_scores(p, self.reduction)
+        score, outcome = scores.score, scores.outcome
+        if p.weights is None:
+            return RankedSample(score, outcome, None, scores.from_logits)
+        weights = p.weights.unsqueeze(-2) if p.task == "multiclass" and self.reduction == "classwise" else p.weights
+        absent = ~(weights > 0)  # 0 is left out; NaN is a bad row that could not be raised
+        score = score.masked_fill(absent, torch.nan)
+        poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
+        if not p.weighted:
+            return RankedSample(score, outcome.masked_fill(absent, 0), None, scores.from_logits, poisoned)
+        n = weights.masked_fill(absent, 0).expand(score.shape)
+        return RankedSample(score, (n * outcome).masked_fill(absent, 0), n, scores.from_logits, poisoned)
+
+
+@dataclass(frozen=True)
+class LogitCells:
+    """A sketch: sums over cells of scores, 1 / `resolution` wide in log-odds; 0 and 1 have a cell of their own.
+
+    What is kept of a cell is its number of samples, its positives and the sum of its probabilities. A reading takes
+    them for that many samples at their mean. So it is exact for data in which every probability p has moved by at most
+    p (1 - p) / resolution, and for the data as they are if no cell holds two different scores. That is so for float16
+    and bfloat16 probabilities from a resolution of 2,048 on: they are at least 1 / 2,048 apart in log-odds. (Log-odds
+    below -104 share a cell, where the least float32 above 0 lies, and those above 37 another one.)
+    """
+
+    reduction: Reduction
+    resolution: int
+
+    def __post_init__(self) -> None:
+        check_count("resolution", self.resolution, at_most=MOST_CELLS_PER_UNIT)
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return `(3, K)`, or `(C, 3, K)` for C classes apart."""
+        return (*ExactSample(self.reduction).lead(task, num_classes), 3, self._n_cells)
+
+    @property
+    def _n_cells(self) -> int:
+        return (_HIGHEST - _LOWEST) * self.resolution + 2
+
+    def of(self, p: Predictions) -> BinStats:
+        """Count the events of `p` in cells."""
+        events = reduce_to_events(p, self.reduction)
+        scores = reduce_to_scores(p, self.reduction)
+        wide = wide_dtype(events.confidence.device)
+        columns = (torch.ones_like(events.confidence), events.confidence, events.outcome)
+        return BinStats(
+            bin_sums(
+                self._cell(scores.score.detach().to(wide), scores.from_logits),
+                [weighted(column, events.weights, wide) for column in columns],
+                self._n_cells,
+            )
+        )
+
+    def _cell(self, score: Tensor, from_logits: bool) -> Tensor:
+        """The cell of every score: 0 for p = 0, the last for p = 1, the others from -104 to 37 in between."""
+        log_odds = score if from_logits else safe_log(score) - torch.log1p(-score.masked_fill(score == 1, 0))
+        place = ((log_odds - _LOWEST) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3) + 1
+        certain = torch.where(log_odds == -torch.inf, 0, self._n_cells - 1)
+        if not from_logits:
+            certain = torch.where(score == 1, self._n_cells - 1, certain)
+            return torch.where((score == 0) | (score == 1), certain, place.long())
+        return torch.where(log_odds.isinf(), certain, place.long())
+
+    def wrap(self, sums: Tensor) -> RankedSample:
+        """Return the cells that hold samples as elements."""
+        n, confidence, positives = sums.unbind(-2)
+        held = n > 0
+        if n.device.type == "cpu":  # elsewhere looking for them would make the host wait
+            some = held.reshape(-1, held.shape[-1]).any(0)
+            n, confidence, positives, held = (t[..., some] for t in (n, confidence, positives, held))
+        mean = confidence / n
+        return RankedSample(mean.clamp(0, 1).masked_fill(~held, torch.nan), positives, n, False)

@@ -1,0 +1,302 @@
+"""Kinds of states: how statistics stream, merge, are saved, and meet across ranks.
+
+`SumsKind` is one tensor that adds. `SamplesKind` is lists of samples that concatenate. A state is never written into:
+every operation returns a new one, which may share tensors with those it was made of.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.predictions import Predictions
+from torchcalib.samples import ExactSample, RankedSample
+from torchcalib.statistics import SumsRecipe
+
+S = TypeVar("S", covariant=True)
+State = TypeVar("State")
+
+
+class StateKind(Protocol[State, S]):
+    """What a streaming metric needs to know of its state."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parts of the state, each a tensor that adds or a list of tensors."""
+
+    def empty(self) -> list[Tensor | list[Tensor]]:
+        """Return the parts of the state before any data."""
+
+    def join(self, parts: Sequence[Any]) -> State:
+        """Return the state of these parts."""
+
+    def parts(self, state: State) -> Sequence[Tensor | list[Tensor]]:
+        """Return the parts of a state."""
+
+    def of(self, p: Predictions) -> State:
+        """Return the state of one batch alone."""
+
+    def add(self, state: State, more: State) -> State:
+        """Return the state of both together."""
+
+    def detach(self, state: State) -> State:
+        """Return the state without its graph."""
+
+    def n_invalid(self, state: State) -> Tensor:
+        """Return the number of bad rows that were left out."""
+
+    def statistic(self, state: State) -> S:
+        """Return what the state is a state of."""
+
+    def check(self, parts: Sequence[Any], like: State) -> State | None:
+        """Return parts that were saved as a state on the device of `like`, or None if they are none of this kind."""
+
+    def announce(self, state: State, rank: int, world: int) -> Tensor:
+        """Return what is summed over ranks, float64 `(n,)`."""
+
+    def payload(self, state: State) -> Tensor:
+        """Return what is gathered from every rank, uint8 `(n,)`."""
+
+    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
+        """Return the size of the payload of every rank, from the sum of what they announced."""
+
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor], like: State) -> State:
+        """Return the state of all ranks together."""
+
+
+@dataclass(frozen=True)
+class SumsKind(Generic[S]):
+    """One float64 tensor: the number of bad rows, then the sums."""
+
+    recipe: SumsRecipe[S]
+    shape: tuple[int, ...]
+    names: ClassVar[tuple[str, ...]] = ("sums",)
+
+    def empty(self) -> list[Tensor | list[Tensor]]:
+        """Return zeros."""
+        return [torch.zeros(1 + math.prod(self.shape), dtype=torch.float64)]
+
+    def join(self, parts: Sequence[Any]) -> Tensor:
+        """Return the only part."""
+        (state,) = parts
+        assert isinstance(state, Tensor)
+        return state
+
+    def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
+        """Return the only part."""
+        return [state]
+
+    def of(self, p: Predictions) -> Tensor:
+        """Return the sums over a batch."""
+        sums = self.recipe.of(p).sums.reshape(-1)
+        invalid = sums.new_zeros(1) if p.n_invalid is None else p.n_invalid.to(sums).reshape(1)
+        return torch.cat((invalid, sums))
+
+    def add(self, state: Tensor, more: Tensor) -> Tensor:
+        """Add."""
+        return state + more.to(state)
+
+    def detach(self, state: Tensor) -> Tensor:
+        """Return the sums without their graph."""
+        return state.detach()
+
+    def n_invalid(self, state: Tensor) -> Tensor:
+        """Return the first entry."""
+        return state[0]
+
+    def statistic(self, state: Tensor) -> S:
+        """Return the sums as the statistic they are."""
+        return self.recipe.wrap(state[1:].reshape(self.shape))
+
+    def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
+        """Return saved sums, if they are as many."""
+        (state,) = parts
+        return state.to(like) if isinstance(state, Tensor) and state.shape == like.shape else None
+
+    def announce(self, state: Tensor, rank: int, world: int) -> Tensor:  # noqa: ARG002
+        """Return the sums."""
+        return state.detach()
+
+    def payload(self, state: Tensor) -> Tensor:
+        """Return nothing."""
+        return torch.zeros(0, dtype=torch.uint8, device=state.device)
+
+    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:  # noqa: ARG002
+        """Return zeros."""
+        return [0] * world
+
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor], like: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the sum."""
+        return announced
+
+
+class Samples(NamedTuple):
+    """A state of samples: lists of tensors `(..., n)`, one of each for every chunk, and the number of bad rows `(1,)`.
+
+    Attributes:
+        scores: see `RankedSample`; 4 bytes a sample for float32 input.
+        outcomes: uint8 labels or floating shares of votes.
+        weights: int64 counts of copies; of size 0 where every sample counts once.
+        invalid: float64 `(1,)`.
+    """
+
+    scores: list[Tensor]
+    outcomes: list[Tensor]
+    weights: list[Tensor]
+    invalid: Tensor
+
+
+_SCORE_DTYPES = (torch.float32, torch.float64)
+_OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class SamplesKind:
+    """Every sample: 5 bytes for one of float32 (9 for float64), and 8 more if it has a weight.
+
+    Chunks are joined as they come, a chunk with one at most twice its size, so that there are few of them and every
+    sample is copied some log2(N) times in all.
+    """
+
+    recipe: ExactSample
+    lead: tuple[int, ...]
+    from_logits: bool
+    names: ClassVar[tuple[str, ...]] = Samples._fields
+
+    def empty(self) -> list[Tensor | list[Tensor]]:
+        """Return no chunks."""
+        return [[], [], [], torch.zeros(1, dtype=torch.float64)]
+
+    def join(self, parts: Sequence[Any]) -> Samples:
+        """Return the parts by their names."""
+        return Samples(*parts)
+
+    def parts(self, state: Samples) -> Samples:
+        """Return the parts: the state is a tuple of them."""
+        return state
+
+    def of(self, p: Predictions) -> Samples:
+        """Return a batch as one chunk, without what is left out of it where that costs no wait for the device."""
+        sample = self.recipe.of(p)
+        score = sample.score
+        n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
+        outcome = sample.positives
+        if sample.n is not None:  # a share again, which is what adds to weights given later
+            outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.hard else score.dtype)
+        if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
+            keep = ~score.detach().isnan()
+            score, outcome, n = score[keep], outcome[keep], n[keep] if n.numel() else n
+        invalid = torch.zeros(1, dtype=torch.float64, device=score.device)
+        return Samples([score], [outcome], [n], invalid if p.n_invalid is None else p.n_invalid.to(invalid).reshape(1))
+
+    def add(self, state: Samples, more: Samples) -> Samples:
+        """Append, and join chunks of like sizes."""
+        chunks = list(zip(*state[:3], strict=True))
+        for chunk in zip(*more[:3], strict=True):
+            chunks.append(chunk)
+            while (
+                len(chunks) > 1
+                and chunks[-1][0].device == chunks[-2][0].device
+                and chunks[-2][0].shape[-1] <= 2 * chunks[-1][0].shape[-1]
+            ):
+                chunks[-2:] = [_joined(chunks[-2:])]
+        scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
+        return Samples(list(scores), list(outcomes), list(weights), state.invalid + more.invalid.to(state.invalid))
+
+    def detach(self, state: Samples) -> Samples:
+        """Return the chunks without their graph."""
+        scores, outcomes, weights = ([t.detach() for t in part] for part in state[:3])
+        return Samples(scores, outcomes, weights, state.invalid.detach())
+
+    def n_invalid(self, state: Samples) -> Tensor:
+        """Return the number of bad rows."""
+        return state.invalid[0]
+
+    def statistic(self, state: Samples) -> RankedSample:
+        """Return all samples."""
+        score, outcome, n = self._whole(state)
+        if not n.shape[-1]:
+            return RankedSample(score, outcome, None, self.from_logits)
+        wide = n.to(torch.float64)
+        return RankedSample(score, wide * outcome, wide, self.from_logits)
+
+    def check(self, parts: Sequence[Any], like: Samples) -> Samples | None:
+        """Return saved chunks, if they are of the same series."""
+        *lists, invalid = parts
+        if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
+            return None
+        device = like.invalid.device
+        for score, outcome, n in zip(*lists, strict=True):
+            fits = score.shape == outcome.shape and score.shape[:-1] == self.lead == n.shape[:-1]
+            if not fits or n.shape[-1] not in (0, score.shape[-1]):
+                return None
+        scores, outcomes, weights = ([t.to(device) for t in part] for part in lists)
+        return Samples(scores, outcomes, weights, invalid.to(like.invalid))
+
+    def announce(self, state: Samples, rank: int, world: int) -> Tensor:
+        """Return the number of bad rows, and a table with a row of each rank's own: size, dtypes, weighted or not."""
+        score, outcome, n = self._whole(state)
+        table = torch.zeros(world, 4, dtype=torch.float64)
+        table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
+        table[rank, 2], table[rank, 3] = _OUTCOME_DTYPES.index(outcome.dtype), float(n.shape[-1] > 0)
+        return torch.cat((state.invalid.detach(), table.flatten().to(state.invalid.device)))
+
+    def payload(self, state: Samples) -> Tensor:
+        """Return the bytes of all samples."""
+        columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
+        return torch.cat([column.to(state.invalid.device) for column in columns])
+
+    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
+        """Return the bytes of every rank's samples."""
+        return [sum(size for *_, size in self._columns(row)) for row in announced[1:].reshape(world, 4).tolist()]
+
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor], like: Samples) -> Samples:
+        """Return the samples of all ranks, a chunk for each that has any."""
+        chunks: list[list[Tensor]] = []
+        for row, payload in zip(announced[1:].reshape(len(payloads), 4).tolist(), payloads, strict=True):
+            if row[0] == 0:
+                continue
+            start, chunk = 0, []
+            for dtype, length, size in self._columns(row):
+                # A copy, for a view of another dtype must begin at a multiple of its size.
+                chunk.append(payload[start : start + size].clone().view(dtype).reshape(*self.lead, length))
+                start += size
+            chunks.append(chunk)
+        scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
+        return Samples(list(scores), list(outcomes), list(weights), announced[:1].to(like.invalid))
+
+    def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, int, int]]:
+        """Dtype, length and bytes of each column of a rank that announced `row`."""
+        length = int(row[0])
+        kinds = [(_SCORE_DTYPES[int(row[1])], length), (_OUTCOME_DTYPES[int(row[2])], length)]
+        kinds.append((torch.int64, length if row[3] else 0))
+        return [(dtype, n, n * math.prod(self.lead) * dtype.itemsize) for dtype, n in kinds]
+
+    def _whole(self, state: Samples) -> tuple[Tensor, Tensor, Tensor]:
+        """All chunks as one."""
+        chunks = list(zip(*state[:3], strict=True))
+        device = state.invalid.device
+        if not chunks:
+            none = torch.zeros((*self.lead, 0), device=device)
+            return none, none.to(torch.uint8), none.long()
+        return _joined(chunks) if len(chunks) > 1 else chunks[0]
+
+
+def _joined(chunks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Join chunks into one; weights are written out if any chunk has some."""
+    scores, outcomes, weights = zip(*chunks, strict=True)
+    device = scores[0].device
+    if any(n.shape[-1] for n in weights):
+        weights = tuple(
+            n if n.shape[-1] else s.new_ones(s.shape, dtype=torch.int64) for s, n in zip(scores, weights, strict=True)
+        )
+    score, outcome, n = (torch.cat([t.to(device) for t in part], -1) for part in (scores, outcomes, weights))
+    return score, outcome, n
+
+
+def named_parts(saved: Mapping[str, Any], names: Sequence[str]) -> list[Any] | None:
+    """Return the parts of these names, or None if one is missing."""
+    return [saved[name] for name in names] if all(name in saved for name in names) else None
