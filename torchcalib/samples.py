@@ -77,11 +77,16 @@ class RankedSample:
 
 
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
-    """Read a value `(...)` for every series; NaN for one with a bad row that could not be raised."""
+    """Read a value `(..., *)` for every series; NaN for one with a bad row that could not be raised."""
     pieces = sample.pieces()
-    values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
-    values = values.reshape(*sample.score.shape[:-1], *values.shape[1:]) if len(pieces) > 1 else values
-    return values if sample.poisoned is None else values.masked_fill(sample.poisoned, torch.nan)
+    lead = sample.score.shape[:-1]
+    if len(pieces) == 1:
+        values = read(sample)
+    else:
+        values = torch.cat([read(piece) for piece in pieces]).unflatten(0, lead)
+    if sample.poisoned is None:
+        return values
+    return values.masked_fill(sample.poisoned.reshape((*lead, *[1] * (values.dim() - len(lead)))), torch.nan)
 
 
 @dataclass(frozen=True, eq=False)

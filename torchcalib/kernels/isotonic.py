@@ -5,7 +5,7 @@ equal-mass bins or PAVA blocks. A table of counts per cell, cells in the order o
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.kernels import isotonic_reference
 from torchcalib.kernels.dispatch import Backend, Op, choose, numba_loops
-from torchcalib.kernels.looking import largest, look
+from torchcalib.kernels.looking import batch_first, largest, look
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_bits, stable_sort
 
@@ -152,7 +152,7 @@ def pava(blocks: Blocks, *, backend: Backend = "auto") -> Blocks:
 
     Gradient: none.
     """
-    return _joined(blocks, *_numbered(_first_of_blocks("pava", blocks.n, blocks.positives, backend)))
+    return _joined(blocks, *_numbered(block_starts("pava", blocks.n, blocks.positives, backend)))
 
 
 def pava_bc(
@@ -222,7 +222,7 @@ def pava_bc(
             f"`n_min` must be below the number of samples, got {_at(low, short)} for {_at(total, short)} samples. "
             "Lower `n_min` or give more samples."
         )
-    first = _first_of_blocks("pava_bc", blocks.n, blocks.positives, backend, low, high, variant == "paper")
+    first = block_starts("pava_bc", blocks.n, blocks.positives, backend, low, high, variant == "paper")
     return _joined(blocks, *_numbered(first))
 
 
@@ -250,7 +250,7 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     total = w * y.to(wide).masked_fill(w == 0, 0)
     counted = torch.int64 if op == "pava" else wide
     with torch.no_grad():
-        first = _first_of_blocks(op, w.to(counted), total.to(counted), backend)
+        first = block_starts(op, w.to(counted), total.to(counted), backend)
     block = first.cumsum(-1) - 1
     # The blocks are found without a gradient; it flows through their means, by the rules of scatter and gather.
     zeros = torch.zeros_like(total)
@@ -258,17 +258,21 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     return mean.gather(-1, block).to(y.dtype if y.is_floating_point() else wide)
 
 
-def _first_of_blocks(
-    op: Op,
+@torch.library.custom_op("torchcalib::block_starts", mutates_args=())
+def block_starts(
+    op: str,
     weight: Tensor,
     values: Tensor,
-    backend: Backend,
+    backend: str,
     low: Tensor | None = None,
     high: Tensor | None = None,
     paper: bool = False,
 ) -> Tensor:
-    """Return where a block begins: bool, the shape of `weight`, which stands in the order of the scores."""
-    chosen = choose(op, weight.device, backend).backend
+    """Return where a block begins: bool, the shape of `weight`, which stands in the order of the scores.
+
+    One operation to `torch.compile` and `vmap`, for its loops are not made of tensor operations.
+    """
+    chosen = choose(cast(Op, op), weight.device, cast(Backend, backend)).backend
     length = weight.shape[-1]
     rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in (weight, values)]
     if chosen == "rounds":
@@ -290,6 +294,20 @@ def _first_of_blocks(
         count = loop(*columns, *own, *buffers)
         first[row, buffers[2][: max(count - 1, 0)]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
+
+
+@block_starts.register_fake
+def _(op: str, weight: Tensor, *_: Any) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(weight, dtype=torch.bool)
+
+
+@block_starts.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], op: str, *arguments: Any) -> tuple[Tensor, int]:
+    rows = [
+        batch_first(argument, dim, info.batch_size) if isinstance(argument, Tensor) else argument
+        for argument, dim in zip(arguments, in_dims[1:], strict=True)
+    ]
+    return block_starts(op, *rows), 0
 
 
 def _numbered(first: Tensor) -> tuple[Tensor, int]:

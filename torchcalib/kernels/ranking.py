@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.looking import batch_first
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_bits, stable_sort
 
@@ -63,12 +64,8 @@ def _(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @sort_labelled.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], score: Tensor, label: Tensor) -> tuple[Any, tuple[int, ...]]:
-    score, label = (_batch_first(x, dim, info.batch_size) for x, dim in zip((score, label), in_dims, strict=True))
+    score, label = (batch_first(x, dim, info.batch_size) for x, dim in zip((score, label), in_dims, strict=True))
     return sort_labelled(score.contiguous(), label.contiguous()), (0, 0, 0)
-
-
-def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
@@ -122,7 +119,7 @@ def _(x: Tensor, ends: Tensor) -> Tensor:
 
 @run_sums.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], x: Tensor, ends: Tensor) -> tuple[Tensor, int]:
-    x, ends = (_batch_first(t, dim, info.batch_size) for t, dim in zip((x, ends), in_dims, strict=True))
+    x, ends = (batch_first(t, dim, info.batch_size) for t, dim in zip((x, ends), in_dims, strict=True))
     return run_sums(x, ends), 0
 
 
