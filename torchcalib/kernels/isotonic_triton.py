@@ -62,7 +62,7 @@ def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper:
 def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return where blocks begin if every row is one block, and buffers for weight, sum and end of those to be found."""
     first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
-    first[:, :1] = True
+    first[:, :1].fill_(True)
     return first, [torch.empty_like(first, dtype=dtype) for dtype in (weight.dtype, weight.dtype, torch.int64)]
 
 
