@@ -1,8 +1,9 @@
 """Check torchcalib on a real GPU: `python cuda_check.py [--out FILE.json]`.
 
 Every function and streaming class, in float32, float16 and bfloat16, against the float64 result of the same numbers on
-the CPU, with gradients; `update` must never wait for the device, and bad rows must be raised by `compute`. Prints a
-table, writes JSON, and exits with 1 on any failure. Without a GPU it says so and exits with 0.
+the CPU, with gradients; `update` must never wait for the device, and bad rows must be raised by `compute`. The isotonic
+kernels must find the blocks that the CPU finds. Prints a table, writes JSON, and exits with 1 on any failure. Without a
+GPU it says so and exits with 0.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+from torchcalib.kernels.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
 from torchcalib.streaming import StreamingMetric
 
 N, N_CLASSES = 4096, 11
+# Rows and elements of each for the isotonic kernels, which mark 128 blocks at once.
+SHAPES = ((2, 0), (1, 1), (2, 2), (3, 127), (3, 129), (2, 4099), (1000, 1000))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Sums are float64 on both sides, so what differs is the row arithmetic, float32 on the GPU; a confidence that float32
 # rounds across a bin edge moves one sample of N. Gradients come back in the dtype of the input, and carry its rounding.
@@ -88,7 +93,9 @@ def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, as a share of the largest expected value."""
+    """Largest difference, as a share of the largest expected value; 0 where there is none."""
+    if not expected.numel():
+        return 0.0
     difference = (found.detach().double().cpu() - expected.detach().double().cpu()).abs().max()
     return float(difference / expected.detach().double().abs().max().clamp(min=1e-12))
 
@@ -167,6 +174,56 @@ def check_collection() -> Iterator[Check]:
         yield Check(f"collection: {name}", "float32", "value", relative_error(value, expected), VALUE_TOLERANCE)
 
 
+def check_blocks(name: str, rows: int, length: int) -> Iterator[Check]:
+    """Blocks of counts, all scores distinct and tied, samples of weight 0 and a row without data among them."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(rows, length, generator=generator, dtype=torch.float64)
+    outcomes = (torch.rand(rows, length, generator=generator) < scores).long()
+    weights = torch.randint(0, 4, (rows, length), generator=generator)
+    weights[:, :1] = 3  # PAVA-BC needs more than one sample in a row
+    weights[1:2] = 0
+    steps: dict[str, Callable[..., Blocks]] = {
+        "pava": pava,
+        "pava_bc code": pava_bc,
+        "pava_bc paper": lambda blocks, **options: pava_bc(blocks, variant="paper", **options),
+    }
+    for kind, given in (("distinct", scores), ("tied", (20 * scores).floor())):
+        blocks = pooled(given, outcomes, weights)
+        there = Blocks(blocks.index.cuda(), blocks.n.cuda(), blocks.positives.cuda())
+        for what, step in steps.items():
+            expected, found = step(blocks), step(there, backend="triton")
+            pairs = [
+                (getattr(found, column).cpu(), getattr(expected, column)) for column in ("index", "n", "positives")
+            ]
+            wrong = sum(not torch.equal(*pair) for pair in pairs)
+            yield Check(name, "int64", f"{what}, {kind}", wrong, 0)
+
+
+def check_isotonic_regression(name: str, rows: int, length: int) -> Iterator[Check]:
+    """Fit and gradient of real targets, weights of 0 among them, without waiting for the device."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(rows, length, generator=generator, dtype=torch.float64) + torch.linspace(0, 3, length)
+    w = (torch.rand(rows, length, generator=generator, dtype=torch.float64) - 0.2).clamp(min=0)
+    w[:, :1] = 1
+    slope = torch.randn(rows, length, generator=generator, dtype=torch.float64)
+    reference, gpu = y.clone().requires_grad_(), y.cuda().requires_grad_()
+    expected = isotonic_regression(reference, w)
+    expected.backward(slope)  # type: ignore[no-untyped-call]
+    w_gpu, slope_gpu = w.cuda(), slope.cuda()
+    isotonic_regression(gpu, w_gpu, backend="triton")  # the first call compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = isotonic_regression(gpu, w_gpu, backend="triton")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found.backward(slope_gpu)  # type: ignore[no-untyped-call]
+    yield Check(name, "float64", "fit, no host sync", relative_error(found, expected), 1e-12)
+    assert gpu.grad is not None
+    assert reference.grad is not None
+    yield Check(name, "float64", "gradient of the fit", relative_error(gpu.grad, reference.grad), 1e-12)
+
+
 def guarded(name: str, dtype: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
     """Turn an exception into a failed check, so that one failure does not hide the others."""
     try:
@@ -184,6 +241,10 @@ def run() -> list[Check]:
             results += guarded(name, str(dtype).removeprefix("torch."), work)
     results += guarded("bad rows", "float32", check_bad_rows)
     results += guarded("collection", "float32", check_collection)
+    for rows, length in SHAPES:
+        name = f"isotonic kernels {rows} x {length}"
+        results += guarded(name, "int64", partial(check_blocks, name, rows, length))
+        results += guarded(name, "float64", partial(check_isotonic_regression, name, rows, length))
     return results
 
 

@@ -27,7 +27,11 @@ from torchcalib.kernels.sorting import order_bits, stable_sort
         ({"n_min": 2.0}, TypeError, "`n_min` must be an integer, got float."),
         ({"n_max": True}, TypeError, "`n_max` must be an integer, got bool."),
         ({"variant": "book"}, ValueError, "`variant` must be 'code' or 'paper', got 'book'."),
-        ({"backend": "rounds"}, ValueError, "`backend` must be one of 'auto', 'numba', 'python' for pava_bc"),
+        (
+            {"backend": "rounds"},
+            ValueError,
+            "`backend` must be one of 'auto', 'numba', 'python' for pava_bc on cpu, got",
+        ),
     ],
 )
 def test_pava_bc_says_what_is_wrong(arguments, error, words):
@@ -67,15 +71,21 @@ def test_equal_mass_says_what_is_wrong():
 
 
 @pytest.fixture
-def without_numba(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "torchcalib.kernels.isotonic_numba", raising=False)
-    dispatch._load_numba.cache_clear()
-    yield
-    dispatch._load_numba.cache_clear()
+def without(monkeypatch):
+    """Take packages away: `without("numba")`."""
+
+    def take(*packages):
+        for package in packages:
+            monkeypatch.setitem(sys.modules, package, None)
+            monkeypatch.delitem(sys.modules, f"torchcalib.kernels.isotonic_{package}", raising=False)
+        dispatch._load.cache_clear()
+
+    yield take
+    dispatch._load.cache_clear()
 
 
-def test_without_numba_a_forced_choice_raises_and_an_automatic_one_falls_back(without_numba):
+def test_without_numba_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
+    without("numba")
     blocks = pooled(torch.linspace(0, 1, 40), torch.arange(40) % 3 == 0)
     with pytest.raises(ImportError, match=r"`backend` must be installed, got 'numba'.*torchcalib\[fast\]"):
         pava_bc(blocks, backend="numba")
@@ -87,9 +97,49 @@ def test_without_numba_a_forced_choice_raises_and_an_automatic_one_falls_back(wi
     assert table(pava(blocks)) == table(pava(blocks, backend="python"))
 
 
-def test_on_another_device_labels_are_pooled_where_they_are():
-    choice = dispatch.choose("pava", torch.device("cuda"))
-    assert choice == ("rounds", "")
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_on_another_device_labels_are_pooled_where_they_are(device):
+    assert dispatch.choose("pava", torch.device(device)) == ("rounds", "")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+def test_with_triton_it_is_the_first_choice_on_cuda():
+    for op in ("pava_bc", "isotonic_regression"):
+        assert dispatch.choose(op, torch.device("cuda")) == ("triton", "")
+    assert dispatch.choose("pava", torch.device("cuda"), "triton") == ("triton", "")
+
+
+def test_without_triton_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
+    without("triton", "numba")
+    for op in ("pava_bc", "isotonic_regression"):
+        choice = dispatch.choose(op, torch.device("cuda"))
+        assert choice.backend == "python"
+        assert "triton cannot be used" in choice.why
+        assert "numba cannot be used" in choice.why
+    with pytest.raises(ImportError, match=r"`backend` must be installed, got 'triton'.*pip install triton"):
+        dispatch.choose("pava_bc", torch.device("cuda"), "triton")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+def test_where_triton_cannot_launch_another_runs(without, monkeypatch):
+    """A machine with a CUDA device and no driver that triton can build."""
+    without()
+    monkeypatch.delitem(sys.modules, "torchcalib.kernels.isotonic_triton", raising=False)
+    monkeypatch.setattr("triton.runtime.driver", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    choice = dispatch.choose("pava_bc", torch.device("cuda"))
+    assert choice.backend in ("numba", "python")
+    assert "triton cannot be used (no kernel can be launched" in choice.why
+
+
+def test_triton_runs_on_the_cpu_in_its_interpreter_alone(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for op in ("pava", "pava_bc", "isotonic_regression"):
+        with pytest.raises(ValueError, match=r"on cpu, got 'triton'\. .*TRITON_INTERPRET=1"):
+            dispatch.choose(op, torch.device("cpu"), "triton")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert dispatch.choose(op, torch.device("cpu")).backend != "triton"
+        monkeypatch.delenv("TRITON_INTERPRET")
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")

@@ -80,10 +80,7 @@ def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> T
     """Read a value `(..., *)` for every series; NaN for one with a bad row that could not be raised."""
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
-    if len(pieces) == 1:
-        values = read(sample)
-    else:
-        values = torch.cat([read(piece) for piece in pieces]).unflatten(0, lead)
+    values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces]).unflatten(0, lead)
     if sample.poisoned is None:
         return values
     return values.masked_fill(sample.poisoned.reshape((*lead, *[1] * (values.dim() - len(lead)))), torch.nan)

@@ -1,6 +1,7 @@
 """Which implementation runs an op, by device. A forced choice raises, an automatic one falls back and says why."""
 
 import importlib
+import os
 from functools import cache
 from types import ModuleType
 from typing import Literal, NamedTuple
@@ -8,17 +9,39 @@ from typing import Literal, NamedTuple
 import torch
 
 Op = Literal["pava", "pava_bc", "isotonic_regression"]
-Backend = Literal["auto", "numba", "python", "rounds"]
+Backend = Literal["auto", "triton", "numba", "python", "rounds"]
 
-# What runs an op where, best first. "rounds" are tensor operations and run on any device; "numba" and "python" are
-# loops over one sequence after another, and bring the columns of another device to the CPU.
+# What runs an op where, best first. "rounds" are tensor operations and run on any device; "triton" is a loop for each
+# row, all rows side by side on the GPU; "numba" and "python" are loops over one row after another, and bring the
+# columns of another device to the CPU.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
-    # Counts: labels of 0 and 1 are pooled in few rounds.
-    "pava": {"cpu": ("numba", "rounds", "python"), "other": ("rounds", "numba", "python")},
+    # Counts: labels of 0 and 1 are pooled in few rounds. Each waits for the GPU, and triton's one launch never does;
+    # but rounds spread a long row over the whole GPU, which a loop leaves idle, and `pava` waits at its end anyhow.
+    "pava": {
+        "cpu": ("numba", "rounds", "python"),
+        "cuda": ("rounds", "triton", "numba", "python"),
+        "other": ("rounds", "numba", "python"),
+    },
     # Real targets can need a round for each block, the loop never more than one pass.
-    "isotonic_regression": {"cpu": ("numba", "python", "rounds"), "other": ("numba", "python", "rounds")},
+    "isotonic_regression": {
+        "cpu": ("numba", "python", "rounds"),
+        "cuda": ("triton", "numba", "python", "rounds"),
+        "other": ("numba", "python", "rounds"),
+    },
     # The bounds make it sequential.
-    "pava_bc": {"cpu": ("numba", "python"), "other": ("numba", "python")},
+    "pava_bc": {
+        "cpu": ("numba", "python"),
+        "cuda": ("triton", "numba", "python"),
+        "other": ("numba", "python"),
+    },
+}
+
+# The module of a backend, and what installs the package that it needs.
+_MODULES: dict[Backend, tuple[str, str]] = {
+    "triton": ("torchcalib.kernels.isotonic_triton", "pip install triton"),
+    "numba": ("torchcalib.kernels.isotonic_numba", "pip install 'torchcalib[fast]'"),
+    "python": ("torchcalib.kernels.isotonic_reference", ""),
+    "rounds": ("torchcalib.kernels.isotonic_reference", ""),
 }
 
 
@@ -30,39 +53,49 @@ class Choice(NamedTuple):
 
 
 @cache
-def _load_numba() -> tuple[ModuleType | None, str]:
-    """Return the compiled loops, or None and the reason. A missing cache folder makes numba raise RuntimeError."""
+def _load(backend: Backend) -> tuple[ModuleType | None, str]:
+    """Return the module of a backend, or None and the reason. A missing cache folder makes numba raise RuntimeError."""
+    module, install = _MODULES[backend]
     try:
-        return importlib.import_module("torchcalib.kernels.isotonic_numba"), ""
+        return importlib.import_module(module), ""
     except (ImportError, RuntimeError) as error:
-        return None, f"numba cannot be used ({error}); pip install 'torchcalib[fast]'"
+        return None, f"{backend} cannot be used ({error}); {install}"
 
 
 def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
     """Return the implementation of an op for tensors on a device.
 
     Raises:
-        ValueError: a forced backend does not implement the op.
-        ImportError: "numba" is forced and cannot be loaded.
+        ValueError: a forced backend does not implement the op on the device. On the CPU "triton" runs in Triton's
+            interpreter alone, which the environment variable TRITON_INTERPRET=1 turns on.
+        ImportError: a forced backend cannot be loaded.
     """
-    order = _ORDER[op]["cpu" if device.type == "cpu" else "other"]
+    order = _ORDER[op].get(device.type, _ORDER[op]["other"])
     if backend == "auto":
-        why = ""
+        reasons: list[str] = []
         for name in order:
-            if name != "numba" or _load_numba()[0] is not None:
-                return Choice(name, why)
-            why = _load_numba()[1]
-    if backend not in order:
+            module, why = _load(name)
+            if module is not None:
+                return Choice(name, "; ".join(reasons))
+            reasons.append(why)
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if backend not in order and not (backend == "triton" and interpreted):
         allowed = ", ".join(repr(name) for name in ("auto", *order))
-        raise ValueError(f"`backend` must be one of {allowed} for {op}, got {backend!r}. Leave it at 'auto'.")
-    if backend == "numba" and _load_numba()[0] is None:
-        raise ImportError(f"`backend` must be installed, got 'numba'. {_load_numba()[1]}.")
+        hint = " On the CPU 'triton' needs TRITON_INTERPRET=1." if backend == "triton" else ""
+        raise ValueError(
+            f"`backend` must be one of {allowed} for {op} on {device.type}, got {backend!r}. Leave it at 'auto'.{hint}"
+        )
+    implementation(backend)
     return Choice(backend, "")
 
 
-def numba_loops() -> ModuleType:
-    """Return the compiled loops, once `choose` has answered "numba"."""
-    module, why = _load_numba()
+def implementation(backend: Backend) -> ModuleType:
+    """Return the module of a backend: its `pava` and `pava_bc`.
+
+    Raises:
+        ImportError: it cannot be loaded.
+    """
+    module, why = _load(backend)
     if module is None:
-        raise ImportError(why)
+        raise ImportError(f"`backend` must be installed, got {backend!r}. {why}.")
     return module

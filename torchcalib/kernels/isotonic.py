@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels import isotonic_reference
-from torchcalib.kernels.dispatch import Backend, Op, choose, numba_loops
+from torchcalib.kernels.dispatch import Backend, Op, choose, implementation
 from torchcalib.kernels.looking import batch_first, largest, look
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_bits, stable_sort
@@ -193,8 +193,8 @@ def pava_bc(
         n_min: at least 1. Default: N // 20 of every row, at least 1.
         n_max: at least `n_min`. Default: N // 5 of every row, at least 1.
         variant: "code" or "paper".
-        backend: see `dispatch`. All give the same blocks. It is a sequential algorithm: from another device the
-            counts are brought to the CPU.
+        backend: see `dispatch`. All give the same blocks. It is a sequential algorithm: on CUDA rows run side by side;
+            from other devices, and where triton is missing, the counts are brought to the CPU.
 
     Returns:
         Blocks. A row without data has none (`n` is 0 throughout).
@@ -275,16 +275,21 @@ def block_starts(
     chosen = choose(cast(Op, op), weight.device, cast(Backend, backend)).backend
     length = weight.shape[-1]
     rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in (weight, values)]
+    bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
     if chosen == "rounds":
         return isotonic_reference.pava_rounds(*rows).view(weight.shape)
+    source = implementation(chosen)
+    loop = source.pava_bc if op == "pava_bc" else source.pava
+    if chosen == "triton":
+        # The kernels take all rows at once, with buffers of their own.
+        found: Tensor = loop(*rows, *bounds, paper) if bounds else loop(*rows)
+        return found.view(weight.shape)
     first = np.zeros(rows[0].shape, dtype=np.bool_)
     first[:, :1] = True
-    bounds = [] if low is None or high is None else [low.flatten().tolist(), high.flatten().tolist()]
-    source = numba_loops() if chosen == "numba" else isotonic_reference
-    loop = source.pava_bc if op == "pava_bc" else source.pava
+    limits = [bound.tolist() for bound in bounds]
     arrays = [column.cpu().contiguous().numpy() for column in rows]
     for row, (w, v) in enumerate(zip(*arrays, strict=True)):
-        own = [*(bound[row] for bound in bounds), paper] if bounds else []
+        own = [*(limit[row] for limit in limits), paper] if limits else []
         if chosen == "numba":
             columns = [w, v]
             buffers = [np.empty_like(w), np.empty_like(v), np.empty(length, dtype=np.int64)]
