@@ -19,7 +19,7 @@ from torchcalib.binned import (
     rmsce,
 )
 from torchcalib.binomial import betainc, binomial_test
-from torchcalib.bins import BinTable
+from torchcalib.bins import BinTable, TCETable
 from torchcalib.predictions import InputOptions
 from torchcalib.report import Report, report
 from torchcalib.scores import (
@@ -39,16 +39,20 @@ from torchcalib.streaming import CalibrationCollection
 
 if TYPE_CHECKING:
     from torchcalib.html import save_report as save_report
+    from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
     from torchcalib.plots import ecd_curve as ecd_curve
     from torchcalib.plots import reliability_diagram as reliability_diagram
+    from torchcalib.plots import test_based_diagram as test_based_diagram
 
 # Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
     "save_report": "torchcalib.html",
+    "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",
     "ecd_curve": "torchcalib.plots",
     "reliability_diagram": "torchcalib.plots",
+    "test_based_diagram": "torchcalib.plots",
 }
 
 __all__ = [
@@ -63,6 +67,7 @@ __all__ = [
     "CalibrationCollection",
     "InputOptions",
     "Report",
+    "TCETable",
     "__version__",
     "betainc",
     "bin_table",

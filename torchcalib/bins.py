@@ -87,7 +87,7 @@ class BinTable:
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to_dict(self) -> dict[str, NDArray[np.float64]]:
-        """Return the columns as numpy arrays `(..., B)`."""
+        """Return every field as a numpy array, by name."""
         return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
 
     def __repr__(self) -> str:
@@ -96,7 +96,8 @@ class BinTable:
     def __str__(self) -> str:
         if self.n.dim() > 1:
             return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
-        names = [field.name for field in fields(self)]
+        # What holds more than one number for a bin is no column of text.
+        names = [field.name for field in fields(self) if getattr(self, field.name).dim() == 1]
         lines = ["".join(f"{name:>12}" for name in names)]
         for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
             cells = dict(zip(names, row, strict=True))
@@ -105,7 +106,31 @@ class BinTable:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class TCETable(BinTable):
+    """A `BinTable` with what a test says of every bin: which predictions do not fit the outcomes that the bin holds.
+
+    `torchcalib.plots.test_based_diagram` draws it. Bins run from the least predictions to the largest.
+
+    Attributes:
+        rejected: `(..., B)` samples of the bin whose prediction the test rejects, weights counted; 0 to n.
+        quantiles: `(..., B, 33)` the predictions of the bin at 33 evenly spaced ranks, from its least to its largest;
+            NaN in an empty bin.
+
+    Source:
+        [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, eq. 7.
+    """
+
+    rejected: Tensor
+    quantiles: Tensor
+
+    @property
+    def tce(self) -> Tensor:
+        """Share of all samples that the test rejects, in percent `(...)`; NaN without data."""
+        return 100 * self.rejected.sum(-1) / self.n.sum(-1)
+
+
 def _cell(name: str, value: float, empty: bool) -> str:
-    if empty and name not in ("lower", "upper", "n", "share"):
+    if empty and name not in ("lower", "upper", "n", "share", "rejected"):
         return "-"
-    return f"{value:.10g}" if name == "n" else f"{value:.4f}"
+    return f"{value:.10g}" if name in ("n", "rejected") else f"{value:.4f}"

@@ -12,9 +12,11 @@ except ImportError as error:
     ) from error
 
 from torchcalib.plots.canvas import DARK, LIGHT, Style
+from torchcalib.plots.comparison import bin_comparison
 from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
 from torchcalib.plots.reliability import MAX_LABELLED_BINS, confidence_histogram, reliability_diagram
 from torchcalib.plots.saving import to_png, to_svg
+from torchcalib.plots.tce import test_based_diagram
 
 __all__ = [
     "DARK",
@@ -22,9 +24,11 @@ __all__ = [
     "LIGHT",
     "MAX_LABELLED_BINS",
     "Style",
+    "bin_comparison",
     "confidence_histogram",
     "ecd_curve",
     "reliability_diagram",
+    "test_based_diagram",
     "to_png",
     "to_svg",
 ]

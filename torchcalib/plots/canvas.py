@@ -19,6 +19,7 @@ class Style:
         above: frequency above confidence.
         below: frequency below confidence.
         outcome: the mean outcome.
+        rejected: predictions that a test rejects.
     """
 
     paper: str
@@ -29,10 +30,11 @@ class Style:
     above: str
     below: str
     outcome: str
+    rejected: str
 
 
-LIGHT = Style("#ffffff", "#1b1f24", "#5c646d", "#e3e6e9", "#8b95a0", "#0072b2", "#bf5200", "#009e73")
-DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "#e69f00", "#33c49a")
+LIGHT = Style("#ffffff", "#1b1f24", "#5c646d", "#e3e6e9", "#8b95a0", "#0072b2", "#bf5200", "#009e73", "#b3123f")
+DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "#e69f00", "#33c49a", "#ff6b81")
 
 
 def new_axes(style: Style, width: float, height: float, top: float) -> Axes:
@@ -69,6 +71,16 @@ def say_no_data(ax: Axes, style: Style) -> None:
         transform=ax.transAxes,
         backgroundcolor=style.paper,
     )
+
+
+def width_in_points(ax: Axes) -> float:
+    """Return the width of the frame of `ax` as it is now, in points, to tell what fits into it."""
+    return float(ax.get_window_extent().width / ax.figure.dpi * 72)
+
+
+def height_in_points(ax: Axes) -> float:
+    """Return the height of the frame of `ax` as it is now, in points."""
+    return float(ax.get_window_extent().height / ax.figure.dpi * 72)
 
 
 def compact(n: float) -> str:

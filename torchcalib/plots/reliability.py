@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.bins import BinTable
-from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data
+from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data, width_in_points
 from torchcalib.plots.series import Bins, columns_of
 
 MAX_LABELLED_BINS = 20
@@ -170,5 +170,4 @@ def _draw_bars(ax: Axes, bins: Bins, style: Style) -> None:
 
 def _fits_labels(ax: Axes, n_bins: int) -> bool:
     """Whether a count of four characters is narrower than a bin, in points."""
-    width = ax.get_window_extent().width / ax.figure.dpi * 72
-    return n_bins <= MAX_LABELLED_BINS and width / n_bins >= 16
+    return n_bins <= MAX_LABELLED_BINS and width_in_points(ax) / n_bins >= 16

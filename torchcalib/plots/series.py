@@ -21,6 +21,11 @@ class Bins(NamedTuple):
     frequency: Column
     gap: Column
 
+    @property
+    def is_real(self) -> NDArray[np.bool_]:
+        """False for bins of no width and no samples, which only fill up a row of a batch."""
+        return (self.n > 0) | (self.upper > self.lower)
+
     def mean(self, column: Column) -> float:
         """Mean of a column over all samples; empty bins hold NaN, and no share."""
         held = self.n > 0
