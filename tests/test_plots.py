@@ -275,7 +275,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("style", [LIGHT, DARK])
 def test_text_contrast_meets_wcag_aa(style):
-    for color in (style.ink, style.muted, style.above, style.below):
+    for color in (style.ink, style.muted, style.above, style.below, style.rejected):
         dark, light = sorted((luminance(color), luminance(style.paper)))
         assert (light + 0.05) / (dark + 0.05) >= 4.5, color
 

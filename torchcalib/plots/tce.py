@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 
 from torchcalib.bins import TCETable
 from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data, width_in_points
@@ -104,20 +105,21 @@ def _tested(table: TCETable) -> _Tested:
 def _draw_violins(ax: Axes, bins: _Tested, axis: ProbabilityAxis, style: Style) -> None:
     held = np.flatnonzero(bins.n)
     stroke = np.clip(30 / len(bins.n), 0.4, 1.0)
+    shapes = []
     for index in held:
         at, width = _violin(axis.place(bins.quantiles[index]))
-        half = width * _SLOT / 2
-        ax.fill_betweenx(
-            axis.value(at),
-            index + 0.5 - half,
-            index + 0.5 + half,
-            facecolor=style.bar,
-            edgecolor=style.bar,
-            linewidth=stroke,  # a violin of no height shows as a line
-            zorder=2,
-            clip_on=False,
-            label="predictions of the bin" if index == held[0] else None,
-        )
+        half = np.concatenate([width, -width[::-1]]) * _SLOT / 2
+        shapes.append(np.column_stack([index + 0.5 + half, axis.value(np.concatenate([at, at[::-1]]))]))
+    violins = PolyCollection(
+        shapes,
+        facecolor=style.bar,
+        edgecolor=style.bar,
+        linewidth=stroke,  # a violin of no height shows as a line
+        zorder=2,
+        clip_on=False,
+        label="predictions of the bin",
+    )
+    ax.add_collection(violins, autolim=False)
     empirical = np.clip(bins.frequency[held], axis.low, axis.high)
     ax.hlines(empirical, held + 0.08, held + 0.92, color=style.outcome, linewidth=1.4 * stroke, zorder=3, clip_on=False)
     beyond = np.sign(bins.frequency[held] - empirical)
@@ -181,15 +183,16 @@ def _draw_histogram(ax: Axes, bins: _Tested, axis: ProbabilityAxis, style: Style
 
 def _draw_sizes(ax: Axes, bins: _Tested, style: Style) -> None:
     middles = np.arange(len(bins.n)) + 0.5
-    ax.bar(middles, bins.n, _SLOT, color=style.bar)
-    ax.bar(middles, bins.rejected, _SLOT, color=style.rejected)
+    width = _SLOT if len(bins.n) <= 50 else 1.0  # gaps narrower than a pixel would flicker
+    ax.bar(middles, bins.n, width, color=style.bar)
+    ax.bar(middles, bins.rejected, width, color=style.rejected)
     ax.set_yticks([0, bins.n.max()], ["0", compact(bins.n.max())])
     ax.grid(False)
     rejected, n = bins.rejected.sum(), bins.n.sum()
     words = f"■ rejected: {rejected:,.10g} of {n:,.10g}, TCE {100 * rejected / n:.4g}%"
     slot = width_in_points(ax) / len(bins.n)
     turned = slot < 20  # points of "100%" and a space
-    fits = slot >= 7.5  # points of a line of text
+    fits = slot >= 7  # points of a line of text
     ax.set_ylim(0, bins.n.max() * (1.05 if not fits else 1.5 if turned else 1.25))
     ax.text(0, 1.04, words, color=style.rejected, va="bottom", fontsize="small", transform=ax.transAxes)
     for middle, size, share in zip(middles, bins.n, bins.rejected / np.maximum(bins.n, 1), strict=True):
@@ -200,6 +203,7 @@ def _draw_sizes(ax: Axes, bins: _Tested, style: Style) -> None:
                 (0, 1.5),
                 textcoords="offset points",
                 ha="center",
+                va="bottom",
                 rotation=90 if turned else 0,
                 color=style.rejected if share > 0 else style.muted,
                 fontsize=6,
