@@ -15,10 +15,34 @@ import matplotlib
 import pytest
 import torch
 
-from torchcalib import Report, html
+from torchcalib import Report, TCETable, html
 from torchcalib.html import render, save_report
 from torchcalib.plots import DARK, LIGHT
 from torchcalib.report import ReportBuilder
+
+TESTED = TCETable(
+    *torch.tensor(
+        [
+            [0, 2.5e-6, 0.5],  # lower
+            [2.5e-6, 0.5, 1],  # upper
+            [100, 0, 300],  # n
+            [0.25, 0, 0.75],  # share
+            [1e-7, torch.nan, 0.75],  # confidence
+            [0, torch.nan, 0.8125],  # frequency
+            [-1e-7, 0, 0.0625],  # gap
+            [torch.nan, torch.nan, torch.nan],  # ecd
+            [0, 0, 50],  # rejected
+        ],
+        dtype=torch.float64,
+    ),
+    quantiles=torch.stack(
+        [
+            torch.linspace(0, 2e-6, 33, dtype=torch.float64),
+            torch.full((33,), torch.nan, dtype=torch.float64),
+            torch.linspace(0.5, 1, 33, dtype=torch.float64),
+        ]
+    ),
+)
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 HOSTILE = "<script>alert(1)</script>"
@@ -148,6 +172,48 @@ def test_every_picture_is_there_for_light_and_dark_with_a_name(task):
 
 def test_main_bin_table_is_open_and_others_closed():
     assert ["open" in details for details in parsed("binary").every("details")] == [True, False]
+
+
+def test_tests_have_a_section_with_two_pictures_each_and_a_table_of_their_bins():
+    r = replace(made("binary"), tests={"positive_class": TESTED, "top_label": TESTED})
+    text = render(r)
+    checker, plain = Checker(text), parsed("binary")
+    ids = [attributes["id"] for _, attributes in checker.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {"test-1", "test-2"} <= set(ids)
+    assert len(checker.every("figure")) == len(plain.every("figure")) + 4
+    pictures = [svg["aria-label"] for svg in checker.every("svg") if "Test-based" in svg["aria-label"]]
+    assert len(pictures) == 2 * 2 * 2
+    assert sum("logit" in label for label in pictures) == 4
+    assert "50 of 400" in pictures[0]
+    assert ["open" in details for details in checker.every("details")] == [True, False, False, False]
+    values = [data["value"] for data in checker.every("data")]
+    assert str(12.5) in values
+    rows = [" ".join(row.split()) for row in re.findall(r"<tr>(.*?)</tr>", text) if "2.500e-06" in row]
+    assert [re.sub(r"<[^>]*>", " ", row).split() for row in rows[:2]] == [
+        ["0", "to", "2.500e-06", "100", "≈", "0", "0", "0", "0.00%"],
+        ["2.500e-06", "to", "0.5000", "0", "empty"],
+    ]
+    assert "16.67%" in checker.words
+    assert "Predictions that the outcomes refute" not in page("binary")
+
+
+def test_tests_of_no_data_are_said_to_be_of_none():
+    table = TCETable(*(torch.zeros(1) for _ in range(9)), quantiles=torch.full((1, 33), torch.nan))
+    text = render(replace(made("binary"), tables={}, tests={"positive_class": table}))
+    assert "no data" in text
+    assert "TCE =" not in " ".join(Checker(text).words)
+
+
+def test_tests_are_files_and_data_without_their_quantiles(tmp_path):
+    written = save_report(replace(made("binary"), tables={}, tests={"top_label": TESTED}), tmp_path)
+    assert [path.name for path in written] == [
+        *("report.json", "report.html", "test_top_label.png", "test_top_label.svg"),
+    ]
+    read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["tests"]["top_label"]
+    assert read["rejected"] == [0, 0, 50]
+    assert read["frequency"] == [0, "nan", 0.8125]
+    assert "quantiles" not in read
 
 
 def test_names_of_others_are_escaped():

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from torchcalib import BinTable, bin_table, plots
 from torchcalib.plots import DARK, LIGHT, confidence_histogram, ecd_curve, reliability_diagram, to_png, to_svg
+from torchcalib.plots.canvas import compact
 
 DRAWINGS = [reliability_diagram, confidence_histogram]
 
@@ -206,7 +207,7 @@ def test_counts_are_on_an_axis_where_labels_would_touch(n_bins, size):
     ],
 )
 def test_counts_are_written_short(n, expected):
-    assert plots._compact(n) == expected
+    assert compact(n) == expected
 
 
 def test_histogram_holds_counts_edges_and_both_means():
@@ -274,7 +275,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("style", [LIGHT, DARK])
 def test_text_contrast_meets_wcag_aa(style):
-    for color in (style.ink, style.muted, style.above, style.below):
+    for color in (style.ink, style.muted, style.above, style.below, style.rejected):
         dark, light = sorted((luminance(color), luminance(style.paper)))
         assert (light + 0.05) / (dark + 0.05) >= 4.5, color
 

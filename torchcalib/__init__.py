@@ -42,16 +42,20 @@ from torchcalib.streaming import CalibrationCollection
 
 if TYPE_CHECKING:
     from torchcalib.html import save_report as save_report
+    from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
     from torchcalib.plots import ecd_curve as ecd_curve
     from torchcalib.plots import reliability_diagram as reliability_diagram
+    from torchcalib.plots import tce_diagram as tce_diagram
 
 # Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
     "save_report": "torchcalib.html",
+    "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",
     "ecd_curve": "torchcalib.plots",
     "reliability_diagram": "torchcalib.plots",
+    "tce_diagram": "torchcalib.plots",
 }
 
 __all__ = [

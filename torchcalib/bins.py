@@ -110,7 +110,7 @@ class BinTable:
 class TCETable(BinTable):
     """A `BinTable` with what a test says of every bin: which predictions do not fit the outcomes that the bin holds.
 
-    `torchcalib.plots.test_based_diagram` draws it. Bins run from the least predictions to the largest.
+    `torchcalib.plots.tce_diagram` draws it. Bins run from the least predictions to the largest.
 
     Attributes:
         rejected: `(..., B)` samples of the bin whose prediction the test rejects, weights counted; 0 to n.

@@ -8,12 +8,21 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torchcalib.bins import BinTable
-from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, to_png, to_svg
+from torchcalib.bins import BinTable, TCETable
+from torchcalib.plots import (
+    DARK,
+    LIGHT,
+    confidence_histogram,
+    reliability_diagram,
+    tce_diagram,
+    to_png,
+    to_svg,
+)
 from torchcalib.report import Line, Report
 
 try:
@@ -65,8 +74,22 @@ class _Section:
     explanation: str
     reliability: Markup
     histogram: Markup
-    rows: list[dict[str, float]]
+    rows: list[dict[str, Any]]
     is_main: bool
+
+
+@dataclass(frozen=True)
+class _TestSection:
+    """A table with decisions of a test on the page: its pictures, each light and dark, and its rows."""
+
+    name: str
+    explanation: str
+    diagram: Markup
+    logit_diagram: Markup
+    rows: list[dict[str, Any]]
+    tce: float
+    rejected: float
+    n: float
 
 
 def render(report: Report) -> str:
@@ -80,6 +103,7 @@ def render(report: Report) -> str:
     """
     with matplotlib_style.context("default"):  # what the process has set must not show in a report
         sections = [_section(report, name, table) for name, table in report.tables.items()]
+        tests = [_test_section(name, table) for name, table in report.tests.items()]
     sources = list(dict.fromkeys(line.source for line in report.lines if line.source))
     shown = [line.value for line in report.lines] + [row["ecd"] for section in sections for row in section.rows]
     return (
@@ -92,6 +116,7 @@ def render(report: Report) -> str:
             groups=[(name, _GROUPS.get(name, ""), list(lines)) for name, lines in groupby(report.lines, _group_of)],
             sources=sources,
             sections=sections,
+            tests=tests,
             worst=_worst_classes(report),
             has_infinite=any(math.isinf(value) for value in shown),
             has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
@@ -105,7 +130,8 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
     """Write the report into a folder: `report.json`, `report.html`, and PNG and SVG of every diagram.
 
     The pictures of the main table are `reliability` and `confidence`; those of another one carry its name, such as
-    `reliability_top_label`. A file is there whole or not at all; one of the same name is replaced.
+    `reliability_top_label`. Those of tests are `test_positive_class` and the like. A file is there whole or not at all;
+    one of the same name is replaced.
 
     Args:
         report: as made by `torchcalib.report`.
@@ -124,8 +150,9 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
             suffix = f"_{name}" if index else ""
             for kind, draw in (("reliability", reliability_diagram), ("confidence", confidence_histogram)):
                 ax = draw(table, title=_EVENTS[name][0])
-                files[f"{kind}{suffix}.png"] = to_png(ax)
-                files[f"{kind}{suffix}.svg"] = to_svg(ax).encode()
+                files |= _pictures(f"{kind}{suffix}", ax)
+        for name, tested in report.tests.items():
+            files |= _pictures(f"test_{name}", tce_diagram(tested, title=_EVENTS[name][0]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -133,6 +160,10 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
             f"`out` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
         ) from error
     return tuple(_write(folder / name, content) for name, content in files.items())
+
+
+def _pictures(name: str, ax: Axes) -> dict[str, bytes]:
+    return {f"{name}.png": to_png(ax), f"{name}.svg": to_svg(ax).encode()}
 
 
 def _environment() -> Environment:
@@ -149,10 +180,10 @@ def _environment() -> Environment:
 
 
 def _section(report: Report, name: str, table: BinTable) -> _Section:
-    columns = {column: values.tolist() for column, values in table.to_dict().items()}
+    rows = _rows(table)
     called, explanation = _EVENTS[name]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
-    held = f"{len(columns['n'])} bins, {_count(report.n)} {unit}"
+    held = f"{len(rows)} bins, {_count(report.n)} {unit}"
     return _Section(
         name=called,
         explanation=explanation,
@@ -166,9 +197,39 @@ def _section(report: Report, name: str, table: BinTable) -> _Section:
         histogram=_both_themes(
             confidence_histogram, table, f"confidence-{name}", f"Histogram of confidence, {called}: {held}."
         ),
-        rows=[dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        rows=rows,
         is_main=table is report.main_table,
     )
+
+
+def _test_section(name: str, table: TCETable) -> _TestSection:
+    called, explanation = _EVENTS[name]
+    tce, rejected, n = float(table.tce), float(table.rejected.sum()), float(table.n.sum())
+    label = (
+        f"Test-based reliability diagram, {called}: predictions and empirical probability of {len(table.n)} bins, of "
+        f"which a test rejects {_count(rejected)} of {_count(n)} predictions"
+    )
+    draw = partial(_both_themes, table=table)
+    return _TestSection(
+        name=called,
+        explanation=explanation,
+        diagram=draw(tce_diagram, prefix=f"test-{name}", label=f"{label}."),
+        logit_diagram=draw(
+            partial(tce_diagram, logit=True),
+            prefix=f"test-logit-{name}",
+            label=f"{label}; probabilities on the logit scale.",
+        ),
+        rows=_rows(table),
+        tce=tce,
+        rejected=rejected,
+        n=n,
+    )
+
+
+def _rows(table: BinTable) -> list[dict[str, Any]]:
+    """One dict for every bin."""
+    columns = {column: values.tolist() for column, values in table.to_dict().items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _both_themes(draw: Callable[..., Axes], table: BinTable, prefix: str, label: str) -> Markup:

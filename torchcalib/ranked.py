@@ -165,7 +165,7 @@ def tce_table(
 
     Returns:
         A `TCETable` of `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. `rejected.sum() / n.sum()` is
-        the TCE, and `torchcalib.test_based_diagram` draws it. Its column `ecd` is NaN.
+        the TCE, and `torchcalib.tce_diagram` draws it. Its column `ecd` is NaN.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcalib._version import __version__
 from torchcalib.binned import ECE, ESCE, MCE, RMSCE, BinnedMetric
 from torchcalib.binnings import Binning
-from torchcalib.bins import BinTable, ece_from_bins, equal_width_edges, rmsce_from_bins
+from torchcalib.bins import BinTable, TCETable, ece_from_bins, equal_width_edges, rmsce_from_bins
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count
 from torchcalib.reductions import Reduction, reductions_of
 from torchcalib.scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
@@ -78,6 +78,7 @@ class Report(Mapping[str, float]):
         sentence: what the numbers say, in words.
         settings: how the input was read and binned.
         source: what was read, from which files.
+        tests: tables of bins with what a test says of their predictions, by what the confidence is of; may be empty.
         version: of torchcalib.
     """
 
@@ -91,6 +92,7 @@ class Report(Mapping[str, float]):
     sentence: str
     settings: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
+    tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
     version: str = __version__
 
     @property
@@ -115,13 +117,18 @@ class Report(Mapping[str, float]):
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain Python values. Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf"."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lines", "tables")}
+        """Return plain Python values, tables as columns (without quantiles, which are there to be drawn).
+
+        Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
+        """
+        nested = ("lines", "tables", "tests")
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
         values["lines"] = [asdict(line) for line in self.lines]
-        values["tables"] = {
-            name: {column: array.tolist() for column, array in table.to_dict().items()}
-            for name, table in self.tables.items()
-        }
+        for tables in ("tables", "tests"):
+            values[tables] = {
+                name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}
+                for name, table in getattr(self, tables).items()
+            }
         return {name: _plain(value) for name, value in values.items()}
 
     def to_json(self) -> str:
