@@ -80,7 +80,8 @@ def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> T
     """Read a value `(..., *)` for every series; NaN for one with a bad row that could not be raised."""
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
-    values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces]).unflatten(0, lead)
+    values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
+    values = values.reshape((*lead, *values.shape[len(lead) if len(pieces) == 1 else 1 :]))
     if sample.poisoned is None:
         return values
     return values.masked_fill(sample.poisoned.reshape((*lead, *[1] * (values.dim() - len(lead)))), torch.nan)
