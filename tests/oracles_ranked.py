@@ -197,7 +197,7 @@ def norm_of(values, shares, norm):
     if norm == "max":
         return max(values)
     power = {"l1": 1, "l2": 2}[norm]
-    return sum(s * abs(v) ** power for s, v in zip(shares, values, strict=True)) ** (1 / power)
+    return sum(s * v**power for s, v in zip(shares, values, strict=True)) ** (1 / power)
 
 
 def gce(loss, rows, norm="l1"):

@@ -409,7 +409,8 @@ def test_no_data_is_nan_of_the_usual_shape(name):
     empty = function(torch.empty(0), torch.empty(0, dtype=torch.int64), task="binary")
     assert (empty.shape, empty.dtype) == (last, torch.float32)
     assert empty.isnan().all()
-    batch = function(torch.rand(3, 5, dtype=F64), torch.ones(3, 5), task="binary", weights=torch.zeros(3, 5))
+    target = torch.ones(3, 5, dtype=torch.int64)
+    batch = function(torch.rand(3, 5, dtype=F64), target, task="binary", weights=torch.zeros(3, 5))
     assert (batch.shape, batch.dtype) == ((3, *last), F64)
     assert batch.isnan().all()
 
@@ -512,6 +513,7 @@ def test_law_corp_is_the_fit_of_scikit_learn(score, data):
 
 
 @given(samples(), st.sampled_from(KINDS))
+@settings(max_examples=30)
 def test_law_tce_grows_with_alpha(data, bins):
     preds, target, weights = data
     given = {"preds": preds, "target": target, "task": "binary", "bins": bins, "weights": weights}

@@ -75,7 +75,7 @@ CALLS = [
     ("right is no bool", TCE, BINARY, {"bins": "equal_width", "right": "no"}, TypeError, "right", ["'no'"]),
     # samples
     ("weights not whole", [*ALL, *MASSED], BINARY, {"weights": P}, ValueError, "weights", ["whole"]),
-    ("copies in split ties", TIES, BINARY, {"weights": 2 * Y, "ties": "split"}, ValueError, "weights", ["2"]),
+    ("copies in split ties", TIES, BINARY, {"weights": 2 * Y, "ties": "split"}, ValueError, "weights", ["'split'"]),
     ("soft targets", TCE, SOFT, {}, EITHER, "target", []),
     ("soft targets of classes", TCE, MULTI | {"target": Q}, {}, EITHER, "target", []),
     ("soft targets in PAVA bins", [gce], SOFT, {"bins": "pava"}, EITHER, "target", []),
@@ -90,7 +90,7 @@ CALLS = [
     ("classes of a binary task", ALL, BINARY, {"positive_classes": [1]}, ValueError, "positive_classes", []),
     ("classes of labels", ALL, LABELS, {"positive_classes": [1]}, ValueError, "positive_classes", []),
     ("classes and a reduction", ALL, MULTI, {"positive_classes": [1], "reduction": "classwise"}, ValueError,
-     "positive_classes", []),
+     "reduction", ["'positive_class'", "'classwise'"]),
     ("unknown reduction", ALL, MULTI, {"reduction": "max"}, ValueError, "reduction", ["'max'"]),
     ("average of one value", VALUES, BINARY, {"average": None}, ValueError, "average", []),
     ("unknown average", VALUES, LABELS, {"average": "micro"}, ValueError, "average", ["'micro'"]),
@@ -120,7 +120,7 @@ def each_function(table):
             yield pytest.param(function, given | options, error, name, parts, id=f"{what}-{function.__name__}")
 
 
-@pytest.mark.parametrize(("function", "options", "error", "name", "parts"), each_function(CALLS))
+@pytest.mark.parametrize(("function", "options", "error", "name", "parts"), list(each_function(CALLS)))
 def test_wrong_ranked_call(function, options, error, name, parts):
     check(lambda: function(**options), error, [f"`{name}` must", *parts])
 

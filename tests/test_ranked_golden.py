@@ -11,6 +11,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
+from scipy import stats
 from test_golden import positive, scores_of
 
 import torchcalib as tc
@@ -81,7 +82,7 @@ def test_recorded_imagenet_dogs_quantile_bins(recorded, expected, model):
 @pytest.mark.parametrize("entry", ["tce_WRONG_tests", "tceq_WRONG_tests"])
 @pytest.mark.parametrize("model", DOGS)
 def test_recorded_values_of_other_tests_are_not_ours(recorded, expected, model, entry):
-    """Clopper-Pearson, z and t tests, and a test of bin means alone, give other values; `test="t"` is the t-test."""
+    """Clopper-Pearson, z and t tests, and a test of bin means alone, give other values."""
     given, answers = dogs(recorded, expected, model)
     given |= {"bins": "equal_mass", "n_bins": 10} if entry.startswith("tceq") else {"bins": "pava_bc"}
     others = answers[entry]["value"]
@@ -89,7 +90,32 @@ def test_recorded_values_of_other_tests_are_not_ours(recorded, expected, model, 
     assert value == pytest.approx(others["exact"], abs=5e-4)
     for name in ("clopper_pearson", "ztest", "ttest_repo", "bin_mean_only"):
         assert abs(value - others[name]) > 5e-3, name
-    assert tc.tce(**given, test="t").item() == pytest.approx(others["ttest_repo"], abs=5e-4)
+
+
+def t_rejections(given, table, deviation):
+    """Percent of predictions that a t-test of their bin's labels rejects, by the textbook formula with scipy's tail."""
+    count, first = 0, 0
+    scores = given["preds"].sort().values.numpy()
+    for n, mean in zip(table.n.long().tolist(), table.frequency.tolist(), strict=True):
+        with np.errstate(divide="ignore"):
+            t = np.abs(scores[first : first + n] - mean) / (deviation(n, mean) / np.sqrt(n))
+        count += (2 * stats.t.sf(t, n - 1) <= 0.05).sum()
+        first += n
+    return 100 * count / first
+
+
+@pytest.mark.parametrize("bins", ["pava_bc", "equal_mass"])
+@pytest.mark.parametrize("model", DOGS)
+def test_slow_formula_of_the_t_test_and_what_the_published_code_makes_of_it(recorded, expected, model, bins):
+    """The authors divide by the variance of the labels where the t-test divides by their standard deviation."""
+    given, answers = dogs(recorded, expected, model)
+    given |= {"bins": bins, "n_bins": 10}
+    table = tc.tce_table(**given, test="t")
+    value = t_rejections(given, table, lambda n, mean: np.sqrt(mean * (1 - mean) * n / (n - 1)))
+    assert tc.tce(**given, test="t").item() == pytest.approx(value, abs=1e-9)
+    assert table.rejected.sum().item() / 500 == pytest.approx(value, abs=1e-9)
+    published = answers["tce_WRONG_tests" if bins == "pava_bc" else "tceq_WRONG_tests"]["value"]["ttest_repo"]
+    assert t_rejections(given, table, lambda n, mean: mean * (1 - mean)) == pytest.approx(published, abs=5e-4)
 
 
 # [TCE] Table 2: six simulated cases, 6,000 predictions each.
