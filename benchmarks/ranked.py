@@ -73,8 +73,9 @@ def pava_bc_loop(n: int = 50_000_000) -> Sides:
     return Sides(ours)
 
 
-def ace_of_binary(n: int = 1_000_000, n_bins: int = 15) -> Sides:
+def ace_of_binary(dtype: torch.dtype, n: int = 1_000_000, n_bins: int = 15) -> Sides:
     preds, target = like_imagenet_dogs(n)
+    preds = preds.to(dtype)
     peer = partial(peers.quantile_calibration_curve, target.numpy(), preds.numpy(), n_bins)
     return Sides(lambda: tc.ace(preds, target, task="binary", n_bins=n_bins), peer)
 
@@ -96,13 +97,15 @@ def corp_of_binary(n: int = 1_000_000) -> Sides:
 
 
 _ONE_TEST_EACH = "authors' procedure: one scipy.stats.binomtest a prediction"
+_QUANTILE_CURVE = "sklearn calibration_curve(strategy='quantile')"
 
 JOBS = [
     Job("TCE, 50,000", tce_of_binary, _ONE_TEST_EACH, within=0.010, of_peer=1 / 1000),
     Job("TCE, 50,000, without numba", tce_of_binary, _ONE_TEST_EACH, of_peer=1 / 300, numba=False),
     Job("rejections alone, 50,000", rejections_alone),
     Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, within=0.3),
-    Job("ACE, 1 million", ace_of_binary, "sklearn calibration_curve(strategy='quantile')", of_peer=1 / 15),
+    Job("ACE, 1 million, float32", partial(ace_of_binary, torch.float32), _QUANTILE_CURVE, of_peer=1 / 15),
+    Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), _QUANTILE_CURVE),
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, within=15, rounds=3),
     Job("KS, 1 million", ks_of_binary),
     Job("CORP, 1 million", corp_of_binary, "sklearn IsotonicRegression.fit"),

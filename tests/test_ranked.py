@@ -430,7 +430,7 @@ def samples(draw, max_weight=3):
 
 @reading
 @given(samples(), st.randoms(use_true_random=False))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_law_sample_order(name, data, random):
     order = list(range(len(data[0])))
     random.shuffle(order)
@@ -440,7 +440,7 @@ def test_law_sample_order(name, data, random):
 
 @reading
 @given(samples())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_law_whole_weights_are_copies(name, data):
     preds, target, weights = data
     copies = [column.repeat_interleave(weights) for column in (preds, target)]
@@ -500,6 +500,7 @@ def test_law_parts_of_corp(data):
 
 @pytest.mark.parametrize("score", ["brier", "nll"])
 @given(data=samples())
+@settings(max_examples=40)
 def test_law_corp_is_the_fit_of_scikit_learn(score, data):
     isotonic = pytest.importorskip("sklearn.isotonic")
     preds, target, weights = data
@@ -513,7 +514,7 @@ def test_law_corp_is_the_fit_of_scikit_learn(score, data):
 
 
 @given(samples(), st.sampled_from(KINDS))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_law_tce_grows_with_alpha(data, bins):
     preds, target, weights = data
     given = {"preds": preds, "target": target, "task": "binary", "bins": bins, "weights": weights}
@@ -525,6 +526,7 @@ def test_law_tce_grows_with_alpha(data, bins):
 
 @pytest.mark.parametrize("variant", ["code", "paper"])
 @given(st.integers(0, 10**6), st.integers(3, 80), st.data())
+@settings(max_examples=40)
 def test_law_size_of_blocks(variant, seed, n, data):
     """Distinct scores: all but the last two blocks hold n_min or more; none passes n_max but as `pava_bc` says."""
     n_min = data.draw(st.integers(1, n - 1))
