@@ -35,7 +35,7 @@ def main(family: str, name: str) -> None:
     """Print the timings of one job."""
     job = named(importlib.import_module(f"benchmarks.{family}").JOBS, name)
     if not job.numba:
-        sys.modules["numba"] = None  # type: ignore[assignment]  # an import of it raises from now on
+        sys.modules["numba"] = None  # an import of it raises from now on
     print(json.dumps(measure(job)))
 
 
