@@ -1,10 +1,17 @@
-"""Slow, obvious oracles of bins of the sorted sample: lists of blocks, and means as fractions.
+"""Slow, obvious oracles of bins of the sorted sample, and of what is read from them.
 
-A sample is a list of (score, outcome) rows with whole-number weights; a block is a list of indices into it. Nothing
-here shares code with the package.
+A sample is a list of (score, outcome) rows with whole-number weights; a block is a list of indices into it, and its
+mean a fraction. Nothing here shares code with the package.
 """
 
+import math
+import warnings
 from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+import oracles
+from scipy import stats
 
 
 def groups(scores, outcomes, weights=None, ties="pool"):
@@ -116,3 +123,175 @@ def weighted_isotonic(y, w):
         else:
             i += 1
     return [mean(block) for block in blocks for _ in block]
+
+
+# Blocks of any kind, and rows `(index, n, mean confidence, mean outcome, ...)` as `oracles.ece` and its like read them.
+
+
+def between(edges, score, right):
+    """The bin [a, b) of a score, the last one closed; with `right` (a, b], the first one closed."""
+    last = len(edges) - 2
+    for i, (low, high) in enumerate(pairwise(edges)):
+        if right and (low < score <= high or (i == 0 and score == low)):
+            return i
+        if not right and (low <= score < high or (i == last and score == high)):
+            return i
+    raise ValueError(score)
+
+
+def blocks_of(
+    bins,
+    scores,
+    outcomes,
+    weights=None,
+    *,
+    n_bins=15,
+    n_min=None,
+    n_max=None,
+    variant="code",
+    ties="pool",
+    right=False,
+):
+    """Blocks that hold data, in ascending order; `bins` is a word or a list of edges."""
+    weights = weights or [1] * len(scores)
+    sample, parts = Sample(outcomes, weights), groups(scores, outcomes, weights, ties)
+    total = sum(weights)
+    if bins == "pava_bc":
+        n_min = max(1, total // 20) if n_min is None else n_min
+        n_max = max(1, total // 5) if n_max is None else n_max
+        return pava_bc(sample, parts, n_min, n_max, variant)
+    if bins == "pava":
+        return pava(sample, parts)
+    if bins == "equal_mass":
+        return [block for block in equal_mass(sample, parts, n_bins) if block]
+    edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
+    held = [[] for _ in edges[1:]]
+    for i, score in enumerate(scores):
+        if weights[i] > 0:
+            held[between(edges, score, right)].append(i)
+    return [block for block in held if block]
+
+
+def rows_of(blocks, scores, outcomes, weights=None):
+    """Per block: index, n, mean confidence, mean outcome."""
+    weights = weights or [1] * len(scores)
+    rows = []
+    for b, block in enumerate(blocks):
+        own = [weights[i] for i in block]
+        means = [oracles.mean([column[i] for i in block], own) for column in (scores, outcomes)]
+        rows.append((b, sum(own), *means))
+    return [(*row, None) for row in rows]
+
+
+def ace(scores, outcomes, weights=None, **binning):
+    """[TCE] sec. 2: the ECE formula over equal-mass bins."""
+    return oracles.ece(
+        rows_of(blocks_of("equal_mass", scores, outcomes, weights, **binning), scores, outcomes, weights)
+    )
+
+
+def norm_of(values, shares, norm):
+    """[TCE] Definition 1: a norm over bins, weighted by their shares of the samples."""
+    if not values:
+        return math.nan
+    if norm == "max":
+        return max(values)
+    power = {"l1": 1, "l2": 2}[norm]
+    return sum(s * v**power for s, v in zip(shares, values, strict=True)) ** (1 / power)
+
+
+def gce(loss, rows, norm="l1"):
+    """[TCE] Definition 1: norm over bins of `loss(n, confidence, frequency)`."""
+    total = sum(n for _, n, *_ in rows)
+    return norm_of([loss(n, c, f) for _, n, c, f, _ in rows], [n / total for _, n, *_ in rows], norm)
+
+
+# The test-based error.
+
+
+@cache
+def binomial_p_value(k, n, p):
+    """The exact two-sided test of minimum likelihood."""
+    return stats.binomtest(k, n, p).pvalue
+
+
+@cache
+def t_p_value(positives, n, p):
+    """One-sample t-test of labels, `positives` ones among n, against the mean p; NaN where it has no answer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # labels that are all alike, or a single one
+        return float(stats.ttest_1samp([1.0] * positives + [0.0] * (n - positives), p).pvalue)
+
+
+def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomial"):
+    """Per block: of how many of its samples the prediction is rejected, each by a test of its own."""
+    sample = Sample(outcomes, weights)
+    p_value = {"binomial": binomial_p_value, "t": t_p_value}[test]
+    counts = []
+    for block in blocks:
+        n, k = sample.size(block), sample.positives(block)
+        counts.append(sum(sample.w[i] for i in block if p_value(k, n, scores[i]) <= alpha))
+    return counts
+
+
+def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", norm="l1", **binning):
+    """[TCE] eq. 7, in percent."""
+    blocks = blocks_of(bins, scores, outcomes, weights, **binning)
+    sizes = [Sample(outcomes, weights).size(block) for block in blocks]
+    counts = rejected(blocks, scores, outcomes, weights, alpha=alpha, test=test)
+    shares = [n / sum(sizes) for n in sizes]
+    return 100 * norm_of([r / n for r, n in zip(counts, sizes, strict=True)], shares, norm)
+
+
+# Readings of the sorted sample that have no bins.
+
+
+def ks(scores, outcomes, weights=None):
+    """Largest |sum of w (y - p)| over the samples up to a score, as a share of the weight; one look per distinct score.
+
+    Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8.
+    """
+    weights = weights or [1] * len(scores)
+    largest = 0.0
+    for end in set(scores):
+        terms = [w * (y - s) for s, y, w in zip(scores, outcomes, weights, strict=True) if s <= end and w]
+        largest = max(largest, abs(math.fsum(terms)))
+    return largest / sum(weights) if sum(weights) else math.nan
+
+
+def corp(score, scores, outcomes, weights=None):
+    """Score, miscalibration, discrimination, uncertainty: Dimitriadis, Gneiting, Jordan (PNAS 2021), eq. 4-6."""
+    weights = weights or [1] * len(scores)
+    sample = Sample(outcomes, weights)
+    fitted = {}
+    for block in pava(sample, groups(scores, outcomes, weights)):
+        fitted |= dict.fromkeys(block, float(sample.mean(block)))
+    of = {"brier": oracles.binary_brier_of, "nll": oracles.nll_of}[score]
+
+    def mean_score(predicted):
+        rows = [([1 - predicted[i], predicted[i]], [1 - outcomes[i], outcomes[i]]) for i in fitted]
+        return oracles.mean([of(q, t) for q, t in rows], [weights[i] for i in fitted])
+
+    rate = oracles.mean(outcomes, weights)
+    raw, calibrated, constant = mean_score(scores), mean_score(fitted), mean_score([rate] * len(scores))
+    return raw, raw - calibrated, constant - calibrated, constant
+
+
+# Reductions: rows q over classes, labels h; or columns of labels.
+
+
+def events(task, reduction, preds, target, positive_classes=None):
+    """List of (confidence, outcome) columns, one pair per value."""
+    if task == "binary" and reduction == "top_label":
+        claims = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
+        return [([c for c, _ in claims], [y for _, y in claims])]
+    if task == "binary":
+        return [(preds, target)]
+    if task == "multilabel":
+        return [([q[k] for q in preds], [t[k] for t in target]) for k in range(len(preds[0]))]
+    if positive_classes is not None:
+        return [([sum(q[k] for k in positive_classes) for q in preds], [int(h in positive_classes) for h in target])]
+    if reduction == "classwise":
+        return [([q[k] for q in preds], [int(h == k) for h in target]) for k in range(len(preds[0]))]
+    pairs = [oracles.top_label(q, oracles.one_hot(h, len(q))) for q, h in zip(preds, target, strict=True)]
+    return [([c for c, _ in pairs], [int(t) for _, t in pairs])]
