@@ -24,7 +24,7 @@ def share(rank, world, n):
 def every_metric_agrees_with_one_process(rank, world):
     for case in CASES:
         preds, target = case.data(n=60, dtype=torch.float32)
-        weights = torch.rand(60, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        weights = case.weights(60, seed=4)
         mine = share(rank, world, 60)
         if rank == 0:
             preds = preds.double()  # the same numbers on a rank that works in another precision

@@ -14,7 +14,7 @@ import pytest
 import torch
 from blocks import VARIANTS, random_sample
 
-from torchcalib.kernels.isotonic import Blocks, _first_of_blocks, isotonic_regression, pava, pava_bc, pooled
+from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
 
@@ -108,8 +108,8 @@ def test_pava_bc_with_its_own_bounds_in_every_row_is_the_loop(device, paper):
     high = low + (torch.rand(60, generator=generator) * (total - low + 2)).long()
     columns = (n, positives, low, high)
     n_, positives_, low_, high_ = (column.to(device) for column in columns)
-    found = _first_of_blocks("pava_bc", n_, positives_, "triton", low_, high_, paper)
-    assert torch.equal(found.cpu(), _first_of_blocks("pava_bc", n, positives, "python", low, high, paper))
+    found = block_starts("pava_bc", n_, positives_, "triton", low_, high_, paper)
+    assert torch.equal(found.cpu(), block_starts("pava_bc", n, positives, "python", low, high, paper))
 
 
 @pytest.mark.parametrize("shape", [(1,), *SHAPES])

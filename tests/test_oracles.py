@@ -1,13 +1,17 @@
-"""Every metric, in every setting, against the slow loops: values, and gradients by finite differences of the loops."""
+"""Scores and errors over equal-width bins against the slow loops: values, and gradients by finite differences of them.
+
+Metrics of a sample in order have loops of their own, in test_ranked.
+"""
 
 import math
 
 import oracles
 import pytest
 import torch
-from conftest import N_CLASSES, Case
+from conftest import CASES, N_CLASSES, Case
 
 import torchcalib as tc
+from torchcalib.states import SumsKind
 
 SCORES = {
     "nll": oracles.nll_of,
@@ -19,6 +23,14 @@ SCORES = {
     "ecd": oracles.ecd_of,
 }
 ERRORS = {"ece": oracles.ece, "esce": oracles.esce, "mce": oracles.mce, "rmsce": oracles.rmsce}
+
+
+ADDITIVE = [case for case in CASES if isinstance(case.metric().kind, SumsKind)]
+
+
+@pytest.fixture(params=ADDITIVE, ids=str)
+def case(request):
+    return request.param
 
 
 def probabilities(case, preds):
@@ -35,6 +47,8 @@ def probabilities(case, preds):
 def series(case, preds, target):
     """One (rows q, rows t) per output: itself, or one per label."""
     probs = probabilities(case, preds)
+    if chosen := case.options.get("positive_classes"):
+        return [oracles.as_rows([sum(row[k] for k in chosen) for row in probs], [int(h in chosen) for h in target])]
     if case.task == "multiclass":
         return [(probs, [oracles.one_hot(h, N_CLASSES) for h in target])]
     if case.task == "binary":
@@ -45,6 +59,7 @@ def series(case, preds, target):
 
 def score_oracle(case, qs, ts, weights):
     name = case.name.rsplit("-priors", 1)[0] if "priors" in case.options else case.name.split(f"-{case.task}")[0]
+    name = name.split("-set-")[0]
     name = name.removesuffix("-per-label")
     of = SCORES[name]
     if case.cls.__name__ == "Brier" and case.task != "multiclass":
@@ -72,10 +87,12 @@ def error_oracle(case, qs, ts, weights):
     error = ERRORS[case.cls.__name__.lower()]
     more = {"debiased": True} if case.options.get("debiased") else {}
     n_bins = case.options.get("n_bins", 15)
-    reduction = case.options.get("reduction", "classwise" if case.task == "multilabel" else "top_label")
+    task = "binary" if case.options.get("positive_classes") else case.task
+    usual = {"binary": "positive_class", "multiclass": "top_label", "multilabel": "classwise"}[task]
+    reduction = case.options.get("reduction", usual)
     if reduction == "top_label":
         events = [[oracles.top_label(q, t) for q, t in zip(qs, ts, strict=True)]]
-    elif case.task == "multiclass":
+    elif task == "multiclass":
         events = [[(q[k], t[k]) for q, t in zip(qs, ts, strict=True)] for k in range(N_CLASSES)]
     else:
         events = [[(q[1], t[1]) for q, t in zip(qs, ts, strict=True)]]

@@ -19,6 +19,7 @@ from torchcalib.predictions import (
     InputOptions,
     Task,
     check_average,
+    check_task,
     count_of_outputs,
     read_input,
     task_read_as,
@@ -381,6 +382,7 @@ class RankedReading:
     resolution: int | None = None
 
     def __post_init__(self) -> None:
+        check_task(self.task)
         check_average(self.average, resolve_reduction(self.task, self.reduction) == "classwise")
 
     def recipe(self) -> ExactSample | LogitCells:

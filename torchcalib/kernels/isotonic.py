@@ -5,7 +5,7 @@ equal-mass bins or PAVA blocks. A table of counts per cell, cells in the order o
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from torchcalib.kernels import isotonic_reference
 from torchcalib.kernels.dispatch import Backend, Op, choose, implementation
-from torchcalib.kernels.looking import batch_first, largest, look
+from torchcalib.kernels.looking import largest, look
+from torchcalib.kernels.operation import operation
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_bits, stable_sort
 
@@ -258,12 +259,16 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     return mean.gather(-1, block).to(y.dtype if y.is_floating_point() else wide)
 
 
-@torch.library.custom_op("torchcalib::block_starts", mutates_args=())
+@operation(
+    "block_starts(str op, Tensor weight, Tensor values, str backend, Tensor? low=None, Tensor? high=None, "
+    "bool paper=False) -> Tensor",
+    fake=lambda op, weight, *_: torch.empty_like(weight, dtype=torch.bool),  # noqa: ARG005
+)
 def block_starts(
-    op: str,
+    op: Op,
     weight: Tensor,
     values: Tensor,
-    backend: str,
+    backend: Backend,
     low: Tensor | None = None,
     high: Tensor | None = None,
     paper: bool = False,
@@ -272,7 +277,7 @@ def block_starts(
 
     One operation to `torch.compile` and `vmap`, for its loops are not made of tensor operations.
     """
-    chosen = choose(cast(Op, op), weight.device, cast(Backend, backend)).backend
+    chosen = choose(op, weight.device, backend).backend
     length = weight.shape[-1]
     rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in (weight, values)]
     bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
@@ -299,20 +304,6 @@ def block_starts(
         count = loop(*columns, *own, *buffers)
         first[row, buffers[2][: max(count - 1, 0)]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
-
-
-@block_starts.register_fake
-def _(op: str, weight: Tensor, *_: Any) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(weight, dtype=torch.bool)
-
-
-@block_starts.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], op: str, *arguments: Any) -> tuple[Tensor, int]:
-    rows = [
-        batch_first(argument, dim, info.batch_size) if isinstance(argument, Tensor) else argument
-        for argument, dim in zip(arguments, in_dims[1:], strict=True)
-    ]
-    return block_starts(op, *rows), 0
 
 
 def _numbered(first: Tensor) -> tuple[Tensor, int]:

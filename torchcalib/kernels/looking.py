@@ -1,4 +1,4 @@
-"""Under `torch.compile` and `vmap`: reading a value back where that is possible, and the axis that vmap adds."""
+"""Reading a value back from a tensor, where that is possible."""
 
 import torch
 from torch import Tensor
@@ -22,8 +22,3 @@ def largest(counts: Tensor, bound: int) -> int:
         return 0
     seen = look((top := counts.max()) >= 0)
     return bound if seen is None else int(top)
-
-
-def batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """Return an argument of an operation under `vmap` with the axis that it adds, in front."""
-    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.looking import batch_first
+from torchcalib.kernels.operation import operation
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_bits, stable_sort
 
@@ -31,7 +31,14 @@ def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[
     return score.masked_fill(score.isnan(), torch.inf), positives, n, size
 
 
-@torch.library.custom_op("torchcalib::sort_labelled", mutates_args=(), device_types="cpu")
+@operation(
+    "sort_labelled(Tensor score, Tensor label) -> (Tensor, Tensor, Tensor)",
+    fake=lambda score, label: (
+        torch.empty_like(score),
+        torch.empty_like(label),
+        score.new_empty(score.shape[:-1], dtype=torch.int64),
+    ),
+)
 def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sort probabilities and their labels, as `sorted_columns` does but for the order among equal scores.
 
@@ -57,17 +64,6 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
 
 
-@sort_labelled.register_fake
-def _(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(score), torch.empty_like(label), score.new_empty(score.shape[:-1], dtype=torch.int64)
-
-
-@sort_labelled.register_vmap
-def _(info: Any, in_dims: tuple[int | None, int | None], score: Tensor, label: Tensor) -> tuple[Any, tuple[int, ...]]:
-    score, label = (batch_first(x, dim, info.batch_size) for x, dim in zip((score, label), in_dims, strict=True))
-    return sort_labelled(score.contiguous(), label.contiguous()), (0, 0, 0)
-
-
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
     """Move ends of runs `(..., B)` that fall among equal scores of a sorted `(..., M)` behind the last of them."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
@@ -80,7 +76,10 @@ def run_index(ends: Tensor, length: int) -> Tensor:
     return torch.searchsorted(ends, places.contiguous(), right=True)
 
 
-@torch.library.custom_op("torchcalib::run_sums", mutates_args=())
+@operation(
+    "run_sums(Tensor x, Tensor ends) -> Tensor",
+    fake=lambda x, ends: torch.empty(ends.shape, dtype=wide_dtype(x.device), device=x.device),
+)
 def run_sums(x: Tensor, ends: Tensor) -> Tensor:
     """Sum runs of elements: run b is the elements from `ends[b - 1]` (0 for the first) up to before `ends[b]`.
 
@@ -112,17 +111,6 @@ def run_sums(x: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-@run_sums.register_fake
-def _(x: Tensor, ends: Tensor) -> Tensor:
-    return torch.empty(ends.shape, dtype=wide_dtype(x.device), device=x.device)
-
-
-@run_sums.register_vmap
-def _(info: Any, in_dims: tuple[int | None, int | None], x: Tensor, ends: Tensor) -> tuple[Tensor, int]:
-    x, ends = (batch_first(t, dim, info.batch_size) for t, dim in zip((x, ends), in_dims, strict=True))
-    return run_sums(x, ends), 0
-
-
 def _keep_ends(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
     x, ends = inputs
     ctx.save_for_backward(ends)
@@ -135,4 +123,4 @@ def _spread(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return grad.gather(-1, run_index(ends, ctx.length)).to(ctx.dtype), None
 
 
-run_sums.register_autograd(_spread, setup_context=_keep_ends)
+torch.library.register_autograd("torchcalib::run_sums", _spread, setup_context=_keep_ends)
