@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.predictions.values import look
+
 _PIECE = 4096
 _DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
 
@@ -30,6 +32,11 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
     pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
     return torch.cat([function(*piece) for piece in pieces]).reshape(tensors[0].shape)
+
+
+def cheaply_known(flag: Tensor) -> bool:
+    """Return whether a flag is known to hold, and work can be spared. On another device a look would wait for it."""
+    return flag.device.type == "cpu" and look(flag) is True
 
 
 def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
@@ -158,9 +165,11 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
     # In a long range a w is at most 1,500 (36 = slope s + spread s^2/2 bounds both), and the plain h is good to 3e-13.
-    long = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
-    falling = torch.where(end.unsqueeze(-1) < 0.125, _drop_nearby(w, n, x, d), long).exp()
-    return end * (falling @ weight), (d > 0) == swap
+    height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
+    short = end < 0.125
+    if not cheaply_known(~short.any()):
+        height = torch.where(short.unsqueeze(-1), _drop_nearby(w, n, x, d), height)
+    return end * (height.exp() @ weight), (d > 0) == swap
 
 
 def _betainc_forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:

@@ -79,9 +79,10 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
 
 def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
     """Return how many elements of each ascending row of p are at most the limits, of float64."""
-    near = limits.to(p.dtype)
-    near = torch.where(near > limits, near.nextafter(torch.full_like(near, -torch.inf)), near)
-    return torch.searchsorted(p.contiguous(), near, right=True)
+    if p.dtype != limits.dtype:
+        near = limits.to(p.dtype)
+        limits = torch.where(near > limits, near.nextafter(torch.full_like(near, -torch.inf)), near)
+    return torch.searchsorted(p.contiguous(), limits, right=True)
 
 
 def _in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,14 +111,13 @@ def _narrowed(
 
     All are (B, 2), but for k and n, (B). `rejected` are the critical values from which on the test rejects.
     """
-    side = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=p.device).expand(first.shape)
     parts = torch.arange(1, 8, device=p.device).reshape(-1, 1)
     before, unsure = -1, int((last - first).sum())
-    while unsure != before:
+    while 1000 < unsure != before:
         wide = (last - first > 16).nonzero(as_tuple=True)
         if unsure < 1000 + 16 * len(wide[0]):
             break
-        low, high, bin_, sign = first[wide], last[wide], wide[0], side[wide]
+        low, high, bin_, sign = first[wide], last[wide], wide[0], 2.0 * wide[1] - 1
         place = low + (high - low) * parts // 8
         x = p[place].double()
         successes, trials = k[bin_].expand(x.shape), n[bin_].expand(x.shape)

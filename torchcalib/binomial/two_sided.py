@@ -6,8 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.binomial.beta import deviation, drop, in_pieces, integral_beyond, kind, log_kernel, mirrored, real
-from torchcalib.predictions.values import look
+from torchcalib.binomial.beta import (
+    cheaply_known,
+    deviation,
+    drop,
+    in_pieces,
+    integral_beyond,
+    kind,
+    log_kernel,
+    mirrored,
+    real,
+)
 
 TIE = math.log1p(1e-7)  # scipy.stats.binomtest counts outcomes up to 1 + 1e-7 times as probable as the one observed
 
@@ -61,8 +70,7 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 
     limit = rareness(near) - TIE
     outside, inside = start - 1, n + 1
-    few = n.device.type == "cpu" and look((n < 16**4 - 1).all())  # elsewhere a look waits for the device
-    for _ in range(4 if few else 8):
+    for _ in range(4 if cheaply_known((n < 16**4 - 1).all()) else 8):
         j = torch.addcmul(outside, inside - outside, parts).floor()
         rare = (rareness(j) >= limit) & (j > outside)
         outside, inside = torch.where(rare, outside, j).amax(0), torch.where(rare, j, inside).amin(0)
