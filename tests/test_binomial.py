@@ -476,6 +476,18 @@ def test_rejected_in_bins_equals_the_test_of_every_sample(power, n_bins):
             assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, weight), want)
 
 
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.1])
+def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again(alpha):
+    """Small k: thousands of samples where the decision changes back and forth, as for k = 1, n = 30 at p = 0.17."""
+    for n in (5, 13, 30, 77, 1000):
+        k = torch.arange(4).minimum(torch.tensor(n))[:, None]
+        p = (torch.arange(1, 6001, dtype=F64) / 6000 * min(1, 14 / n)).expand(4, -1)
+        for successes, q in ((k, p), (n - k, 1 - p.flip(-1))):
+            ends, trials = torch.full_like(k, 6000), torch.full_like(k, n)
+            want = (tc.binomial_test(successes, trials, q) <= alpha).sum(-1, keepdim=True)
+            assert torch.equal(rejected_in_bins(q, ends, successes, trials, alpha), want)
+
+
 def test_bins_that_pad_a_row_and_nan_beyond_the_last_end():
     p, ends, _, outcome = sorted_bins((5, 400), 6, 0)
     k, n = of_bins(outcome.long(), ends), of_bins(torch.ones_like(outcome, dtype=torch.long), ends)

@@ -30,6 +30,9 @@ def rejected_in_bins(
 
     Returns:
         int64 `(..., B)`; 0 for an empty bin.
+
+    Gradient:
+        None.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
     seen = look((ends > starts).any())

@@ -136,6 +136,7 @@ def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None
     keeps = in_turn & (falls | convex) & (value - torch.where(falls, 0.0, dip) > alpha * (1 + _MARGIN))
     rise = first * q * pmf * (math.exp(TIE) - tails.log_ratio.exp()).clamp(min=0) / count
     if rejected_from is not None:
-        none = none | (end >= rejected_from - _MARGIN / count)
+        # Half a band allows for rounding. A jump that ends above alpha is a whole band before `rejected_from`.
+        none = none | (end >= rejected_from - _MARGIN / count / 2)
     rejects = in_turn & (value + torch.where(none, 0.0, rise) <= alpha * (1 - _MARGIN))
     return keeps, rejects
