@@ -1,8 +1,9 @@
 """Regularised incomplete beta function, exact two-sided binomial test, and its decisions for whole bins of samples."""
 
 from torchcalib.binomial.beta import betainc
-from torchcalib.binomial.bins import CriticalValues, critical_values, rejected_in_bins, rejects
+from torchcalib.binomial.bins import rejected_in_bins
+from torchcalib.binomial.critical import CriticalValues, critical_values
 from torchcalib.binomial.student import t_interval
 from torchcalib.binomial.two_sided import binomial_test
 
-__all__ = ["CriticalValues", "betainc", "binomial_test", "critical_values", "rejected_in_bins", "rejects", "t_interval"]
+__all__ = ["CriticalValues", "betainc", "binomial_test", "critical_values", "rejected_in_bins", "t_interval"]

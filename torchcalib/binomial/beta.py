@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.predictions.values import look
+
 _PIECE = 4096
 _DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
 
@@ -30,6 +32,11 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
     pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
     return torch.cat([function(*piece) for piece in pieces]).reshape(tensors[0].shape)
+
+
+def cheaply_known(flag: Tensor) -> bool:
+    """Return whether a flag is known to hold, and work can be spared. On another device a look would wait for it."""
+    return flag.device.type == "cpu" and look(flag) is True
 
 
 def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
@@ -51,10 +58,10 @@ def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
 _NODES, _WEIGHTS = _gauss_legendre(40)  # 32 reach 1e-10 only, and only for a = b = 1/2 are that many needed
 
 
-def _horner(coefficients: list[float], x: Tensor) -> Tensor:
-    value = x * coefficients[-1] + coefficients[-2]
-    for c in reversed(coefficients[:-2]):
-        value = value * x + c
+def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
+    """Return c0 + c1 x + c2 x^2 + ... in few calls: for few elements it is calls that take the time."""
+    powers = x.unsqueeze(-1).expand(*x.shape, len(coefficients) - 1).cumprod(-1)
+    value: Tensor = powers @ torch.tensor(coefficients[1:], dtype=x.dtype, device=x.device) + coefficients[0]
     return value
 
 
@@ -80,14 +87,14 @@ def _log1p_minus(u: Tensor) -> Tensor:
     v = u.masked_fill(~near, 0)
     r = v / (v + 2)
     square = r * r
-    series = r * (2 * square * _horner(_ATANH, square) - v)  # log(1+u) = 2 atanh(r), and 2 r - u = -r u
+    series = r * (2 * square * _polynomial(_ATANH, square) - v)  # log(1+u) = 2 atanh(r), and 2 r - u = -r u
     return torch.where(near, series, torch.log1p(u) - u)
 
 
 def _stirling_error(a: Tensor) -> Tensor:
     """Return log Gamma(a) - ((a - 1/2) log a - a + log(2 pi)/2)."""
     large, small = a.clamp(min=9), a.clamp(max=9)
-    series = _horner(_STIRLING, 1 / (large * large)) / large
+    series = _polynomial(_STIRLING, 1 / (large * large)) / large
     direct = torch.lgamma(small) - ((small - 0.5) * small.log() - small + 0.5 * math.log(2 * math.pi))
     return torch.where(a >= 9, series, direct)
 
@@ -108,9 +115,10 @@ def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
     """Return log(x^a (1-x)^b / B(a, b)) for x <= 1/2 and d = (a + b) x - a."""
     n = a + b
     u = d / a
-    log_ratio = torch.where(u > -0.9, _log1p_minus(u), x.log() + (n / a).log() - u)
+    near_a, near_b = _log1p_minus(torch.stack((u, -d / b))).unbind()
+    log_ratio = torch.where(u > -0.9, near_a, x.log() + (n / a).log() - u)
     whole, left, right = _stirling_error(torch.stack((n, a, b))).unbind()
-    return a * log_ratio + b * _log1p_minus(-d / b) + (whole - left - right) + 0.5 * (a / n * (b / (2 * math.pi))).log()
+    return a * log_ratio + b * near_b + (whole - left - right) + 0.5 * (a / n * (b / (2 * math.pi))).log()
 
 
 def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -119,7 +127,7 @@ def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     return swap, torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
 
 
-def _drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
+def drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
     """Return h(w) = a w - n log(1 + x (e^w - 1)); the rounding error is 2e-16 times a w."""
     return a * w - n * torch.log1p(x * torch.expm1(w))
 
@@ -128,7 +136,7 @@ def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
     """Return h(w) = -d w - n (k2 w^2/2! + k3 w^3/3! + ...) from the cumulants of a Bernoulli law; for |w| < 1/8."""
     v = x * (1 - x)
     table = torch.tensor(_TAYLOR, dtype=torch.float64, device=x.device)
-    terms = v.unsqueeze(-1) ** torch.arange(5, device=x.device) @ table.T * (n * v).unsqueeze(-1)
+    terms = v.unsqueeze(-1).expand(*v.shape, 5).cumprod(-1) @ table.T * n.unsqueeze(-1)
     even, odd = terms[..., ::2], terms[..., 1::2] * (1 - 2 * x).unsqueeze(-1)
     value = even[..., 4:5]
     for i in (3, 2, 1, 0):
@@ -153,13 +161,15 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(2):
         w = sign * end
         odds = x * w.exp()
-        end = end - (_drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
+        end = end - (drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
     node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
     # In a long range a w is at most 1,500 (36 = slope s + spread s^2/2 bounds both), and the plain h is good to 3e-13.
-    long = _drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
-    falling = torch.where(end.unsqueeze(-1) < 0.125, _drop_nearby(w, n, x, d), long).exp()
-    return end * (falling @ weight), (d > 0) == swap
+    height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
+    short = end < 0.125
+    if not cheaply_known(~short.any()):
+        height = torch.where(short.unsqueeze(-1), _drop_nearby(w, n, x, d), height)
+    return end * (height.exp() @ weight), (d > 0) == swap
 
 
 def _betainc_forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:

@@ -1,164 +1,136 @@
-"""Decisions of the two-sided test for many samples a bin, at the price of a comparison for most."""
-
-import math
-from functools import partial
-from typing import NamedTuple
+"""Decisions of the two-sided test for whole bins of sorted samples, at the price of a few binary searches."""
 
 import torch
 from torch import Tensor
 
-from torchcalib.binomial.beta import in_pieces
-from torchcalib.binomial.two_sided import TIE, p_value, two_tails
+from torchcalib.binomial.critical import critical_values, verdicts
+from torchcalib.binomial.two_sided import p_value, two_tails
 from torchcalib.kernels.looking import look
-
-_MARGIN = 1e-9  # critical values keep this far (relative) from alpha: rounding is 1e-13 here, 3e-11 in scipy at n = 1e6
-
-
-class CriticalValues(NamedTuple):
-    """What is known of the decision "p-value <= alpha" as a function of p: rejected up to `rejected_to` and from
-    `rejected_from` on, kept from `kept_from` to `kept_to`, all inclusive. In between the test itself has to be made.
-    """
-
-    rejected_to: Tensor
-    kept_from: Tensor
-    kept_to: Tensor
-    rejected_from: Tensor
-
-
-def critical_values(k: Tensor, n: Tensor, alpha: float) -> CriticalValues:
-    """Return, for every (k, n), where the decision `binomial_test(k, n, p) <= alpha` is known without a test.
-
-    Let p > k/n (the other side is the mirror image), b_j = P(j), c = 1 + 1e-7, and J(p) the first outcome from n p on
-    with b_J <= c b_k. The p-value is V(p) = F(p) + S_J(p) with F = P(X <= k) and S_j = P(X >= j). It jumps down where
-    J steps up, and may rise in between, so that a single critical value would be wrong. But two facts bound it from
-    one point p.
-
-    Kept. J does not fall as p grows, for b_j / b_k is a constant times odds^(j-k). So for p' from k/n to p, with J =
-    J(p), V(p') >= F(p') + S_J(p') =: G(p'). The derivative of G is n times P(J-1) - P(k), both of n - 1 trials, whose
-    ratio is a constant times odds^(J-1-k): G falls to its least value at a known t, and rises from there. If t >= p,
-    then V(p') >= G(p') >= G(p) = V(p). Else G' grows from t to p, as both probabilities are on the far side of their
-    maxima (which is checked), so that V(p') >= G(t) >= V(p) - (p-t) G'(p). If this is more than alpha, all p' from k/n
-    to p are kept.
-
-    Rejected. From S_j one term to the next falls by at least (n-j)/(j+1) odds, so that V(p) <= F + b_J / (1-r) <= F +
-    c b_k / (1-r) with r = (n-J)/(J+1) times the odds at which b_J = c b_k, the largest that J is ever used with. For
-    p' >= p, F and b_k are smaller, J is not, and r does not grow with J. Hence F + c b_k / (1-r) <= alpha rejects all
-    p' >= p.
-
-    Why r does not grow: log r = L_J - s_J, where s_i = log((i+1)/(n-i)), m = J-k, m L_J = log c + s_k + ... + s_{J-1}.
-    So (m+1) L_{J+1} = m L_J + s_J, and the claim is s_J - L_J <= (m+1) (s_{J+1} - s_J). Its left side is at most the
-    mean of s_J - s_i over i = k .. J-1. The part -log(n-i) of s_i is convex: its mean is at most (m+1)/2 times its
-    next step. The part log(i+1), with N = J+1: the sum over i is the log of N^m k!/(N-1)!, which is the product over t
-    = k+1 .. N-1 of (1+1/t)^(t-k). These m factors grow with t, so each is at most (1+1/N)^(N-k) = (1+1/N)^(m+1); the
-    mean of their logs is at most m+1 times log(1+1/N), the next step.
-
-    A certificate holds or does not hold; where it is tried decides only how much stays uncertain: some 0.05 standard
-    deviations of k/n on either side.
-    """
-    k, n = torch.broadcast_tensors(k.double(), n.double())  # type: ignore[no-untyped-call]
-    axes = [1] * k.dim()
-    side = torch.tensor([1.0, -1.0], dtype=torch.float64, device=k.device).reshape(2, *axes)
-    # Points are tried at even steps of asin(sqrt(p)), whose standard deviation is 1/(2 sqrt(n)) everywhere.
-    limit = torch.stack((_upper_limit(k, n, alpha), 1 - _upper_limit(n - k, n, alpha)))
-    tried = torch.tensor(_TRIED_FIRST, dtype=torch.float64, device=k.device).reshape(-1, 1, *axes)
-    certify = partial(_certificate, alpha=alpha)
-    angle = limit.clamp(0, 1).sqrt().asin() + side * tried / (2 * n.sqrt())
-    kept, rejected = side * (k / n), torch.full_like(limit, torch.inf)  # both times `side`: farther out is larger
-    for last in (False, True):
-        p = angle.clamp(0, math.pi / 2).sin().square()
-        verdict = in_pieces(certify, k.expand_as(p), n.expand_as(p), p, side.expand_as(p))
-        keeps, rejects = verdict > 0, verdict < 0
-        kept = torch.where(keeps, side * p, -torch.inf).amax(0).maximum(kept)
-        rejected = torch.where(rejects, side * p, torch.inf).amin(0).minimum(rejected)
-        if not last:
-            near, far = (t.abs().clamp(0, 1).sqrt().asin() for t in (kept, torch.minimum(rejected, (side + 1) / 2)))
-            parts = torch.arange(1, 7, dtype=torch.float64, device=k.device).reshape(-1, 1, *axes) / 7
-            angle = near + (far - near) * parts
-    return CriticalValues(-rejected[1], -kept[1], kept[0], rejected[0])
-
-
-_TRIED_FIRST = (-0.4, -0.2, -0.05, 0.05, 0.2, 0.5)
-
-
-def _upper_limit(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the Clopper-Pearson upper limit, to some per cent of its distance from k/n (Paulson, Camp and Pratt)."""
-    z = torch.special.ndtri(torch.tensor(1 - alpha / 2, dtype=torch.float64, device=k.device))
-    a, b = k + 1, n - k
-    root = 3 * z * (9 * a * b * (9 * n + 5 - z * z) + n + 1).clamp(min=0).sqrt()
-    ratio = (81 * a * b - 9 * n - 8 - root) / (81 * a * a - 9 * a * (2 + z * z) + 1)
-    limit: Tensor = 1 / (1 + (a / b).square() * ratio**3)
-    return limit
-
-
-def _certificate(k: Tensor, n: Tensor, p: Tensor, side: Tensor, alpha: float) -> Tensor:
-    """Return 1 where p keeps everything between k/n and itself, -1 where it rejects everything beyond itself, or 0."""
-    tails = two_tails(k, n, p)
-    first, near, log_odds = tails.first, tails.k, tails.log_odds
-    excess = (
-        tails.log_ratio + (first / (n - near)).log() - log_odds
-    )  # log of the rising term of G' over the falling one
-    turn = log_odds - excess / (first - 1 - near)
-    slope = tails.log_pmf.exp() * (n - near) * excess.expm1() * (1 + log_odds.exp())
-    dip = (log_odds.sigmoid() - turn.sigmoid()) * slope
-    convex = ((n - 1) * turn.sigmoid() >= near) & ((n - 1) * log_odds.sigmoid() <= first - 1)
-    falls = (excess <= 0) | (first > n)
-    least = tails.near + tails.far - torch.where(falls, 0.0, dip)
-    keeps = (falls | convex) & (least > alpha * (1 + _MARGIN))
-    last_odds = log_odds + (TIE - tails.log_ratio) / (first - near)
-    ratio = torch.where(first < n, last_odds.exp() * (n - first) / (first + 1), 0.0)
-    bound = tails.near + (tails.log_pmf + TIE).exp() / (1 - ratio)
-    rejects = (ratio < 1) & (bound <= alpha * (1 - _MARGIN))
-    verdict = keeps.double() - rejects.double()  # never both
-    return verdict.where((p > 0) & (p < 1) & (side * (n * p - k) > 0), 0.0)
 
 
 @torch.no_grad()
-def rejects(p: Tensor, index: Tensor, k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Whether the test of each sample's probability against its bin rejects: `binomial_test(k, n, p) <= alpha`.
-
-    Every decision is that of the test; but the test is made only for samples whose p lies close to a critical value
-    of its bin (`critical_values`), once for each different p. All others cost a comparison. Where values cannot be
-    looked at (`torch.compile`, `vmap`) every sample is tested.
-
-    Args:
-        p: probabilities, floating `(..., N)`.
-        index: the bin of every sample, int64 `(..., N)`.
-        k: successes of every bin, `(..., B)`.
-        n: trials of every bin, `(..., B)`; bins without samples may hold 0.
-        alpha: level of the test, in (0, 1).
-
-    Returns:
-        bool `(..., N)`; False where p is NaN.
-    """
-    p = p.double()
-    lead, n_bins = p.shape[:-1], k.shape[-1]
-    k, n = (t.double().expand(*lead, n_bins).reshape(-1) for t in (k, n))
-    # One table of the bins of the whole batch: index_select is several times as fast as gather.
-    series = torch.arange(lead.numel(), device=p.device).reshape(*lead, 1)
-    index = (index + series * n_bins if lead else index).reshape(-1)
-    flat = p.reshape(-1)
-    rejected_to, kept_from, kept_to, rejected_from = (t.index_select(0, index) for t in critical_values(k, n, alpha))
-    rejected = (flat <= rejected_to) | (flat >= rejected_from)
-    unsure = ~(rejected | ((flat >= kept_from) & (flat <= kept_to)))
-    seen = look(unsure.any())
-    if seen is None:
-        rejected = p_value(k[index], n[index], flat) <= alpha
-    elif seen:
-        values, value = torch.unique(flat[unsure], return_inverse=True)
-        cases, case = torch.unique(value * len(k) + index[unsure], return_inverse=True)
-        place = cases % len(k)
-        rejected[unsure] = (p_value(k[place], n[place], values[cases // len(k)]) <= alpha)[case]
-    return rejected.reshape(p.shape)
-
-
 def rejected_in_bins(
     p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None = None
 ) -> Tensor:
-    """Temporary."""
-    from torchcalib.kernels.ranking import run_index, run_sums
+    """How many samples of each bin the test of their probability rejects: `binomial_test(k, n, p) <= alpha`.
 
-    index = run_index(ends, p.shape[-1])
-    inside = index < ends.shape[-1]
-    r = rejects(p.where(inside, torch.nan), index.clamp(max=ends.shape[-1] - 1), k, n, alpha)
-    c = r.long() if counts is None else r * counts
-    return run_sums(c, ends).long()
+    Every decision is that of the test. But for most it is known from `critical_values` of the bin, and as the samples
+    are sorted, a binary search for each of these counts them. The test itself is made only for samples in the gaps
+    between critical values, once for each different p. Where values cannot be looked at (`torch.compile`, `vmap`)
+    every sample is tested.
+
+    Args:
+        p: probabilities in ascending order, float32 or float64 `(..., M)`. NaN comes last, beyond the last end.
+        ends: int64 `(..., B)`; bin b is the elements from `ends[b-1]` (0 for the first) up to, and without, `ends[b]`.
+            Bins may be empty.
+        k: successes of every bin, int64 `(..., B)`.
+        n: trials of every bin, int64 `(..., B)`; with weights more than the bin has elements.
+        alpha: level of the test, in (0, 1).
+        counts: how many samples each element stands for, int64 `(..., M)`; None for one.
+
+    Returns:
+        int64 `(..., B)`; 0 for an empty bin.
+
+    Gradient:
+        None.
+    """
+    starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
+    seen = look((ends > starts).any())
+    if seen is None:
+        return _by_testing_all(p, ends, k, n, alpha, counts)
+    result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
+    if not seen:
+        return result.reshape(ends.shape)
+    if look(p[..., -1].isnan().any()):
+        p = p.nan_to_num(nan=torch.inf)  # a binary search does not expect NaN to be great
+    # One row of the bins that hold something, for all rows of samples.
+    held = (ends > starts).reshape(-1).nonzero().squeeze(1)
+    n_samples, n_bins = p.shape[-1], ends.shape[-1]
+    begin = held // n_bins * n_samples  # where a bin's row begins, in all rows laid end to end
+    k, n, start, end = (t.reshape(-1).index_select(0, held) for t in (k, n, starts, ends))
+    low, kept_from, kept_to, high = critical_values(k, n, alpha)
+    below = torch.full_like(low, -torch.inf)
+    limits = torch.stack((low, kept_from.nextafter(below), kept_to, high.nextafter(below)), -1)
+    every_limit = torch.zeros(ends.numel(), 4, dtype=torch.float64, device=p.device).index_copy(0, held, limits)
+    place = _number_up_to(p, every_limit.reshape(*p.shape[:-1], 4 * n_bins)).reshape(-1, 4).index_select(0, held)
+    place = place.maximum(start.unsqueeze(1)).minimum(end.unsqueeze(1)) + begin.unsqueeze(1)
+    p = p.reshape(-1)
+    # The gaps (bins, sides): below k/n from rejected to kept, above it from kept to rejected.
+    k, n = k.double(), n.double()
+    first, last = _narrowed(p, place[:, ::2], place[:, 1::2], k, n, alpha, torch.stack((low, high), -1))
+    sample, owner = _in_gaps(first, last)
+    rejected = _tested(p.index_select(0, sample), owner, k, n, alpha).long()
+    sure = torch.stack((start + begin, first[:, 0], last[:, 1], end + begin))
+    if counts is not None:
+        counts = counts.reshape(-1)
+        sure = torch.cat((counts.new_zeros(1), counts.cumsum(0)))[sure]
+        rejected = rejected * counts.index_select(0, sample)
+    total = (sure[1] - sure[0] + sure[3] - sure[2]).index_add(0, owner, rejected)
+    return result.index_copy(0, held, total).reshape(ends.shape)
+
+
+def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
+    """Return what `rejected_in_bins` does, without a look at values."""
+    index = torch.zeros_like(p, dtype=torch.int64)
+    index = torch.cat((index, index[..., :1]), -1).scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]
+    owner = index.clamp(max=ends.shape[-1] - 1)
+    rejected = p_value(k.gather(-1, owner).double(), n.gather(-1, owner).double(), p.double()) <= alpha
+    rejected = rejected & (index < ends.shape[-1])
+    weight = rejected.long() if counts is None else rejected * counts
+    return torch.zeros_like(ends).scatter_add(-1, owner, weight)
+
+
+def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
+    """Return how many elements of each ascending row of p are at most the limits, of float64."""
+    if p.dtype != limits.dtype:
+        near = limits.to(p.dtype)
+        limits = torch.where(near > limits, near.nextafter(torch.full_like(near, -torch.inf)), near)
+    return torch.searchsorted(p.contiguous(), limits, right=True)
+
+
+def _in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of all samples in the gaps, both (B, 2), and their bins."""
+    size = (last - first).reshape(-1)
+    gap = torch.repeat_interleave(size)
+    shift = first.reshape(-1) - size.cumsum(0) + size
+    return torch.arange(len(gap), device=gap.device) + shift.index_select(0, gap), gap // 2
+
+
+def _tested(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return the decision for each p against its bin, where equal ones of a bin are neighbours."""
+    if not len(p):
+        return torch.zeros_like(owner, dtype=torch.bool)
+    fresh = torch.cat((torch.ones_like(owner[:1]), (p[1:] != p[:-1]) | (owner[1:] != owner[:-1])))
+    case = fresh.nonzero().squeeze(1)
+    place = owner.index_select(0, case)
+    decision = p_value(k.index_select(0, place), n.index_select(0, place), p.index_select(0, case).double()) <= alpha
+    return decision.index_select(0, fresh.cumsum(0) - 1)
+
+
+def _narrowed(
+    p: Tensor, first: Tensor, last: Tensor, k: Tensor, n: Tensor, alpha: float, rejected: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return gaps without the samples that a verdict over seven among them decides, while that is cheaper than tests.
+
+    All are (B, 2), but for k and n, (B). `rejected` are the critical values from which on the test rejects.
+    """
+    parts = torch.arange(1, 8, device=p.device).reshape(-1, 1)
+    before, unsure = -1, int((last - first).sum())
+    while 1000 < unsure != before:
+        wide = (last - first > 16).nonzero(as_tuple=True)
+        if unsure < 1000 + 16 * len(wide[0]):
+            break
+        low, high, bin_, sign = first[wide], last[wide], wide[0], 2.0 * wide[1] - 1
+        place = low + (high - low) * parts // 8
+        x = p[place].double()
+        successes, trials = k[bin_].expand(x.shape), n[bin_].expand(x.shape)
+        from_log_odds = sign * torch.logit(rejected[wide])
+        keeps, rejects = verdicts(two_tails(successes, trials, x), trials, alpha, from_log_odds)
+        valid = (x > 0) & (x < 1) & (sign * (trials * x - successes) > 0)
+        keeps, rejects = keeps & valid, rejects & valid
+        up = sign > 0
+        low_side, high_side = torch.where(up, keeps, rejects), torch.where(up, rejects, keeps)
+        first = first.index_put(wide, torch.where(low_side, place + 1, low).amax(0))
+        last = last.index_put(wide, torch.where(high_side, place, high).amin(0))
+        before, unsure = unsure, int((last - first).sum())
+    return first, last

@@ -6,7 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.binomial.beta import deviation, in_pieces, integral_beyond, kind, log_kernel, mirrored, real
+from torchcalib.binomial.beta import (
+    cheaply_known,
+    deviation,
+    drop,
+    in_pieces,
+    integral_beyond,
+    kind,
+    log_kernel,
+    mirrored,
+    real,
+)
 
 TIE = math.log1p(1e-7)  # scipy.stats.binomtest counts outcomes up to 1 + 1e-7 times as probable as the one observed
 
@@ -19,7 +29,7 @@ def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
     return real(name, value, device)
 
 
-def _log_pmf(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
+def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
     """Return log P(k) for 0 <= k <= n and 0 < p < 1."""
     none, every = k == 0, k == n
     a, b = k.masked_fill(none | every, 1), (n - k).masked_fill(none | every, 1)
@@ -28,7 +38,7 @@ def _log_pmf(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
     return torch.where(none, n * torch.log1p(-p), torch.where(every, n * p.log(), inside))
 
 
-class _Tails(NamedTuple):
+class Tails(NamedTuple):
     """The two tails of a two-sided test, as seen from the side of the observed count: mirrored where k > n p."""
 
     near: Tensor  # P(as far from n p as k is, on its side)
@@ -40,14 +50,14 @@ class _Tails(NamedTuple):
     log_odds: Tensor  # log p / (1-p), or its negative
 
 
-def two_tails(k: Tensor, n: Tensor, p: Tensor) -> _Tails:
+def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
     """Return both tails for 0 <= k <= n, 0 < p < 1 and k != n p; elsewhere they mean nothing. float64, one shape."""
     mean = n * p  # rounded, as in scipy: it says which side k is on
     flip = k > mean
     log_odds = (p.log() - torch.log1p(-p)) * torch.where(flip, -1.0, 1.0)
     near = torch.where(flip, n - k, k)
     # From `start` on the probabilities fall, so the far side is all outcomes from `first` on. It is searched for with
-    # Stirling's formula, in 16 parts at a time: 8 rounds are enough for 16^8 outcomes. The formula's error of 0.07
+    # Stirling's formula, in 16 parts at a time: r rounds are enough for 16^r outcomes. The formula's error of 0.07
     # (and, from rounding, 4e-7 at n = 1e8) may cost an outcome, so the probabilities themselves decide among the four
     # around.
     start = torch.where(flip, n - mean.floor(), mean.ceil())
@@ -60,13 +70,13 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> _Tails:
 
     limit = rareness(near) - TIE
     outside, inside = start - 1, n + 1
-    for _ in range(8):
+    for _ in range(4 if cheaply_known((n < 16**4 - 1).all()) else 8):
         j = torch.addcmul(outside, inside - outside, parts).floor()
         rare = (rareness(j) >= limit) & (j > outside)
         outside, inside = torch.where(rare, outside, j).amax(0), torch.where(rare, j, inside).amin(0)
     four = inside + torch.arange(-1, 3, dtype=torch.float64, device=p.device).reshape(axis)
     outcomes = torch.cat((four.clamp(max=n), near.unsqueeze(0)))
-    log_pmf = _log_pmf(torch.where(flip, n - outcomes, outcomes), n, p)
+    log_pmf = log_probability(torch.where(flip, n - outcomes, outcomes), n, p)
     log_ratio = log_pmf[:4] - log_pmf[4]
     far_side = ((log_ratio <= TIE) & (four >= start)) | (four > n)
     count = far_side.sum(0)
@@ -85,13 +95,46 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> _Tails:
     # A power is given as one: p^n against alpha is where ties happen (0.1^2 and 0.01).
     power = torch.where(flip, p, 1 - p) ** n
     power = torch.where(flip | (p > 0.5), power, torch.exp(n * torch.log1p(-p)))
-    return _Tails(
+    return Tails(
         near=torch.where(near == 0, power, tail[0]),
         far=torch.where(first < n, tail[1], torch.where(first == n, log_last[1].exp(), 0.0)),
         k=near,
         first=first,
         log_pmf=log_pmf[4],
         log_ratio=ratio_first,
+        log_odds=log_odds,
+    )
+
+
+def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
+    """Return both tails, for 0 <= k < j <= n, at the odds where the far one is about to lose j: P(j) = (1 + 1e-7) P(k).
+
+    float64, of one shape. Those odds have a closed form: P(j) / P(k) is a constant times odds^(j-k). It is taken from
+    the probabilities at a p nearby.
+    """
+    p = (k + j + 1) / (2 * (n + 1))
+    log_k, log_j = log_probability(torch.stack((k, j)), n, p).unbind()
+    step = (TIE + log_k - log_j) / (j - k)
+    log_odds = torch.logit(p) + step
+    swap = p > 0.5
+    moved = drop(torch.where(swap, -step, step), torch.where(swap, n - k, k), n, torch.where(swap, 1 - p, p))
+    # The tails are integrals from the lesser of p and 1-p, for the greater is rounded.
+    flip = log_odds > 0
+    less, more = torch.stack((-log_odds.abs(), log_odds.abs())).sigmoid().unbind()
+    a = torch.stack((k + 1, j))
+    b = n + 1 - a
+    integral, is_lower = integral_beyond(torch.where(flip, b, a), torch.where(flip, a, b), less.expand(a.shape))
+    kernel = torch.stack(((n - k) * torch.where(flip, more, less), j * torch.where(flip, less, more)))
+    log_last = log_k + moved + torch.tensor([0.0, TIE], dtype=torch.float64, device=k.device).reshape(2, *[1] * k.dim())
+    tail = log_last.exp() * (kernel * integral)
+    near_is_lower, far_is_lower = (is_lower ^ flip).unbind()
+    return Tails(
+        near=torch.where(near_is_lower, 1 - tail[0], tail[0]),
+        far=torch.where(far_is_lower, tail[1], 1 - tail[1]),
+        k=k,
+        first=j,
+        log_pmf=log_last[0],
+        log_ratio=torch.full_like(k, TIE),
         log_odds=log_odds,
     )
 
