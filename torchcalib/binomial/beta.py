@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.predictions.values import look
+from torchcalib.kernels.looking import look
 
 _PIECE = 4096
 _DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
@@ -172,7 +172,7 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return end * (height.exp() @ weight), (d > 0) == swap
 
 
-def _betainc_forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """Return I_x(a, b). float64, of one shape."""
     integral, is_lower = integral_beyond(a, b, x)
     _, c, d, y = mirrored(a, b, x)
@@ -218,7 +218,7 @@ class _Betainc(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         """Return I_x(a, b)."""
-        return in_pieces(_betainc_forward, a, b, x)
+        return in_pieces(lower_tail, a, b, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcalib.binomial.beta import _betainc_forward, in_pieces
+from torchcalib.binomial.beta import in_pieces, lower_tail
 
 
 def t_critical(df: Tensor, alpha: float) -> Tensor:
@@ -18,7 +18,7 @@ def t_critical(df: Tensor, alpha: float) -> Tensor:
     t = z * (1 + (z * z + 1) / (4 * df)) + 1e-3
     log_density_at_0 = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * (df * math.pi).log()
     for _ in range(30):
-        tail = in_pieces(_betainc_forward, df / 2, torch.full_like(df, 0.5), df / (df + t * t))
+        tail = in_pieces(lower_tail, df / 2, torch.full_like(df, 0.5), df / (df + t * t))
         density = (log_density_at_0 - (df + 1) / 2 * torch.log1p(t * t / df)).exp()
         t = t * ((tail.log() - math.log(alpha)) * tail / (2 * density * t)).exp()
     critical: Tensor = t
