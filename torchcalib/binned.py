@@ -118,7 +118,8 @@ def bin_table(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`.
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`. Those
+            that follow from the sample take whole `weights`, and PAVA and PAVA-BC take labels.
         n_bins: number of equal-width or equal-mass bins B.
         reduction: what the confidence is of; see `ece`.
         right: bins are `(a, b]` instead of `[a, b)`.
@@ -342,7 +343,8 @@ def mce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`.
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`. Those
+            that follow from the sample take whole `weights`, and PAVA and PAVA-BC take labels.
         n_bins: number of equal-width or equal-mass bins B.
         reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
             P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
@@ -396,7 +398,8 @@ def rmsce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`.
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`. Those
+            that follow from the sample take whole `weights`, and PAVA and PAVA-BC take labels.
         n_bins: number of equal-width or equal-mass bins B.
         debiased: subtract each bin's sampling variance.
         reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):

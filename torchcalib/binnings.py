@@ -159,7 +159,7 @@ class Binning:
             ends = self._isotonic_ends(ordered)
         else:
             given = self._edges(ordered.confidence)
-            inner = given[1:-1].expand(*ordered.size.shape, -1).contiguous()
+            inner = given[1:-1] + torch.zeros_like(size)  # a sum and no expansion: searches want memory of their own
             # Behind the samples stand scores of 1 and above, which no inner edge reaches.
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
@@ -187,7 +187,7 @@ class Binning:
             blocks = isotonic.pava(blocks)
         else:
             blocks = isotonic.pava_bc(blocks, n_min=self.n_min, n_max=self.n_max, variant=self.variant)
-        numbers = torch.arange(blocks.n.shape[-1], device=counts.device).expand(blocks.n.shape).contiguous()
+        numbers = torch.arange(blocks.n.shape[-1], device=counts.device) + torch.zeros_like(blocks.n)
         return torch.searchsorted(blocks.index, numbers, right=True)
 
     def _sums(self, ordered: SortedSample, ends: Tensor) -> Tensor:

@@ -44,7 +44,17 @@ def _tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
 
 
 def _gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:
-    return norm_over_bins(loss, b, norm)
+    def checked(bins: BinStats) -> Tensor:
+        value = loss(bins)
+        if not isinstance(value, Tensor) or value.shape != bins.n.shape:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"`loss` must return a tensor with a loss for each bin, shape {tuple(bins.n.shape)}, got {found}. "
+                "Do not sum over bins: `norm` does."
+            )
+        return value
+
+    return norm_over_bins(checked, b, norm)
 
 
 def _check_test(alpha: float, test: Test) -> None:
@@ -105,7 +115,8 @@ def tce(
         variant: `"code"` follows the authors' code, which made the tables of the paper; `"paper"` follows Algorithm 2
             and 3 to the letter.
         alpha: level of the test; a prediction is rejected if its p-value is at most this.
-        test: `"binomial"`, or `"t"` for a t-test of the bin's labels, as the authors offer. It is another test.
+        test: `"binomial"`, or `"t"` for Student's t-test of the bin's labels against the prediction, which is only
+            approximate. (The authors' code offers a t-test too, but divides by the variance, not its root.)
         norm: over bins: `"l1"` is the share of all samples that are rejected; `"l2"` is the root of the weighted mean
             square of the bins' shares; `"max"` is the share of the worst bin.
         reduction: what the confidence is of; see `ece`. None is `"classwise"` for a multi-class task.
