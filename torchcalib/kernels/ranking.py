@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcalib.kernels.operation import operation
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.kernels.sorting import order_bits, stable_sort
+from torchcalib.kernels.sorting import order_of
 
 
 def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -24,7 +24,7 @@ def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[
 
     Gradient: in all three; the order is a constant.
     """
-    _, order = stable_sort(order_bits(score))
+    order = order_of(score.detach())
     size = score.isnan().logical_not().sum(-1)
     score, positives = score.gather(-1, order), positives.expand_as(order).gather(-1, order)
     n = None if n is None else n.expand_as(order).gather(-1, order)

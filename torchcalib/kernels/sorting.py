@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.operation import operation
+
 # torch sorts one row of integers by radix and everything else by comparison: from about this length on, row by row
 # is faster than a batch at once.
 _ROW_BY_ROW = 2048
@@ -34,3 +36,9 @@ def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
     for row, out, into in zip(bits.view(-1, n), values.view(-1, n), order.view(-1, n), strict=True):
         torch.sort(row, stable=True, out=(out, into))
     return values, order
+
+
+@operation("order_of(Tensor score) -> Tensor", fake=lambda score: torch.empty_like(score, dtype=torch.int64))
+def order_of(score: Tensor) -> Tensor:
+    """Return the ascending order of scores along the last axis, int64; equal ones as given, NaN last."""
+    return stable_sort(order_bits(score))[1]
