@@ -189,8 +189,6 @@ class SamplesKind:
         if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
             keep = ~score.detach().isnan()
             score, outcome, n = score[keep], outcome[keep], n[keep] if n.numel() else n
-        else:
-            score, outcome = score.clone(), outcome.clone()  # they may be the caller's own tensors, which may change
         invalid = torch.zeros(1, dtype=torch.float64, device=score.device)
         return Samples([score], [outcome], [n], invalid if p.n_invalid is None else p.n_invalid.to(invalid).reshape(1))
 
