@@ -42,6 +42,57 @@ def every_metric_agrees_with_one_process(rank, world):
         assert all(torch.equal(other, value) or other.isnan().all() for other in everyone), "ranks differ"
 
 
+def samples_of_all_kinds_meet(rank, world):
+    """Float32 on one rank, float64 on another, soft targets and weights on a third, none on the last; and a sketch."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(40, generator=generator)
+    y = torch.randint(0, 2, (40,), generator=generator)
+    mine = share(rank, world, 40)
+    kinds = [
+        (p[mine], y[mine], None),
+        (p[mine].double(), y[mine].double(), torch.full_like(y[mine], 2)),
+        (p[mine], y[mine] * 0.5, None),
+        (p[mine].double(), y[mine], None),
+    ]
+    everyone = [None] * world
+    dist.all_gather_object(everyone, kinds[rank])
+    whole = [part for part in everyone if len(part[0])]
+    expected = tc.ks(
+        torch.cat([part[0].double() for part in whole]),
+        torch.cat([part[1].double() for part in whole]),
+        task="binary",
+        weights=torch.cat([torch.ones(len(part[0])) if part[2] is None else part[2].float() for part in whole]),
+    )
+    for metric in (tc.KS(task="binary"), tc.KS(task="binary", resolution=2**13)):
+        if len(kinds[rank][0]):
+            metric.update(kinds[rank][0], kinds[rank][1], weights=kinds[rank][2])
+        torch.testing.assert_close(metric.compute(), expected, rtol=1e-4, atol=1e-4)
+        if metric.reading.resolution is None:
+            close(metric.compute(), expected)
+
+
+def a_collection_of_samples_and_sums_takes_two_collectives(rank, world):
+    metrics = tc.CalibrationCollection([cls(task="binary") for cls in (tc.NLL, tc.ECE, tc.ACE, tc.TCE, tc.KS)])
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(60, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 2, (60,), generator=generator)
+    mine = share(rank, world, 60)
+    if rank != world - 1:
+        metrics.update(preds[mine], target[mine])
+    calls = []
+    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather")}
+    for name, original in originals.items():
+        setattr(dist, name, lambda *args, _o=original, _n=name, **kwargs: (calls.append(_n), _o(*args, **kwargs))[1])
+    try:
+        values = metrics.compute()
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    assert sorted(calls) == ["all_gather", "all_reduce"], calls
+    for function, value in zip((tc.nll, tc.ece, tc.ace, tc.tce, tc.ks), values.values(), strict=True):
+        close(value, function(preds, target, task="binary"))
+
+
 def a_rank_goes_on_after_a_sync(rank, world):
     metric = tc.ECE(task="binary")
     for _ in range(2):
@@ -100,6 +151,12 @@ def a_sum_over_a_subgroup_is_the_subgroups(rank, world):
         close(metric.compute(), torch.tensor((0.5 + 0.25) / 2, dtype=torch.float64))
 
 
+def gather_all_tensors_of_my_own(x, group=None):
+    from torchmetrics.utilities.distributed import gather_all_tensors
+
+    return gather_all_tensors(x, group)
+
+
 def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     from torchmetrics.utilities.distributed import gather_all_tensors
 
@@ -108,6 +165,10 @@ def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     on_step = tc.NLL(task="binary", dist_sync_on_step=True)
     torch.testing.assert_close(on_step(p, torch.tensor([0])), expected, rtol=1e-6, atol=1e-6)
     gathered = []
+    by_hand = tc.KS(task="binary", dist_sync_fn=gather_all_tensors_of_my_own)
+    by_hand.update(p, torch.tensor([0]))
+    zeros = torch.zeros(world, dtype=torch.int64)
+    close(by_hand.compute(), tc.ks(torch.arange(world).double() / world, zeros, task="binary"))
     own = tc.NLL(task="binary", dist_sync_fn=lambda x, group=None: gathered.append(1) or gather_all_tensors(x, group))
     own.update(p, torch.tensor([0]))
     torch.testing.assert_close(own.compute(), expected, rtol=1e-6, atol=1e-6)
@@ -120,6 +181,8 @@ def main(rank, world, path):
     )
     torch.set_num_threads(1)
     every_metric_agrees_with_one_process(rank, world)
+    samples_of_all_kinds_meet(rank, world)
+    a_collection_of_samples_and_sums_takes_two_collectives(rank, world)
     a_rank_goes_on_after_a_sync(rank, world)
     ranks_that_sync_different_things_are_told(rank, world)
     a_collection_syncs_once(rank, world)

@@ -181,11 +181,23 @@ class ExactSample:
 class LogitCells:
     """A sketch: sums over cells of scores, 1 / `resolution` wide in log-odds; 0 and 1 have a cell of their own.
 
-    What is kept of a cell is its number of samples, its positives and the sum of its probabilities. A reading takes
-    them for that many samples at their mean. So it is exact for data in which every probability p has moved by at most
-    p (1 - p) / resolution, and for the data as they are if no cell holds two different scores. That is so for float16
-    and bfloat16 probabilities from a resolution of 2,048 on: they are at least 1 / 2,048 apart in log-odds. (Log-odds
-    below -104 share a cell, where the least float32 above 0 lies, and those above 37 another one.)
+    What is kept of a cell is its number of samples, its positives and the sum of its probabilities; a reading takes it
+    for that many samples at their mean. So every metric is exact for data in which each score has moved by less than
+    1 / resolution in log-odds, which is less than 1 / (4 resolution) in probability, and has become equal to those of
+    its cell. (Log-odds below -104, where the least float32 above 0 lies, share a cell, and those above 37 another one.)
+
+    It is exact for the data as they are if no cell holds two different scores. That is so for float16 and bfloat16
+    probabilities from a resolution of 2,048 on, for they are more than 1 / 2,048 apart in log-odds.
+
+    Otherwise let s be the largest share of the samples in a cell that holds different scores. Then
+
+    - KS is too small by at most s: sums at the borders of cells are exact, and within a cell they drift by its share;
+    - ACE over B bins is off by at most 2 (B - 1) s: each cut moves by less than a cell, from one bin into the next;
+    - PAVA recalibrates worse by at most s / 2 in the Brier score (by which DSC is too small): with the exact fit f,
+      which rises, the mean of f over each cell is a candidate that loses at most 2 cov(f, y) <= range(f) / 2 in each;
+    - TCE errs by the samples whose cell holds a critical value of the test, at most 4 cells for each bin, so 400 B s
+      percent, as long as the blocks are those of the whole sample. Those follow from the outcomes and may jump, as
+      they do when a single score moves; over bins that are given no block can.
     """
 
     reduction: Reduction

@@ -179,7 +179,9 @@ class SamplesKind:
         return state
 
     def of(self, p: Predictions) -> Samples:
-        """Return a batch as one chunk, without what is left out of it where that costs no wait for the device."""
+        """Return a batch as one chunk of its own memory, which callers may write into, without what is left out of it
+        where that costs no wait for the device.
+        """
         sample = self.recipe.of(p)
         score = sample.score
         n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
@@ -189,6 +191,8 @@ class SamplesKind:
         if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
             keep = ~score.detach().isnan()
             score, outcome, n = score[keep], outcome[keep], n[keep] if n.numel() else n
+        else:
+            score, outcome = score.clone(), outcome.clone()
         invalid = torch.zeros(1, dtype=torch.float64, device=score.device)
         return Samples([score], [outcome], [n], invalid if p.n_invalid is None else p.n_invalid.to(invalid).reshape(1))
 
@@ -208,7 +212,7 @@ class SamplesKind:
 
     def detach(self, state: Samples) -> Samples:
         """Return the chunks without their graph."""
-        scores, outcomes, weights = ([t.detach() for t in part] for part in state[:3])
+        scores, outcomes, weights = ([t.detach() if t.requires_grad else t for t in part] for part in state[:3])
         return Samples(scores, outcomes, weights, state.invalid.detach())
 
     def n_invalid(self, state: Samples) -> Tensor:

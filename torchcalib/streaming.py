@@ -82,7 +82,7 @@ class StreamingMetric(Metric, Generic[S]):
     @state.setter
     def state(self, value: Any) -> None:
         for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            setattr(self, name, part)
+            setattr(self, name, list(part) if isinstance(part, list) else part)  # `reset` of torchmetrics empties lists
 
     @abstractmethod
     def _value(self, statistic: S) -> Tensor:
@@ -225,10 +225,10 @@ class StreamingMetric(Metric, Generic[S]):
         """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
         if self._shared is None or not isinstance(state, Samples):
             return self.kind.add(state, batch)
-        chunks = tuple(id(chunk) for chunk in (*state.scores, *batch.scores))
-        if chunks not in self._shared:  # kept with what the ids are of, so that none is given to another tensor
-            self._shared[chunks] = (self.kind.add(state, batch), state)
-        return self._shared[chunks][0]
+        key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
+        if key not in self._shared:  # kept with the chunks that the key tells by their place, so that it stays theirs
+            self._shared[key] = (self.kind.add(state, batch), state)
+        return self._shared[key][0]
 
     def _raise_if_invalid(self) -> None:
         if invalid := int(self.kind.n_invalid(self.state)):
@@ -467,8 +467,8 @@ def _shape(part: Any) -> Any:
 
 @contextmanager
 def _unchanged_on_error(*metrics: StreamingMetric[Any]) -> Iterator[None]:
-    """Put the metrics back as they were if the body raises. States are replaced, never written into."""
-    before = [dict(metric.__dict__) for metric in metrics]
+    """Put the metrics back as they were if the body raises. Tensors of a state are replaced, never written into."""
+    before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
     try:
         yield
     except BaseException:

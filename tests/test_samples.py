@@ -1,0 +1,316 @@
+"""Samples that stream: what the exact state keeps and shares, and how far the sketch is from it."""
+
+import copy
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+import torchcalib as tc
+from torchcalib.samples import LogitCells
+from torchcalib.states import SamplesKind
+
+METRICS = {
+    "ACE": (tc.ACE, tc.ace, {}),
+    "TCE": (tc.TCE, tc.tce, {}),
+    "TCE equal-mass": (tc.TCE, tc.tce, {"bins": "equal_mass"}),
+    "TCE t": (tc.TCE, tc.tce, {"test": "t"}),
+    "MCE pava": (tc.MCE, tc.mce, {"bins": "pava"}),
+    "RMSCE equal-mass": (tc.RMSCE, tc.rmsce, {"bins": "equal_mass", "debiased": True}),
+    "KS": (tc.KS, tc.ks, {}),
+    "CORP": (tc.CORP, lambda *args, **options: tc.corp(*args, **options).mcb, {}),
+}
+
+
+def data(n=1000, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.rand(n, generator=generator, dtype=torch.float64).pow(3).to(dtype)
+    return p, (torch.rand(n, generator=generator) < 0.8 * p.double() + 0.05).long()
+
+
+def state_bytes(metric):
+    return sum(tensor.nbytes for part in metric.state[:3] for tensor in part)
+
+
+# The exact state
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "expected"),
+    [
+        (torch.bfloat16, {}, 5),
+        (torch.float32, {}, 5),
+        (torch.float64, {}, 9),
+        (torch.float32, {"from_logits": True}, 5),
+    ],
+    ids=str,
+)
+def test_bytes_of_a_sample(dtype, options, expected):
+    metric = tc.TCE(task="binary", **options)
+    for seed in range(10):
+        p, y = data(100, seed, dtype)
+        metric.update(p, y)
+    assert state_bytes(metric) == 1000 * expected
+    weighted = tc.TCE(task="binary", **options)
+    weighted.update(p, y, weights=torch.ones(100, dtype=torch.int64))
+    assert state_bytes(weighted) == 100 * (expected + 8)
+
+
+def test_rows_that_are_left_out_take_no_room():
+    p, y = data(100)
+    metric = tc.KS(task="binary", ignore_index=-100)
+    metric.update(p, y.masked_fill(torch.arange(100) < 60, -100))
+    assert state_bytes(metric) == 40 * 5
+    torch.testing.assert_close(metric.compute(), tc.ks(p[60:], y[60:], task="binary").double())
+
+
+def test_few_chunks_and_each_sample_is_copied_few_times():
+    metric = tc.ACE(task="binary")
+    p, y = data(5000, dtype=torch.float64)
+    for k in range(1000):
+        metric.update(p[5 * k : 5 * k + 5], y[5 * k : 5 * k + 5])
+        sizes = [len(chunk) for chunk in metric.state.scores]
+        assert all(a > 2 * b for a, b in pairwise(sizes))
+    assert len(sizes) <= math.log2(1000) + 1
+    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_a_buffer_that_is_used_again_does_not_change_what_was_added(from_logits):
+    p, y = data(100, dtype=torch.float64)
+    targets = y.double()
+    metric, soft = (tc.KS(task="binary", from_logits=from_logits) for _ in range(2))
+    metric.update(p, y)
+    soft.update(p, targets)
+    expected = metric.compute()
+    p.fill_(0.5)
+    y.fill_(1)
+    targets.fill_(0.25)
+    for m in (metric, soft):
+        m.update(p[:0], y[:0])
+        assert m.compute() == expected
+
+
+def test_forward_copies_no_earlier_sample():
+    metric = tc.ACE(task="binary")
+    metric.update(*data(1000))
+    first = metric.state.scores[0]
+    metric(*data(10, seed=1))
+    assert metric.state.scores[0] is first
+
+
+def test_members_of_a_collection_share_their_samples():
+    metrics = tc.CalibrationCollection(
+        [tc.ACE(task="binary"), tc.TCE(task="binary"), tc.KS(task="binary"), tc.MCE(task="binary", bins="pava")]
+    )
+    for seed in range(6):
+        metrics.update(*data(50, seed))
+        metrics(*data(20, seed + 10))
+    first, *others = metrics.values()
+    for other in others:
+        assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
+    p, y = (torch.cat(x) for x in zip(*(data(n, s) for k in range(6) for n, s in ((50, k), (20, k + 10))), strict=True))
+    torch.testing.assert_close(metrics.compute()["TCE"], tc.tce(p, y, task="binary").double())
+    metrics.reset()
+    metrics.update(*data(0))
+    assert math.isnan(metrics.compute()["KS"])
+
+
+def test_members_that_went_apart_stay_apart():
+    metrics = tc.CalibrationCollection([tc.ACE(task="binary"), tc.KS(task="binary")])
+    metrics.update(*data(50))
+    metrics["ACE"].reset()
+    metrics.update(*data(20, seed=1))
+    assert [sum(map(len, m.state.scores)) for m in metrics.values()] == [20, 70]
+
+
+def test_chunks_of_different_kinds_join():
+    """Another precision, weights from some point on, soft targets from another: nothing is lost or rounded."""
+    parts = [data(30, k, dtype) for k, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16))]
+    metric = tc.ACE(task="binary")
+    metric.update(*parts[0])
+    metric.update(*parts[1], weights=torch.arange(30) % 3)
+    metric.update(parts[2][0], parts[2][1].double() * 0.75)
+    p = torch.cat([part[0].double() for part in parts])
+    y = torch.cat([parts[0][1].double(), parts[1][1].double(), parts[2][1].double() * 0.75])
+    weights = torch.cat([torch.ones(30), torch.arange(30) % 3, torch.ones(30)])
+    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary", weights=weights), rtol=1e-12, atol=1e-12)
+
+
+def test_a_saved_state_goes_on_and_one_of_another_kind_is_refused():
+    metric = tc.TCE(task="binary")
+    metric.persistent(True)
+    metric.update(*data(100))
+    saved = copy.deepcopy(metric.state_dict())
+    other = tc.TCE(task="binary")
+    other.load_state_dict(saved)
+    other.update(*data(50, seed=1))
+    metric.update(*data(50, seed=1))
+    assert other.compute() == metric.compute()
+    for wrong in (
+        tc.TCE(task="binary", resolution=100),
+        tc.TCE(task="binary", reduction="top_label"),
+        tc.ECE(task="binary"),
+    ):
+        with pytest.raises(ValueError, match="the saved state must hold"):
+            wrong.load_state_dict(saved)
+    with pytest.raises(ValueError, match="the saved state must hold"):
+        other.merge_state(
+            {name: part[:-1] if isinstance(part, list) else part for name, part in saved.items()}
+            | {name: [part[0][:3]] for name, part in saved.items() if name.startswith("scores")}
+        )
+
+
+def test_samples_may_wait_on_the_cpu():
+    metric = tc.ACE(task="binary", compute_on_cpu=True)
+    metric.update(*data(100))
+    metric(*data(30, seed=1))
+    p, y = (torch.cat(x) for x in zip(data(100), data(30, seed=1), strict=True))
+    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary").double())
+
+
+def test_the_state_says_what_it_is():
+    kind = tc.TCE(task="multiclass", num_classes=7, batch_shape=(2,)).kind
+    assert isinstance(kind, SamplesKind)
+    assert kind.lead == (2, 7)
+
+
+# The sketch
+
+
+def halves(dtype):
+    """Every number of a half type from 0 to 1."""
+    bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return bits[(bits >= 0) & (bits <= 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
+    p = halves(dtype).double()
+    cells = LogitCells("positive_class", 2048)._cell(p, from_logits=False)
+    assert len(p) > 15_000
+    assert (cells.diff() > 0).all()
+    assert (cells[0], cells[-1]) == (0, LogitCells("positive_class", 2048).shape("binary", None)[-1] - 1)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sketch_of_half_precision_probabilities_is_exact(name, dtype):
+    cls, function, options = METRICS[name]
+    metric = cls(task="binary", resolution=2048, **options)
+    pieces = [data(700, seed, dtype) for seed in range(4)]
+    for p, y in pieces:
+        metric.update(p, y)
+    p, y = (torch.cat(x) for x in zip(*pieces, strict=True))
+    expected = function(p.double(), y, task="binary", **options)
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-13, atol=1e-15)
+
+
+def moved_to_means(p, resolution, from_logits=False):
+    """The probabilities that the sketch stands for, from its definition: means over cells of even width in log-odds."""
+    log_odds = [math.log(x) - math.log1p(-x) for x in p.tolist()]
+    cells = {}
+    for i, z in enumerate(log_odds):
+        cells.setdefault(math.floor((z + 104) * resolution), []).append(i)
+    moved = p.clone()
+    for members in cells.values():
+        moved[members] = math.fsum(p[i].item() for i in members) / len(members)
+    largest = max(len(members) for members in cells.values() if len({p[i].item() for i in members}) > 1)
+    return moved, largest / len(p)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("resolution", [3, 50])
+def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
+    cls, function, options = METRICS[name]
+    p, y = data(2000, dtype=torch.float64)
+    moved, _ = moved_to_means(p, resolution)
+    log_odds = torch.logit(torch.stack([p, moved]))
+    assert (log_odds[1] - log_odds[0]).abs().max() < 1 / resolution
+    assert (moved - p).abs().max() < 1 / (4 * resolution)
+    metric = cls(task="binary", resolution=resolution, **options)
+    metric.update(p[:1234], y[:1234])
+    metric.update(p[1234:], y[1234:])
+    expected = function(moved, y, task="binary", **options)
+    if name == "CORP":  # the score itself is that of the moved probabilities, and the same recalibrated
+        expected = tc.corp(moved, y, task="binary").mcb
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("resolution", [2, 10, 100])
+def test_sketch_keeps_its_bounds(seed, resolution):
+    p, y = data(1500, seed, torch.float64)
+    _, share = moved_to_means(p, resolution)
+
+    def sketched(cls, **options):
+        metric = cls(task="binary", resolution=resolution, **options)
+        metric.update(p, y)
+        return metric.compute().item()
+
+    given = {"task": "binary"}
+    slack = 1e-12
+    assert -slack <= tc.ks(p, y, **given).item() - sketched(tc.KS) <= share + slack
+    assert abs(tc.ace(p, y, n_bins=10, **given).item() - sketched(tc.ACE, n_bins=10)) <= 2 * 9 * share + slack
+    assert -slack <= tc.corp(p, y, **given).dsc.item() - sketched(tc.CORP, component="dsc") <= share / 2 + slack
+    edges = [0, 0.1, 0.4, 1]
+    tce = tc.tce(p, y, bins=edges, **given).item()
+    # Edges move cells as well: one for each inner edge, and with it the counts of the two bins beside it.
+    moved, _ = moved_to_means(p, resolution)
+    counts = [((side >= a) & (side < b)).sum() for side in (p, moved) for a, b in pairwise(edges)]
+    if counts[:3] == counts[3:]:
+        assert abs(tce - sketched(tc.TCE, bins=edges)) <= 400 * 3 * share + slack
+
+
+def test_a_billion_samples_fit_in_a_few_megabytes():
+    p, y = data(1000, dtype=torch.float64)
+    weights = torch.full((1000,), 10**6)
+    metrics = tc.CalibrationCollection([cls(task="binary", resolution=2048) for cls in (tc.ACE, tc.TCE, tc.KS)])
+    metrics.update(p, y, weights=weights)
+    assert metrics["KS"].statistic().n.sum() == 10**9
+    assert all(metric.state.nbytes < 8e6 for metric in metrics.values())
+    moved, _ = moved_to_means(p, 2048)
+    for name, function in (("ACE", tc.ace), ("TCE", tc.tce), ("KS", tc.ks)):
+        expected = function(moved, y, task="binary", weights=weights)
+        torch.testing.assert_close(metrics.compute()[name], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_ends_of_the_sketch(from_logits):
+    """0 and 1 and numbers next to them: in order, and none outside."""
+    p = torch.tensor([0, 5e-324, 1e-300, 1e-46, 1e-45, 0.5, 1 - 2**-53, 1], dtype=torch.float64)
+    y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    metric = tc.KS(task="binary", resolution=64, from_logits=from_logits)
+    metric.update(torch.logit(p) if from_logits else p, y)
+    cells = metric.statistic()
+    assert cells.n.sum() == 8
+    assert (cells.score.diff() > 0).all()
+    assert (cells.score[0], cells.score[-1]) == (0, 1)
+    torch.testing.assert_close(metric.compute(), tc.ks(p, y, task="binary"), rtol=1e-12, atol=1e-15)
+
+
+def test_sketch_of_classes_and_labels_is_that_of_each():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 4, generator=generator)
+    target = torch.randint(0, 4, (300,), generator=generator)
+    metric = tc.ACE(
+        task="multiclass", num_classes=4, reduction="classwise", average=None, resolution=30, from_logits=True
+    )
+    metric.update(logits, target)
+    p = torch.softmax(logits.double(), -1)
+    for k in range(4):
+        one = tc.ACE(task="binary", resolution=30)
+        one.update(p[:, k], (target == k).long())
+        torch.testing.assert_close(metric.compute()[k], one.compute(), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("wrong", [0, -5, 2.5, True, "fine", 10**9])
+def test_wrong_resolution(wrong):
+    with pytest.raises((TypeError, ValueError), match="`resolution` must be"):
+        tc.ACE(task="binary", resolution=wrong)
+
+
+def test_equal_width_bins_need_no_sketch():
+    with pytest.raises(ValueError, match="`resolution` must be None for bins='equal_width'"):
+        tc.MCE(task="binary", resolution=64)
