@@ -21,9 +21,9 @@ _PIECE = 2**22  # samples that are put into cells at a time
 class BoundedSample:
     """Puts the samples that a metric holds into cells whenever there are more than `MOST_SAMPLES`.
 
-    What is read from the cells is exact for data in which every probability p has moved by at most
-    p (1 - p) / `resolution`, and for float16 and bfloat16 probabilities as they are; see `LogitCells`. The resolution
-    is 2,048. More than 16 labels, each of which has cells of its own, share 2^15, and half precision is not exact.
+    What is read from the cells is exact for data in which every probability has moved by less than 1 / `resolution` in
+    log-odds, and with a resolution of 2,048 for float16 and bfloat16 probabilities as they are; see `LogitCells`. That
+    is the resolution, unless there are more than 16 labels, which have cells of their own: they share 2^15.
 
     Attributes:
         resolution: cells for each unit of log-odds; None as long as all samples are whole.

@@ -41,17 +41,17 @@ def report(
     these would cost too much; `torchcalib.ace` and the others compute them.
 
     TCE and the parts count labels: they are left out for soft targets. All that is read from the order counts copies of
-    samples: it is left out where weights are not whole numbers. `notes` says so. From 2^24 samples on (for labels:
-    samples times labels) they are read from a sketch: as `torchcalib.samples.LogitCells` has it, they are exact for
-    data in which every probability p has moved by at most p (1 - p) / 2,048 and, for float16 and bfloat16
-    probabilities, for the data as they are. (More than 16 labels share 2^15 / 16 cells; `settings` has the number.)
+    samples: it is left out where weights are not whole numbers. `notes` says so. Above 2^24 samples (for labels:
+    samples times labels) they are read from a sketch: exact for data in which every probability has moved by less than
+    1 / 2,048 in log-odds, and for float16 and bfloat16 probabilities as they are; `torchcalib.samples.LogitCells` says
+    how far off each number can be. (Labels have coarser cells if they are more than 16; `settings` says how coarse.)
 
     Args:
         preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
             samples too.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins.
+        n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
         **options: see `torchcalib.InputOptions`.
 
@@ -214,7 +214,7 @@ def _how_ordered(resolution: int | None, any_at_all: bool, has_labels: bool) -> 
         return "exact", tuple(notes)
     names = "ACE, TCE, KS, MCB, DSC and UNC" if has_labels else "ACE and KS"
     notes.append(
-        f"{names} are read from a sketch, as samples are many: they are exact for data "
-        f"in which a probability p has moved by at most p (1 − p) / {resolution:,}."
+        f"{names} are read from a sketch, as samples are many: they are exact for data in which every probability "
+        f"has moved by less than 1 / {resolution:,} in log-odds."
     )
     return f"sketch, {resolution:,} cells per unit of log-odds", tuple(notes)

@@ -27,9 +27,9 @@ GROUPS: dict[Reduction, str] = {
 }
 
 _PARTS = {
-    "mcb": "how much would the best rising recalibration gain on this sample",
-    "dsc": "how much has telling samples apart gained, once recalibrated",
-    "unc": "what does always predicting the share of events get",
+    "mcb": "how much of the Brier score would the best rising recalibration take away",
+    "dsc": "how much has telling samples apart taken away, once recalibrated",
+    "unc": "what Brier score does always predicting the share of outcomes get",
 }
 """Parts of the Brier score of an event, MCB - DSC + UNC, and what each answers."""
 
