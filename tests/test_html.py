@@ -114,7 +114,8 @@ def test_tags_are_balanced_and_the_outline_is_in_order(task):
     assert headings.count(1) == 1
     assert all(deeper - level <= 1 for level, deeper in pairwise(headings))
     assert all(cell.get("scope") in ("col", "row", "rowgroup") for cell in checker.every("th"))
-    assert len(checker.every("figure")) == len(checker.every("figcaption")) == 2 * len(made(task).tables)
+    n_figures = 2 * (len(made(task).tables) + len(made(task).tests))
+    assert len(checker.every("figure")) == len(checker.every("figcaption")) == n_figures
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -164,24 +165,26 @@ def test_every_number_is_on_the_page(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_every_picture_is_there_for_light_and_dark_with_a_name(task):
     pictures = parsed(task).every("svg")
-    assert [picture["class"] for picture in pictures] == ["light", "dark"] * (2 * len(made(task).tables))
+    assert [picture["class"] for picture in pictures] == ["light", "dark"] * (
+        2 * (len(made(task).tables) + len(made(task).tests))
+    )
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
     assert "@media screen and (prefers-color-scheme: dark)" in page(task)
     assert {LIGHT.below, DARK.below} <= set(re.findall("#[0-9a-f]{6}", page(task)))
 
 
 def test_main_bin_table_is_open_and_others_closed():
-    assert ["open" in details for details in parsed("binary").every("details")] == [True, False]
+    assert ["open" in details for details in parsed("binary").every("details")] == [True, False, False, False]
 
 
 def test_tests_have_a_section_with_two_pictures_each_and_a_table_of_their_bins():
     r = replace(made("binary"), tests={"positive_class": TESTED, "top_label": TESTED})
     text = render(r)
-    checker, plain = Checker(text), parsed("binary")
+    checker = Checker(text)
     ids = [attributes["id"] for _, attributes in checker.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {"test-1", "test-2"} <= set(ids)
-    assert len(checker.every("figure")) == len(plain.every("figure")) + 4
+    assert len(checker.every("figure")) == 2 * len(r.tables) + 4
     pictures = [svg["aria-label"] for svg in checker.every("svg") if "Test-based" in svg["aria-label"]]
     assert len(pictures) == 2 * 2 * 2
     assert sum("logit" in label for label in pictures) == 4
@@ -195,7 +198,7 @@ def test_tests_have_a_section_with_two_pictures_each_and_a_table_of_their_bins()
         ["2.500e-06", "to", "0.5000", "0", "empty"],
     ]
     assert "16.67%" in checker.words
-    assert "Predictions that the outcomes refute" not in page("binary")
+    assert "Predictions that the outcomes refute" not in render(replace(r, tables={}, tests={}))
 
 
 def test_tests_of_no_data_are_said_to_be_of_none():
@@ -223,8 +226,10 @@ def test_names_of_others_are_escaped():
         source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
         settings={**r.settings, HOSTILE: HOSTILE},
         sentence=HOSTILE,
+        notes=(HOSTILE,),
         version=HOSTILE,
         tables={},
+        tests={},
         lines=tuple(
             replace(line, name=HOSTILE, unit=HOSTILE, question=HOSTILE, source=HOSTILE, group=HOSTILE)
             for line in r.lines
@@ -246,7 +251,7 @@ def test_names_of_others_are_escaped():
     ],
 )
 def test_title_names_the_file(source, title):
-    text = render(replace(made("binary"), source=source, tables={}))
+    text = render(replace(made("binary"), source=source, tables={}, tests={}))
     assert f"<title>{title}</title>" in text
     assert f"<h1>{title}</h1>" in text
 
@@ -260,7 +265,7 @@ def test_settings_and_source_are_told_long_lists_by_their_first_items():
         "unused": [],
     }
     settings = {**r.settings, "right": True, "from_logits": True, "ignore_index": -1, "shuffled": False}
-    words = " ".join(Checker(render(replace(r, source=source, settings=settings, tables={}))).words)
+    words = " ".join(Checker(render(replace(r, source=source, settings=settings, tables={}, tests={}))).words)
     for told in ("part-4, and 995 more", "chunk rows 10", "(a, b]", "logits", "ignore index", "shuffled"):
         assert told in words
     assert "part-5" not in words
@@ -275,7 +280,7 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
     words = " ".join(Checker(render(r)).words)
     assert "infinite" in words
     assert "Infinite: a probability of 0 was given to something that happened." in words
-    undefined = replace(r, tables={}, lines=(replace(r.lines[0], value=math.nan),))
+    undefined = replace(r, tables={}, tests={}, lines=(replace(r.lines[0], value=math.nan),))
     assert "Undefined: the data do not say" in " ".join(Checker(render(undefined)).words)
     assert "Infinite:" not in page("binary")
     assert "Undefined:" not in page("binary")
@@ -340,15 +345,16 @@ def test_same_report_gives_the_same_page_whatever_matplotlib_is_set_to():
 
 
 @pytest.mark.parametrize(
-    ("task", "others"),
-    [("binary", ["_top_label"]), ("multilabel", [])],
+    ("task", "others", "tested"),
+    [("binary", ["_top_label"], ["positive_class", "top_label"]), ("multilabel", [], ["classwise"])],
 )
-def test_folder_holds_exactly_the_files_returned(task, others, tmp_path):
+def test_folder_holds_exactly_the_files_returned(task, others, tested, tmp_path):
     out = tmp_path / "a" / "b"
     written = save_report(made(task), out)
     expected = {"report.json", "report.html"}
     for suffix in ["", *others]:
         expected |= {f"{kind}{suffix}.{end}" for kind in ("reliability", "confidence") for end in ("png", "svg")}
+    expected |= {f"test_{name}.{end}" for name in tested for end in ("png", "svg")}
     assert {path.name for path in written} == expected
     assert sorted(written) == sorted(out.iterdir())
     assert (out / "report.html").read_text(encoding="utf-8") == page(task)
@@ -361,7 +367,7 @@ def test_json_is_strict(tmp_path):
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
 
-    (json_path, *_) = save_report(replace(builder.report(), tables={}), str(tmp_path))
+    (json_path, *_) = save_report(replace(builder.report(), tables={}, tests={}), str(tmp_path))
     read = json.loads(json_path.read_text(encoding="utf-8"), parse_constant=refuse)
     assert {line["key"]: line["value"] for line in read["lines"]}["nll"] == "inf"
 
@@ -369,7 +375,7 @@ def test_json_is_strict(tmp_path):
 def test_second_report_replaces_the_first_and_leaves_other_files(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "report.html").write_text("old")
-    bare = replace(made("multilabel"), tables={})
+    bare = replace(made("multilabel"), tables={}, tests={})
     save_report(bare, tmp_path)
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == render(bare)
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -391,7 +397,7 @@ def test_failed_write_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
 def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(NotADirectoryError, match=r"`out` must be a folder, got '.*taken.*Name another folder\."):
-        save_report(replace(made("multilabel"), tables={}), tmp_path / "taken" / below)
+        save_report(replace(made("multilabel"), tables={}, tests={}), tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
 
 

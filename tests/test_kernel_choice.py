@@ -42,9 +42,11 @@ def test_pava_bc_says_what_is_wrong(arguments, error, words):
     assert str(caught.value).startswith(words)
 
 
-def test_one_sample_has_no_pava_bc_blocks():
+def test_one_sample_is_a_block_unless_more_are_asked_for():
+    blocks = pooled(torch.tensor([0.3]), torch.tensor([1]))
+    assert pava_bc(blocks).n.tolist() == [1]
     with pytest.raises(ValueError, match="`n_min` must be below the number of samples, got 1 for 1 samples"):
-        pava_bc(pooled(torch.tensor([0.3]), torch.tensor([1])))
+        pava_bc(blocks, n_min=1)
 
 
 @pytest.mark.parametrize(

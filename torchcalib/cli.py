@@ -82,7 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--from-logits", action="store_true", help="predictions are logits (default: by their name)")
     kind.add_argument("--from-probs", action="store_true", help="predictions are probabilities (default: by name)")
     report.add_argument("--task", choices=get_args(Task), help="what is predicted (default: by the shapes)")
-    report.add_argument("--n-bins", type=int, default=15, metavar="B", help="equal-width bins (default: 15)")
+    report.add_argument(
+        "--n-bins",
+        type=int,
+        default=15,
+        metavar="B",
+        help="bins of equal width, and for ACE of equal mass (default: 15)",
+    )
     report.add_argument("--right", action="store_true", help="bins are (a, b] instead of [a, b)")
     report.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
     report.set_defaults(run=_report)

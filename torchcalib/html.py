@@ -282,6 +282,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     interval = "(a, b]" if settings.pop("right", False) else "[a, b)"
     facts.append(("bins", f"{_count(settings.pop('n_bins'))} of equal width, {interval}"))
     facts.append(("values read as", "logits" if settings.pop("from_logits", False) else "probabilities"))
+    if "order_based" in settings:
+        facts.append(("order-based numbers", _words(settings.pop("order_based"))))
     return facts + [(_spaced(key), _words(value)) for key, value in settings.items() if value is not None]
 
 

@@ -59,6 +59,20 @@ class RankedSample:
         parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, series) for c in flat), strict=False)
         return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
 
+    def narrow(self, start: int, length: int) -> "RankedSample":
+        """Return `length` elements of every series, or as many as there are, from element `start` on."""
+        run = slice(start, start + length)
+        n = None if self.n is None else self.n[..., run]
+        return replace(self, score=self.score[..., run], positives=self.positives[..., run], n=n)
+
+    def pooled(self) -> "RankedSample":
+        """Return all series as one."""
+        score, positives = self.score.flatten(), self.positives.expand_as(self.score).flatten()
+        n = None if self.n is None else self.n.expand_as(self.score).flatten()
+        return RankedSample(
+            score, positives, n, self.from_logits, None if self.poisoned is None else self.poisoned.any()
+        )
+
     def sorted(self, stable: bool = False) -> "SortedSample":
         """Put the elements in order; those of equal score in the order given if `stable`, else in any."""
         score, positives, n = self.score, self.positives, self.n
@@ -205,17 +219,22 @@ class LogitCells:
         events = reduce_to_events(p, self.reduction)
         scores = reduce_to_scores(p, self.reduction)
         wide = wide_dtype(events.confidence.device)
-        columns = (torch.ones_like(events.confidence), events.confidence, events.outcome)
-        return BinStats(
-            bin_sums(
-                self._cell(scores.score.detach().to(wide), scores.from_logits),
-                [weighted(column, events.weights, wide) for column in columns],
-                self._n_cells,
-            )
-        )
+        quantities = (torch.ones_like(events.confidence), events.confidence, events.outcome)
+        columns = [weighted(quantity, events.weights, wide) for quantity in quantities]
+        return BinStats(bin_sums(self._cell(scores.score, scores.from_logits), columns, self._n_cells))
+
+    def of_sample(self, sample: RankedSample) -> BinStats:
+        """Count the elements of a sample in cells, as `of` counts the events that it was made of."""
+        wide = wide_dtype(sample.score.device)
+        score = sample.score.to(wide)
+        n = torch.ones_like(score) if sample.n is None else sample.n.to(wide)
+        confidence = score.sigmoid() if sample.from_logits else score
+        columns = [column.masked_fill(score.isnan(), 0) for column in (n, n * confidence, sample.positives.to(wide))]
+        return BinStats(bin_sums(self._cell(score, sample.from_logits), columns, self._n_cells))
 
     def _cell(self, score: Tensor, from_logits: bool) -> Tensor:
         """The cell of every score: 0 for p = 0, the last for p = 1, the others from -104 to 37 in between."""
+        score = score.detach().to(wide_dtype(score.device))
         log_odds = score if from_logits else safe_log(score) - torch.log1p(-score.masked_fill(score == 1, 0))
         place = ((log_odds - _LOWEST) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3) + 1
         certain = torch.where(log_odds == -torch.inf, 0, self._n_cells - 1)

@@ -77,7 +77,10 @@ def show(report: Report) -> None:
         value = f"{round(line.value, 6) + 0:.6f}"  # + 0 turns -0 into 0
         numbers.add_row(shown, line.name, value, f"{line.perfect:.4g}", f"{line.naive:.4g}", line.unit)
     console.print(numbers)
-    console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]\n")
+    console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]")
+    for note in report.notes:
+        console.print(f"[dim]{escape(note)}[/dim]")
+    console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
 
 

@@ -1,0 +1,10 @@
+"""Everything that is known about a set of predictions, as data: `report(preds, target, task=...)` gives a `Report`.
+
+A report is built from sums and from samples in order, so `ReportBuilder` takes predictions piece by piece, of any
+number, in bounded memory. Drawing, pages and files are made further up, from the finished `Report`.
+"""
+
+from torchcalib.report.building import ReportBuilder, report
+from torchcalib.report.data import Line, Report
+
+__all__ = ["Line", "Report", "ReportBuilder", "report"]

@@ -1,0 +1,220 @@
+"""From predictions to a `Report`."""
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.binned import ECE
+from torchcalib.binnings import Binning
+from torchcalib.bins import BinTable, TCETable, ece_from_bins, equal_width_edges
+from torchcalib.bounded import BoundedSample
+from torchcalib.predictions import InputFormat, InputOptions, Task, check_count
+from torchcalib.ranked import KS
+from torchcalib.reductions import Reduction, reductions_of
+from torchcalib.report.data import Report
+from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
+from torchcalib.report.sentence import sentence_of
+from torchcalib.statistics import BinStats
+from torchcalib.streaming import CalibrationCollection, StreamingMetric
+
+_MOST_BINS = 1000  # more can neither be drawn nor read
+_MOST_COPIES = 2**53  # every whole number up to here is one of float64
+
+
+def report(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    right: bool = False,
+    **options: Unpack[InputOptions],
+) -> Report:
+    """Compute every score and calibration error of a set of predictions.
+
+    Scores (accuracy, NLL, Brier, ECD), and of every reduction errors over equal-width bins (ECE, ESCE, MCE, RMSCE).
+    Where one series of confidences is looked at, and for labels one by one, also what is read from the sample in order:
+    ACE with the same number of bins, TCE by default as `torchcalib.tce` has it (a table of what it rejects is in
+    `tests`), KS, and the parts of the Brier score of the event, MCB - DSC + UNC. For every class of a multi-class task
+    these would cost too much; `torchcalib.ace` and the others compute them.
+
+    TCE and the parts count labels: they are left out for soft targets. All that is read from the order counts copies of
+    samples: it is left out where weights are not whole numbers. `notes` says so. Above 2^24 samples (for labels:
+    samples times labels) they are read from a sketch: exact for data in which every probability has moved by less than
+    1 / 2,048 in log-odds, and for float16 and bfloat16 probabilities as they are; `torchcalib.samples.LogitCells` says
+    how far off each number can be. (Labels have coarser cells if they are more than 16; `settings` says how coarse.)
+
+    Args:
+        preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
+            samples too.
+        target: labels or soft targets; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_bins: number of equal-width bins, and for ACE of equal-mass bins.
+        right: bins are `(a, b]` instead of `[a, b)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        A `Report`. Print it, index it (`report["ece/top_label"]`), or make files of it with `torchcalib.save_report`.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Example:
+        >>> import torch
+        >>> r = report(torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
+        >>> round(r["ece/positive_class"], 6)
+        0.2
+    """
+    weights = options.pop("weights", None)
+    builder = ReportBuilder(task=task, n_bins=n_bins, right=right, **options)
+    builder.update(preds, target, weights=weights)
+    return builder.report()
+
+
+class ReportBuilder:
+    """Takes predictions piece by piece and makes a `Report` of all of them. Arguments are those of `report`.
+
+    What order-based numbers are read from is every sample, up to 2^24 of them, and a sketch from there on; see
+    `BoundedSample`. `report.settings["order_based"]` says which.
+    """
+
+    def __init__(self, *, task: Task, n_bins: int = 15, right: bool = False, **options: Any) -> None:
+        binning = Binning("equal_width", n_bins, right)
+        check_count("n_bins", n_bins, at_most=_MOST_BINS)
+        self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
+        self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
+        self._format = InputFormat(task, **self._options)
+        self._task = self._format.read_as
+        self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
+        self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
+        self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
+
+    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+        """Add predictions. If they are bad an error is raised and nothing is added."""
+        self._format.check(preds, target, weights)
+        metrics = self._metrics or self._made_for(preds)
+        samples = self._samples if _are_counts(weights) else {}
+        if len(samples) < len(self._samples):
+            metrics = _without(metrics, [_sample_of(reduction) for reduction in self._samples])
+        metrics.update(preds, target, weights=weights)
+        self._metrics, self._samples = metrics, samples
+        for reduction, sample in samples.items():
+            sample.relieve(metrics[_sample_of(reduction)])
+        # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
+        w = weights.detach().double() if weights is not None and weights.is_floating_point() else torch.ones(1)
+        self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
+
+    def report(self, source: Mapping[str, Any] | None = None) -> Report:
+        """Read everything off what was kept.
+
+        Raises:
+            ValueError: if nothing was added.
+        """
+        metrics = self._metrics
+        n = None if metrics is None else metrics["NLL"].statistic()
+        if metrics is None or n is None or not bool((n.total > 0).any()):
+            raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be reported.")
+        priors = tuple((n.share[..., 1] if self._task == "multilabel" else n.share).tolist())
+        lines = [line for m in SCORES for line in score_lines(m, metrics[m.__name__].statistic(), self._task)]
+        tables: dict[Reduction, BinTable] = {}
+        tests: dict[Reduction, TCETable] = {}
+        per_class: tuple[float, ...] = ()
+        in_order = self._samples if n.total.sum() <= _MOST_COPIES else {}
+        has_labels = all(sample.has_labels(metrics[_sample_of(r)]) for r, sample in in_order.items())
+        for reduction in reductions_of(self._task):
+            bins = metrics[reduction].statistic()
+            lines += error_lines(bins, reduction)
+            if reduction == "classwise":
+                per_class = tuple(ece_from_bins(bins).tolist())
+            if _has_table(self._task, reduction):
+                pooled = BinStats(bins.sums.sum(0)) if self._task == "multilabel" else bins
+                tables[reduction] = BinTable.of(pooled, equal_width_edges(self._settings["n_bins"], pooled.n))
+            if reduction in in_order:
+                sample = in_order[reduction].with_those_of(metrics[_sample_of(reduction)])
+                more, tested = order_lines(sample, has_labels, reduction, self._settings["n_bins"], max(priors))
+                lines += more
+                if tested is not None:
+                    tests[reduction] = tested
+        resolutions = {sample.resolution for sample in in_order.values()}
+        how, notes = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
+        return Report(
+            task=self._task,
+            n=float(n.total.sum()),
+            num_classes=n.n.shape[0] if self._task == "multilabel" else n.n.shape[-1],
+            priors=priors,
+            lines=tuple(lines),
+            tables=tables,
+            per_class=per_class,
+            sentence=sentence_of(
+                self._task,
+                {line.key: line.value for line in lines},
+                next(iter(tables.values())),
+                samples_per_weight=float(self._weight / self._weight_square),
+            ),
+            settings={
+                **self._settings,
+                **{name: self._options[name] for name in ("from_logits", "ignore_index")},
+                "order_based": how,
+            },
+            source=dict(source or {}),
+            tests=tests,
+            notes=notes,
+        )
+
+    def _made_for(self, preds: Tensor) -> CalibrationCollection:
+        """The metrics that a report is read from: every score by class, bins of every reduction, and samples."""
+        task = self._format.task
+        given: dict[str, Any] = {"task": task, **self._options}
+        if task != "binary" and preds.dim():
+            name = "num_labels" if task == "multilabel" else "num_classes"
+            given[name] = preds.shape[given.get("class_axis", -1)]
+        members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
+        for reduction in reductions_of(self._task):
+            tabled = _has_table(self._task, reduction)
+            members[reduction] = ECE(**given, **self._settings, reduction=reduction, with_ecd=tabled)
+        for reduction in self._samples:
+            members[_sample_of(reduction)] = KS(**given, reduction=reduction)
+        return CalibrationCollection(members).to(preds.device)
+
+
+def _has_table(task: Task, reduction: Reduction) -> bool:
+    """Class-wise bins of a multi-class task make no table, which would be one for each of C classes."""
+    return reduction != "classwise" or task == "multilabel"
+
+
+def _sample_of(reduction: Reduction) -> str:
+    """Name of the metric that holds every sample."""
+    return f"sample of {reduction}"
+
+
+def _without(metrics: CalibrationCollection, names: list[str]) -> CalibrationCollection:
+    return CalibrationCollection({name: metric for name, metric in metrics.items() if name not in names})
+
+
+def _are_counts(weights: Tensor | None) -> bool:
+    """Whether every weight is a number of copies, as far as it is a weight at all."""
+    if weights is None:
+        return True
+    w = weights.detach().double()
+    return bool(((w == w.round()) & (w <= _MOST_COPIES)).all())
+
+
+def _how_ordered(resolution: int | None, any_at_all: bool, has_labels: bool) -> tuple[str, tuple[str, ...]]:
+    """What order-based numbers were read from, and what a reader must know of it."""
+    if not any_at_all:
+        return "left out", (
+            "ACE, TCE, KS, MCB, DSC and UNC are left out: they count copies of a sample, and weights are no counts.",
+        )
+    notes = []
+    if not has_labels:
+        notes.append("TCE, MCB, DSC and UNC are left out: they count labels, and targets are shares.")
+    if resolution is None:
+        return "exact", tuple(notes)
+    names = "ACE, TCE, KS, MCB, DSC and UNC" if has_labels else "ACE and KS"
+    notes.append(
+        f"{names} are read from a sketch, as samples are many: they are exact for data in which every probability "
+        f"has moved by less than 1 / {resolution:,} in log-odds."
+    )
+    return f"sketch, {resolution:,} cells per unit of log-odds", tuple(notes)

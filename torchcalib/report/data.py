@@ -1,0 +1,137 @@
+"""A report as data: its numbers, its tables, what they say."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from torchcalib._version import __version__
+from torchcalib.bins import BinTable, TCETable
+from torchcalib.predictions import Task
+from torchcalib.reductions import Reduction
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of a report.
+
+    Attributes:
+        key: unique name, for files: `"nll"`, `"ece/top_label"`.
+        name: short name, for people: `"ECE"`.
+        group: `"scores"`, or what the confidence is of: `"positive class"`, `"top label"`, `"class-wise"`.
+        value: the number.
+        unit: what it is measured in.
+        perfect: what a predictor gets that is right and sure every time.
+        naive: what always predicting the class shares of this data gets.
+        question: what the number answers.
+        source: publication and equation.
+    """
+
+    key: str
+    name: str
+    group: str
+    value: float
+    unit: str
+    perfect: float
+    naive: float
+    question: str
+    source: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Mapping[str, float]):
+    """What is known about a set of predictions. Data only; `torchcalib.save_report` makes files of it.
+
+    Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n: sum of weights, the number of samples where all weights are 1 (multi-label: of labelled entries).
+        num_classes: C, or L labels; 2 for a binary task.
+        priors: share of every class (multi-label: of 1s for every label).
+        lines: every number.
+        tables: bin tables by what the confidence is of; multi-label: all labels pooled.
+        per_class: class-wise ECE of every class or label; empty for a binary task.
+        sentence: what the numbers say, in words.
+        settings: how the input was read and binned.
+        source: what was read, from which files.
+        tests: tables of bins with what a test says of their predictions, by what the confidence is of; multi-label: all
+            labels pooled. Empty where there are no labels, or no counts, to test them against.
+        notes: what a reader must know of the numbers, such as why some are left out; sentences.
+        version: of torchcalib.
+    """
+
+    task: Task
+    n: float
+    num_classes: int
+    priors: tuple[float, ...]
+    lines: tuple[Line, ...]
+    tables: Mapping[Reduction, BinTable]
+    per_class: tuple[float, ...]
+    sentence: str
+    settings: Mapping[str, Any]
+    source: Mapping[str, Any] = field(default_factory=dict)
+    tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    version: str = __version__
+
+    @property
+    def main_table(self) -> BinTable:
+        """The table that the sentence and the first diagram are about."""
+        return next(iter(self.tables.values()))
+
+    def __getitem__(self, key: str) -> float:
+        """Return the value of the line with this key: `report["nll"]`."""
+        for line in self.lines:
+            if line.key == key:
+                return line.value
+        raise KeyError(f"{key!r} is not in the report; it has {', '.join(self)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return (line.key for line in self.lines)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain Python values, tables as columns (without quantiles, which are there to be drawn).
+
+        Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
+        """
+        nested = ("lines", "tables", "tests")
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
+        values["lines"] = [asdict(line) for line in self.lines]
+        for tables in ("tables", "tests"):
+            values[tables] = {
+                name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}
+                for name, table in getattr(self, tables).items()
+            }
+        return {name: _plain(value) for name, value in values.items()}
+
+    def to_json(self) -> str:
+        """Return `to_dict` as strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  unit"]
+        group = None
+        for line in self.lines:
+            shown = "" if line.group == group else line.group
+            rows.append(
+                f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit}"
+            )
+            group = line.group
+        return "\n".join([self.sentence, "", *rows, *self.notes, "", str(self.main_table)])
+
+
+def _plain(value: Any) -> Any:
+    """Turn nested values into what strict JSON can hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | bool | None) else str(value)
