@@ -159,7 +159,7 @@ class Binning:
             ends = self._isotonic_ends(ordered)
         else:
             given = self._edges(ordered.confidence)
-            inner = given[1:-1].expand(*ordered.size.shape, -1).contiguous()
+            inner = given[1:-1] + torch.zeros_like(size, dtype=given.dtype)
             # Behind the samples stand scores of 1 and above, which no inner edge reaches.
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
@@ -180,15 +180,15 @@ class Binning:
         return cuts if self.ties == "split" else end_of_ties(ordered.score.detach(), cuts)
 
     def _isotonic_ends(self, ordered: SortedSample) -> Tensor:
-        counts = ordered.counts
         begins = torch.ones_like(ordered.begins) if self.ties == "split" else ordered.begins
-        blocks = isotonic.tied(begins, ordered.positives.detach().masked_fill(~ordered.counted, 0), counts)
+        positives = ordered.positives.detach().masked_fill(~ordered.counted, 0)
+        positives = positives.long() if positives.is_floating_point() else positives
+        n = ordered.counted if ordered.n is None else ordered.counts
         if self.bins == "pava":
-            blocks = isotonic.pava(blocks)
-        else:
-            blocks = isotonic.pava_bc(blocks, n_min=self.n_min, n_max=self.n_max, variant=self.variant)
-        numbers = torch.arange(blocks.n.shape[-1], device=counts.device).expand(blocks.n.shape).contiguous()
-        return torch.searchsorted(blocks.index, numbers, right=True)
+            return isotonic.block_ends("pava", begins, positives, n)
+        return isotonic.block_ends(
+            "pava_bc", begins, positives, n, n_min=self.n_min, n_max=self.n_max, variant=self.variant
+        )
 
     def _sums(self, ordered: SortedSample, ends: Tensor) -> Tensor:
         wide = wide_dtype(ends.device)

@@ -25,7 +25,7 @@ MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
 """Log-odds of the least float32 above 0 and of the greatest float64 below 1, rounded outwards."""
 
-_PIECE = 2**23  # elements that are read at a time where many series are kept apart: what lies in memory beside them
+_PIECE = 2**21  # elements that are read at a time where many series are kept apart: what lies in memory beside them
 
 
 @dataclass(frozen=True, eq=False)
