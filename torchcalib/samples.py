@@ -59,6 +59,12 @@ class RankedSample:
         parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, series) for c in flat), strict=False)
         return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether elements are probabilities with a label each, on the CPU and without a gradient: bits can be keys."""
+        plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
+        return plain and self.score.device.type == "cpu" and not (self.score.requires_grad and torch.is_grad_enabled())
+
     def sorted(self, stable: bool = False) -> "SortedSample":
         """Put the elements in order; those of equal score in the order given if `stable`, else in any."""
         score, positives, n = self.score, self.positives, self.n
@@ -68,8 +74,7 @@ class RankedSample:
                 positives.new_zeros((*positives.shape[:-1], 1)),
             )
             n = None if n is None else n.new_zeros((*n.shape[:-1], 1))
-        is_plain = n is None and positives.dtype == torch.uint8 and not self.from_logits and not stable
-        if is_plain and score.device.type == "cpu" and not (score.requires_grad and torch.is_grad_enabled()):
+        if self.is_labelled and not stable:
             score, positives, size = sort_labelled(score.contiguous(), positives.contiguous())
         else:
             score, positives, n, size = sorted_columns(score, positives, n)
