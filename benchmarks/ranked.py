@@ -46,25 +46,25 @@ def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
 
 def rejections_alone(n: int = 50_000) -> Sides:
     """The tests of samples that are sorted, in blocks that are known."""
-    from torchcalib.binomial import rejects
+    from torchcalib.binomial import rejected_in_bins
 
     preds, target = like_imagenet_dogs(n)
     table = tc.tce_table(preds, target, task="binary")
     sizes, positives = table.n.long(), (table.n * table.frequency).round().long()
     ordered = preds.sort().values
-    block = torch.arange(len(sizes)).repeat_interleave(sizes)
-    return Sides(lambda: rejects(ordered, block, positives, sizes, 0.05))
+    ends = sizes.cumsum(-1)
+    return Sides(lambda: rejected_in_bins(ordered, ends, positives, sizes, 0.05))
 
 
 def pava_bc_loop(n: int = 50_000_000) -> Sides:
     """The loop of PAVA-BC as the library calls it: columns in the order of the score, buffers made within."""
-    from torchcalib.kernels.dispatch import numba_loops
+    from torchcalib.kernels.dispatch import implementation
 
     generator = torch.Generator().manual_seed(0)
     rising = torch.linspace(0, 1, n, dtype=torch.float32)
     positives = (torch.rand(n, generator=generator) < rising).long().numpy()
     weight = np.ones_like(positives)
-    loop = numba_loops().pava_bc
+    loop = implementation("numba").pava_bc
 
     def ours() -> int:
         buffers = [np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchcalib as tc
+from torchcalib.kernels import ranking
 
 F64 = torch.float64
 N_CLASSES = 4
@@ -290,6 +291,36 @@ def test_closed_form_a_cut_inside_a_tie_moves_to_its_end():
     split = (2 * abs(1 / 2 - 0.7 / 2) + 2 * abs(1 / 2 - 1.4 / 2)) / 4
     assert tc.ace(**given, n_bins=2).item() == pytest.approx(pooled, abs=1e-7)
     assert tc.ace(**given, n_bins=2, ties="split").item() == pytest.approx(split, abs=1e-7)
+
+
+@pytest.mark.parametrize("levels", [2, 50, 2**30])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_law_equal_mass_sums_are_those_of_the_sorted_sample(dtype, levels):
+    generator = torch.Generator().manual_seed(levels)
+    for length in (1, 7, 300):
+        score = (torch.randint(0, levels, (3, length), generator=generator).to(F64) / (levels - 1)).to(dtype)
+        score = torch.where(score == 0, -score, score)  # -0 is 0
+        score[1, torch.rand(length, generator=generator) < 0.3] = torch.nan
+        score[2] = torch.nan
+        label = torch.randint(0, 2, (3, length), generator=generator).to(torch.uint8)
+        for n_bins in (1, 2, 15, 40):
+            sums, ends = ranking.equal_mass_sums(score, label, n_bins)
+            in_order, labels, size = ranking.sort_labelled(score, label)
+            cuts = torch.arange(1, n_bins + 1) * size.unsqueeze(-1) // n_bins
+            assert torch.equal(ends, ranking.end_of_ties(in_order, cuts))
+            expected = [ends.diff(prepend=torch.zeros(3, 1)), *(ranking.run_sums(x, ends) for x in (in_order, labels))]
+            torch.testing.assert_close(sums, torch.stack(expected, -2).to(F64), rtol=1e-14, atol=0)
+
+
+def test_law_long_samples_are_cut_as_short_ones(monkeypatch):
+    preds, target, _ = sample("multilabel", n=500)
+    options = {"task": "multilabel", "bins": "equal_mass"}
+    table, value = tc.bin_table(preds, target, **options), tc.ace(preds, target, task="multilabel", average=None)
+    monkeypatch.setattr("torchcalib.binnings._LONG", 1)
+    assert torch.equal(tc.ace(preds, target, task="multilabel", average=None), value)
+    again = tc.bin_table(preds, target, **options)
+    for column in ("lower", "upper", "n", "confidence", "frequency"):
+        torch.testing.assert_close(getattr(again, column), getattr(table, column), rtol=0, atol=0, equal_nan=True)
 
 
 def test_closed_form_ks_looks_at_the_end_of_a_tie_only():

@@ -1,9 +1,9 @@
 """Bins of a sample in order: equal-mass, PAVA, PAVA-BC, equal-width or given edges; and what a test says of each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torchcalib.bins import BinTable, TCETable, equal_width_edges
 from torchcalib.kernels import isotonic
 from torchcalib.kernels.isotonic import Ties, Variant
 from torchcalib.kernels.looking import look
-from torchcalib.kernels.ranking import end_of_ties, run_sums
+from torchcalib.kernels.once import once
+from torchcalib.kernels.ranking import end_of_ties, equal_mass_sums, run_sums
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import check_count, check_flag
 from torchcalib.samples import RankedSample, SortedSample
@@ -24,21 +25,29 @@ Test = Literal["binomial", "t"]
 
 N_QUANTILES = 33
 
+_LONG = 2**16  # elements of a series from which on it costs less to part it at the cuts than to sort it
+
 
 @dataclass(frozen=True, eq=False)
 class RankedBins(BinStats):
     """Bins over a sample in order: their sums, and the sample.
 
     Attributes:
-        sample: the elements in order.
+        in_order: makes `sample`.
         ends: bin b is the elements `ends[b - 1]` (0 for the first) up to before `ends[b]`; `(..., B)`, int64. Series
             that have fewer bins than others end in empty ones.
         given: edges `(B + 1,)` that were given; None where bins follow from the sample.
     """
 
-    sample: SortedSample
+    in_order: Callable[[], SortedSample]
     ends: Tensor
     given: Tensor | None
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @once
+    def sample(self) -> SortedSample:
+        """The elements in order."""
+        return self.in_order()
 
     @property
     def edges(self) -> Tensor:
@@ -151,6 +160,9 @@ class Binning:
         given: Tensor | None = None
         if self.ties == "split" and sample.n is not None and look((sample.n > 1).any()):
             raise ValueError("`weights` must be 0 or 1 with ties='split', got others. Repeat the samples or pool ties.")
+        if self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled and sample.score.shape[-1] >= _LONG:
+            sums, ends = equal_mass_sums(sample.score.contiguous(), sample.positives.contiguous(), self.n_bins)
+            return RankedBins(sums, sample.sorted, ends, None)
         ordered = sample.sorted(stable=self.ties == "split")
         size = ordered.size.unsqueeze(-1)
         if self.bins == "equal_mass":
@@ -159,12 +171,13 @@ class Binning:
             ends = self._isotonic_ends(ordered)
         else:
             given = self._edges(ordered.confidence)
-            inner = given[1:-1] + torch.zeros_like(size)  # a sum and no expansion: searches want memory of their own
+            # A sum and no expansion: under vmap a search wants memory of its own.
+            inner = given[1:-1] + torch.zeros_like(size, dtype=given.dtype)
             # Behind the samples stand scores of 1 and above, which no inner edge reaches.
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
         ends = ends.minimum(size).contiguous()
-        return RankedBins(self._sums(ordered, ends), ordered, ends, given)
+        return RankedBins(self._sums(ordered, ends), lambda: ordered, ends, given)
 
     def _edges(self, like: Tensor) -> Tensor:
         if isinstance(self.bins, tuple):
@@ -180,15 +193,15 @@ class Binning:
         return cuts if self.ties == "split" else end_of_ties(ordered.score.detach(), cuts)
 
     def _isotonic_ends(self, ordered: SortedSample) -> Tensor:
-        counts = ordered.counts
         begins = torch.ones_like(ordered.begins) if self.ties == "split" else ordered.begins
-        blocks = isotonic.tied(begins, ordered.positives.detach().masked_fill(~ordered.counted, 0), counts)
+        positives = ordered.positives.detach().masked_fill(~ordered.counted, 0)
+        positives = positives.long() if positives.is_floating_point() else positives
+        n = ordered.counted if ordered.n is None else ordered.counts
         if self.bins == "pava":
-            blocks = isotonic.pava(blocks)
-        else:
-            blocks = isotonic.pava_bc(blocks, n_min=self.n_min, n_max=self.n_max, variant=self.variant)
-        numbers = torch.arange(blocks.n.shape[-1], device=counts.device) + torch.zeros_like(blocks.n)
-        return torch.searchsorted(blocks.index, numbers, right=True)
+            return isotonic.block_ends("pava", begins, positives, n)
+        return isotonic.block_ends(
+            "pava_bc", begins, positives, n, n_min=self.n_min, n_max=self.n_max, variant=self.variant
+        )
 
     def _sums(self, ordered: SortedSample, ends: Tensor) -> Tensor:
         wide = wide_dtype(ends.device)

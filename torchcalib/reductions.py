@@ -101,7 +101,7 @@ def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
     elif reduction == "top_label":
         scores = Scores(p.values.abs().to(p.dtype), top_label(p).outcome, True)
     else:
-        scores = Scores(p.values.to(p.dtype), p.target, p.from_logits)
+        scores = Scores(p.given.to(p.dtype), p.given_target, p.from_logits)
     return Scores(scores.score, scores.outcome.to(torch.uint8 if p.hard else scores.score.dtype), scores.from_logits)
 
 

@@ -25,7 +25,7 @@ MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
 """Log-odds of the least float32 above 0 and of the greatest float64 below 1, rounded outwards."""
 
-_PIECE = 2**23  # elements that are read at a time where many series are kept apart: what lies in memory beside them
+_PIECE = 2**21  # elements that are read at a time where many series are kept apart: what lies in memory beside them
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,12 @@ class RankedSample:
             score, positives, n, self.from_logits, None if self.poisoned is None else self.poisoned.any()
         )
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether elements are probabilities with a label each, on the CPU and without a gradient: bits can be keys."""
+        plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
+        return plain and self.score.device.type == "cpu" and not (self.score.requires_grad and torch.is_grad_enabled())
+
     def sorted(self, stable: bool = False) -> "SortedSample":
         """Put the elements in order; those of equal score in the order given if `stable`, else in any."""
         score, positives, n = self.score, self.positives, self.n
@@ -82,8 +88,7 @@ class RankedSample:
                 positives.new_zeros((*positives.shape[:-1], 1)),
             )
             n = None if n is None else n.new_zeros((*n.shape[:-1], 1))
-        is_plain = n is None and positives.dtype == torch.uint8 and not self.from_logits and not stable
-        if is_plain and score.device.type == "cpu" and not (score.requires_grad and torch.is_grad_enabled()):
+        if self.is_labelled and not stable:
             score, positives, size = sort_labelled(score.contiguous(), positives.contiguous())
         else:
             score, positives, n, size = sorted_columns(score, positives, n)

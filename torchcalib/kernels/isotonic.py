@@ -84,21 +84,42 @@ def pooled(scores: Tensor, outcomes: Tensor, weights: Tensor | None = None, *, t
     return Blocks(torch.empty_like(order).scatter_(-1, order, into), *_sums(into, n_blocks, n, positives))
 
 
-def tied(begins: Tensor, positives: Tensor, n: Tensor) -> Blocks:
-    """Make blocks of a sample that is sorted already.
+def block_ends(
+    op: Literal["pava", "pava_bc"],
+    begins: Tensor,
+    positives: Tensor,
+    n: Tensor,
+    *,
+    n_min: int | None = None,
+    n_max: int | None = None,
+    variant: Variant = "code",
+) -> Tensor:
+    """Return where the blocks of `pava` or `pava_bc` end in a sample that is sorted already.
 
     Args:
-        begins: bool `(..., M)`, where a block begins.
-        positives: whole numbers `(..., M)`, of any dtype.
-        n: whole numbers `(..., M)`, of any dtype.
+        op: which of the two.
+        begins: where a tied group begins, bool `(..., M)`.
+        positives: whole numbers `(..., M)`, bool or of an integer dtype.
+        n: as `positives`; an element of 0 samples opens no block.
+        n_min: see `pava_bc`.
+        n_max: see `pava_bc`.
+        variant: see `pava_bc`.
 
     Returns:
-        Blocks; `index` is in the order of the elements given.
+        int64 `(..., B)`: block b is the elements from the end of the one before up to, and without, its own. Rows that
+        have fewer blocks than others end in empty ones.
+
+    Raises:
+        TypeError, ValueError: for `n_min`, `n_max` and `variant` as `pava_bc` does.
 
     Gradient: none.
     """
-    into, n_blocks = _numbered(begins)
-    return Blocks(into, *_sums(into, n_blocks, n.long(), positives.long()))
+    low, high = _bounds(n.sum(-1), n_min, n_max, variant) if op == "pava_bc" else (None, None)
+    starts = block_starts(op, n, positives, "auto", low, high, variant == "paper", begins)
+    begun = starts.cumsum(-1, dtype=torch.int32)
+    n_blocks = largest(begun[..., -1:], bound=begun.shape[-1])
+    numbers = torch.ones_like(begun[..., :n_blocks]).cumsum(-1, dtype=torch.int32)
+    return torch.searchsorted(begun, numbers, right=True)
 
 
 def equal_mass_cuts(n: int, n_bins: int) -> list[int]:
@@ -207,22 +228,7 @@ def pava_bc(
 
     Gradient: none.
     """
-    if variant not in ("code", "paper"):
-        raise ValueError(f"`variant` must be 'code' or 'paper', got {variant!r}. 'code' made the published tables.")
-    total = blocks.n.sum(-1)
-    low, high = _bound("n_min", n_min, total, 20), _bound("n_max", n_max, total, 5)
-    short = (total > 0) & (low > high)
-    if look(short.any()):
-        raise ValueError(
-            f"`n_min` must be at most `n_max`, got {_at(low, short)} and {_at(high, short)} for {_at(total, short)} "
-            "samples. Lower `n_min` or raise `n_max`."
-        )
-    short = (total > 0) & (total <= low) if n_min is not None else torch.zeros_like(short)
-    if look(short.any()):
-        raise ValueError(
-            f"`n_min` must be below the number of samples, got {_at(low, short)} for {_at(total, short)} samples. "
-            "Lower `n_min` or give more samples."
-        )
+    low, high = _bounds(blocks.n.sum(-1), n_min, n_max, variant)
     first = block_starts("pava_bc", blocks.n, blocks.positives, backend, low, high, variant == "paper")
     return _joined(blocks, *_numbered(first))
 
@@ -261,7 +267,7 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
 
 @operation(
     "block_starts(str op, Tensor weight, Tensor values, str backend, Tensor? low=None, Tensor? high=None, "
-    "bool paper=False) -> Tensor",
+    "bool paper=False, Tensor? begins=None) -> Tensor",
     fake=lambda op, weight, *_: torch.empty_like(weight, dtype=torch.bool),  # noqa: ARG005
 )
 def block_starts(
@@ -272,14 +278,21 @@ def block_starts(
     low: Tensor | None = None,
     high: Tensor | None = None,
     paper: bool = False,
+    begins: Tensor | None = None,
 ) -> Tensor:
     """Return where a block begins: bool, the shape of `weight`, which stands in the order of the scores.
 
-    One operation to `torch.compile` and `vmap`, for its loops are not made of tensor operations.
+    With `begins` elements are pooled first, into groups that begin there. One operation to `torch.compile` and `vmap`,
+    for its loops are not made of tensor operations.
     """
     chosen = choose(op, weight.device, backend).backend
+    if begins is not None and chosen in ("rounds", "triton"):
+        into, n_groups = _numbered(begins)
+        groups = _sums(into, n_groups, weight.long(), values.long())
+        return block_starts(op, *groups, backend, low, high, paper).gather(-1, into) & begins  # type: ignore[no-any-return]
     length = weight.shape[-1]
-    rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in (weight, values)]
+    columns = [weight, values] if begins is None else [weight, values, begins]
+    rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in columns]
     bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
     if chosen == "rounds":
         return isotonic_reference.pava_rounds(*rows).view(weight.shape)
@@ -293,16 +306,20 @@ def block_starts(
     first[:, :1] = True
     limits = [bound.tolist() for bound in bounds]
     arrays = [column.cpu().contiguous().numpy() for column in rows]
-    for row, (w, v) in enumerate(zip(*arrays, strict=True)):
+    for row, (w, v, *group) in enumerate(zip(*arrays, strict=True)):
         own = [*(limit[row] for limit in limits), paper] if limits else []
+        opens = np.flatnonzero(group[0]) if group else None
+        if opens is not None:
+            last = np.append(opens[1:], length) - 1
+            w, v = (np.diff(column.cumsum(dtype=np.int64)[last], prepend=0) for column in (w, v))
         if chosen == "numba":
-            columns = [w, v]
-            buffers = [np.empty_like(w), np.empty_like(v), np.empty(length, dtype=np.int64)]
+            buffers = [np.empty_like(w), np.empty_like(v), np.empty(len(w), dtype=np.int64)]
         else:
-            columns = [w.tolist(), v.tolist()]
-            buffers = [[0] * length for _ in range(3)]
-        count = loop(*columns, *own, *buffers)
-        first[row, buffers[2][: max(count - 1, 0)]] = True
+            w, v = w.tolist(), v.tolist()
+            buffers = [[0] * len(w) for _ in range(3)]
+        count = loop(w, v, *own, *buffers)
+        ends = buffers[2][: max(count - 1, 0)]
+        first[row, ends if opens is None else opens[ends]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
 
 
@@ -333,6 +350,26 @@ def _whole(weights: Tensor, ties: Ties) -> Tensor:
             f"`weights` must be 0 or 1 with ties='split', got {weights.max().item()}. Repeat the samples or pool ties."
         )
     return weights.to(torch.int64)
+
+
+def _bounds(total: Tensor, n_min: int | None, n_max: int | None, variant: Variant) -> tuple[Tensor, Tensor]:
+    """Return the checked bounds of every row on the size of a block."""
+    if variant not in ("code", "paper"):
+        raise ValueError(f"`variant` must be 'code' or 'paper', got {variant!r}. 'code' made the published tables.")
+    low, high = _bound("n_min", n_min, total, 20), _bound("n_max", n_max, total, 5)
+    short = (total > 0) & (low > high)
+    if look(short.any()):
+        raise ValueError(
+            f"`n_min` must be at most `n_max`, got {_at(low, short)} and {_at(high, short)} for {_at(total, short)} "
+            "samples. Lower `n_min` or raise `n_max`."
+        )
+    short = (total > 0) & (total <= low) if n_min is not None else torch.zeros_like(short)
+    if look(short.any()):
+        raise ValueError(
+            f"`n_min` must be below the number of samples, got {_at(low, short)} for {_at(total, short)} samples. "
+            "Lower `n_min` or give more samples."
+        )
+    return low, high
 
 
 def _bound(name: str, value: int | None, total: Tensor, share: int) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.kernels.operation import operation
@@ -54,14 +55,68 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
     Gradient: none.
     """
-    integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
-    keys = score.abs().view(integer).clamp_(max=top)  # abs: of -0, and it makes a new tensor
-    keys.bitwise_left_shift_(1).bitwise_or_(label)
+    keys = _keys(score, label)
     keys.numpy().sort(axis=-1)
     label = keys.bitwise_and(1).to(torch.uint8)
     score = keys.bitwise_right_shift_(1).view(score.dtype)
     ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype)
     return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
+
+
+@operation(
+    "equal_mass_sums(Tensor score, Tensor label, int n_bins) -> (Tensor, Tensor)",
+    fake=lambda score, label, n_bins: (  # noqa: ARG005
+        score.new_empty((*score.shape[:-1], 3, n_bins), dtype=torch.float64),
+        score.new_empty((*score.shape[:-1], n_bins), dtype=torch.int64),
+    ),
+)
+def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
+    """Sum over bins of equal mass without a sort: samples are put on their side of every cut, in no order there.
+
+    Args:
+        score: see `sort_labelled`.
+        label: see `sort_labelled`.
+        n_bins: B. Cut i of N scores is at `i * N // B`, or behind the scores equal to the last one before it.
+
+    Returns:
+        Samples, sum of scores and sum of labels `(..., 3, B)`, float64; and where the bins end in ascending order of
+        the scores `(..., B)`.
+
+    Gradient: none.
+    """
+    keys = _keys(score, label)
+    certain = int(_keys(torch.ones((), dtype=score.dtype), torch.ones((), dtype=torch.uint8)))
+    ends = torch.empty((*score.shape[:-1], n_bins), dtype=torch.int64)
+    for row, into in zip(keys.view(-1, keys.shape[-1]).numpy(), ends.view(-1, n_bins), strict=True):
+        size = int(np.count_nonzero(row <= certain))
+        into[:] = torch.tensor(_parted(row, [i * size // n_bins for i in range(1, n_bins + 1)]))
+    n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).double()
+    labels = run_sums(keys.bitwise_and(1), ends)
+    return torch.stack((n, run_sums(keys.bitwise_right_shift_(1).view(score.dtype), ends), labels), -2), ends
+
+
+def _keys(score: Tensor, label: Tensor) -> Tensor:
+    """Return integers in the order of probabilities, with the label in the last place; see `sort_labelled`."""
+    integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
+    keys = score.abs().view(integer).clamp_(max=top)  # abs: of -0, and it makes a new tensor
+    return keys.bitwise_left_shift_(1).bitwise_or_(label)
+
+
+def _parted(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
+    """Put keys on their side of every cut, in place; return the cuts, each behind the ties that it fell among."""
+    if not cuts:
+        return []
+    middle = len(cuts) // 2
+    cut = end = cuts[middle]
+    if 0 < cut < len(keys):
+        keys.partition(cut)
+        top = keys[:cut].max() | 1  # the greatest key of this score
+        if keys[cut] <= top:
+            end += int(np.count_nonzero(keys[cut:] <= top))
+            keys[cut:].partition(min(end, len(keys) - 1) - cut)
+    before = _parted(keys[:cut], cuts[:middle])
+    behind = _parted(keys[end:], [max(c - end, 0) for c in cuts[middle + 1 :]])
+    return [*(end if c == cut else c for c in before), end, *(end + c for c in behind)]
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ class Predictions:
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits: whether `values` are logits.
-        values: multi-class `(..., N, C)`, at least float32; binary `(..., N)` and multi-label `(..., L, N)`, which is
-            binary with the labels as one more batch axis, in the wide dtype.
-        target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else P(y=1) of the observation,
-            floating, of the shape of `values`.
+        given: multi-class `(..., N, C)`, binary `(..., N)` and multi-label `(..., L, N)`, which is binary with the
+            labels as one more batch axis; at least float32.
+        given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or P(y=1) of the
+            observation, of the shape of `given`.
         weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
             left out, whose values mean nothing.
         dtype: what results are given in: that of the input, and at least float32.
@@ -35,8 +35,8 @@ class Predictions:
 
     task: Task
     from_logits: bool
-    values: Tensor
-    target: Tensor
+    given: Tensor
+    given_target: Tensor
     weights: Tensor | None
     dtype: torch.dtype
     n_invalid: Tensor | None
@@ -44,15 +44,25 @@ class Predictions:
     hard: bool = True
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
+    @once
+    def values(self) -> Tensor:
+        """What was given; binary and multi-label in the wide dtype."""
+        return self.given if self.task == "multiclass" else self._wide(self.given)
+
+    @once
+    def target(self) -> Tensor:
+        """The targets that were given; binary and multi-label as P(y=1) of the observation, in the wide dtype."""
+        return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
+
     @property
     def num_classes(self) -> int:
         """C; 2 where every row is P(y=1) alone."""
-        return self.values.shape[-1] if self.task == "multiclass" else 2
+        return self.given.shape[-1] if self.task == "multiclass" else 2
 
     @property
     def soft(self) -> bool:
         """Whether multi-class targets are distributions rather than labels."""
-        return self.task == "multiclass" and self.target.is_floating_point()
+        return self.task == "multiclass" and self.given_target.is_floating_point()
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return the binary predictions that one of `classes` is the true one."""

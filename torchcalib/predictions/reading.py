@@ -22,13 +22,12 @@ from torchcalib.predictions.arguments import (
 from torchcalib.predictions.canonical import Predictions
 from torchcalib.predictions.values import (
     SUM_TOLERANCE,
-    Problem,
-    label_problem,
-    logit_problems,
-    probability_problems,
+    Rules,
+    label_rules,
+    logit_rules,
+    probability_rules,
     settle,
-    weight_problem,
-    whole_weight_problem,
+    weight_rules,
 )
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
@@ -104,24 +103,22 @@ class InputFormat:
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
         target = target.to(preds.dtype) if target.is_floating_point() else target.long()
         ignored = None if self.ignore_index is None else target == self.ignore_index
-        problems: list[Problem] = []
+        rules: list[Rules] = []
         if weights is not None:
             weights = weights.to(wide)
-            problems.append(whole_weight_problem(weights) if self.whole_weights else weight_problem(weights))
+            rules.append(weight_rules(weights, self.whole_weights))
         if ignored is not None:
             ones = torch.ones((), dtype=wide, device=preds.device)
             weights = torch.where(ignored, 0.0, ones if weights is None else weights)
 
         if self.validate_args:
-            problems += self._value_problems(preds, target, *tolerances)
+            rules += self._value_rules(preds, target, *tolerances)
         absent = None if weights is None else weights == 0
-        weights, n_invalid = settle(problems, weights, absent, drop_invalid, wide)
+        weights, n_invalid = settle(rules, weights, absent, drop_invalid, wide)
         if weights is not None and not target.is_floating_point():  # an absent row's label must not index anything
             target = target.masked_fill((weights == 0) | weights.isnan(), 0)
 
-        if self.task != "multiclass":
-            preds, target = preds.to(wide), target.to(wide)
-        elif self.from_logits:
+        if self.task == "multiclass" and self.from_logits:
             preds = row_stats.spread_infinite_logits(preds)
         p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, n_invalid, weighted, hard)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
@@ -257,18 +254,18 @@ class InputFormat:
                 )
         return True
 
-    def _value_problems(
+    def _value_rules(
         self, preds: Tensor, target: Tensor, preds_tolerance: float, target_tolerance: float
-    ) -> list[Problem]:
-        """Every rule on values, as masks over rows."""
+    ) -> list[Rules]:
+        """Every rule on values."""
         per_class = self.task == "multiclass"
         if self.from_logits:
-            problems = logit_problems(preds, per_class)
+            of_preds = logit_rules(preds, per_class)
         else:
-            problems = probability_problems("preds", preds, per_class, preds_tolerance)
+            of_preds = probability_rules("preds", preds, per_class, preds_tolerance)
         if target.is_floating_point():
-            return problems + probability_problems("target", target, per_class, target_tolerance)
-        return [*problems, label_problem(target, preds.shape[-1] if per_class else 2)]
+            return [of_preds, probability_rules("target", target, per_class, target_tolerance)]
+        return [of_preds, label_rules(target, preds.shape[-1] if per_class else 2)]
 
 
 def read_input(

@@ -21,16 +21,24 @@ class Problem(NamedTuple):
     explain: Callable[[Tensor], str]
 
 
+class Rules(NamedTuple):
+    """The rules on one tensor: whether no row breaks any, found in as few passes as can be; and what is broken."""
+
+    kept: Callable[[], Tensor]
+    problems: Callable[[], list[Problem]]
+
+
 def settle(
-    problems: list[Problem],
+    rules: list[Rules],
     weights: Tensor | None,
     absent: Tensor | None,
     drop_invalid: bool,
     wide: torch.dtype,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Raise on broken rows; or weigh them 0 and count them; or, where values cannot be looked at, weigh them NaN."""
-    if not problems:
+    if not rules or (not drop_invalid and look(reduce(torch.logical_and, [rule.kept() for rule in rules]))):
         return weights, None
+    problems = [problem for rule in rules for problem in rule.problems()]
     broken = reduce(torch.logical_or, (problem.broken for problem in problems))
     broken = broken if absent is None else broken & ~absent
     ones = torch.ones((), dtype=wide, device=broken.device)
@@ -46,6 +54,14 @@ def settle(
     return weights, None
 
 
+def _within(values: Tensor, low: float, high: float) -> Tensor:
+    """Return whether all values lie in [low, high], a boolean scalar. NaN does not."""
+    if not values.numel():
+        return torch.ones((), dtype=torch.bool, device=values.device)
+    least, greatest = values.detach().aminmax()
+    return (least >= low) & (greatest <= high)
+
+
 def _found(rows: Tensor, values: Tensor) -> str:
     """Describe the first broken row: '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
@@ -58,7 +74,13 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
     return Problem(values.isnan(), lambda rows: f"`{name}` must not hold NaN, got {_found(rows, values)}. {fix}")
 
 
-def weight_problem(weights: Tensor) -> Problem:
+def weight_rules(weights: Tensor, whole: bool) -> Rules:
+    """Weights of samples; with `whole` counts of copies."""
+    problem = _whole_weight_problem(weights) if whole else _weight_problem(weights)
+    return Rules(lambda: ~problem.broken.any(), lambda: [problem])
+
+
+def _weight_problem(weights: Tensor) -> Problem:
     """Weights that are negative, infinite or NaN, or so large or small that sums of them would overflow or vanish."""
     fine = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
     return Problem(
@@ -70,7 +92,7 @@ def weight_problem(weights: Tensor) -> Problem:
     )
 
 
-def whole_weight_problem(weights: Tensor) -> Problem:
+def _whole_weight_problem(weights: Tensor) -> Problem:
     """Weights that are no counts. Up to 2^53 every whole number is one of float64."""
     fine = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
     return Problem(
@@ -82,7 +104,12 @@ def whole_weight_problem(weights: Tensor) -> Problem:
     )
 
 
-def label_problem(target: Tensor, num_classes: int) -> Problem:
+def label_rules(target: Tensor, num_classes: int) -> Rules:
+    """Labels that name a class."""
+    return Rules(lambda: _within(target, 0, num_classes - 1), lambda: [_label_problem(target, num_classes)])
+
+
+def _label_problem(target: Tensor, num_classes: int) -> Problem:
     """Labels that name no class."""
 
     def explain(rows: Tensor) -> str:
@@ -95,7 +122,18 @@ def label_problem(target: Tensor, num_classes: int) -> Problem:
     return Problem((target < 0) | (target >= num_classes), explain)
 
 
-def logit_problems(logits: Tensor, per_class: bool) -> list[Problem]:
+def logit_rules(logits: Tensor, per_class: bool) -> Rules:
+    """Logits, of which +inf and -inf are legal; over classes, rows with a logit above -inf."""
+
+    def kept() -> Tensor:
+        if not per_class:
+            return _within(logits, -torch.inf, torch.inf)
+        return _within(logits.detach().amax(-1), torch.finfo(logits.dtype).min, torch.inf)
+
+    return Rules(kept, lambda: _logit_problems(logits, per_class))
+
+
+def _logit_problems(logits: Tensor, per_class: bool) -> list[Problem]:
     """NaN, and rows without any finite or infinite evidence. +inf and -inf are legal."""
     if not per_class:
         return [_nan_problem("preds", logits)]
@@ -112,7 +150,17 @@ def logit_problems(logits: Tensor, per_class: bool) -> list[Problem]:
     ]
 
 
-def probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: float) -> list[Problem]:
+def probability_rules(name: str, probs: Tensor, per_class: bool, tolerance: float) -> Rules:
+    """Probabilities; over classes, rows of sum 1."""
+
+    def kept() -> Tensor:
+        inside = _within(probs, 0, 1)
+        return inside & _within(probs.detach().sum(-1) - 1, -tolerance, tolerance) if per_class else inside
+
+    return Rules(kept, lambda: _probability_problems(name, probs, per_class, tolerance))
+
+
+def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: float) -> list[Problem]:
     """NaN, values outside [0, 1] and, over classes, sums that are not 1."""
     low, high = (probs.amin(-1), probs.amax(-1)) if per_class else (probs, probs)
     fix = "Pass from_logits=True if these are logits." if name == "preds" else "Soft targets are shares of votes."
@@ -145,7 +193,7 @@ def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
     if weights.shape != shape:
         raise ValueError(f"`weights` must have one value per sample, shape {tuple(shape)}, got {tuple(weights.shape)}.")
     weights = weights.to(wide_dtype(weights.device))
-    settled, _ = settle([weight_problem(weights)], weights, None, False, weights.dtype)
+    settled, _ = settle([weight_rules(weights, whole=False)], weights, None, False, weights.dtype)
     return weights if settled is None else settled
 
 
