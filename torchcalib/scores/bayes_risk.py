@@ -19,18 +19,22 @@ from torchcalib.predictions import (
     read_priors,
 )
 from torchcalib.predictions.values import Problem, settle
+from torchcalib.reductions import top_label
 from torchcalib.scores.costs import CostMatrix, Costs, read_costs
 from torchcalib.scores.engine import Score, ScoreMetric, ScoreReading, evaluate, per_sample
 from torchcalib.statistics import ScoreSum
 
 
-def _decisions(p: Predictions, cost: CostMatrix) -> Tensor:
-    """The cheapest decision for every row `(..., N)`."""
+def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
+    """The cheapest decision for every row `(..., N)`; without costs the most probable class."""
+    if cost is None:
+        return p.values.argmax(-1) if p.task == "multiclass" else (p.values > (0 if p.from_logits else 0.5)).long()
+    matrix = read_costs(cost, p.num_classes)
     if p.task == "multiclass":
-        return cost.cheapest(p.probs.to(wide_dtype(p.probs.device)))
+        return matrix.cheapest(p.probs.to(wide_dtype(p.probs.device)))
     # From logits both probabilities are exact, however sure the prediction is.
     not_p = (-p.values).sigmoid() if p.from_logits else 1 - p.values
-    return cost.cheapest(torch.stack((not_p, p.probs), -1))
+    return matrix.cheapest(torch.stack((not_p, p.probs), -1))
 
 
 def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
@@ -44,15 +48,13 @@ def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
 
 
 def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
-    """What the cheapest decision for every row costs."""
-    matrix = read_costs(cost, p.num_classes)
-    return _cost_of(p, _decisions(p, matrix), matrix)
+    """What the cheapest decision for every row costs; without costs 1 for an error."""
+    return 1 - top_label(p).outcome if cost is None else _cost_of(p, _decisions(p, cost), cost)
 
 
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
     """The mean cost of the decision that is cheapest for the class priors, over ALL columns."""
-    matrix = read_costs(cost, priors.shape[-1])
-    return (priors @ matrix.tensor(priors.device)).amin(-1)
+    return 1 - priors.amax(-1) if cost is None else (priors @ cost.tensor(priors.device)).amin(-1)
 
 
 def _bayes_risk_score(cost: CostMatrix | Costs | None) -> Score:
@@ -162,7 +164,7 @@ def bayes_decisions(
     if task == "multiclass" and -unknown.dim() <= class_axis < unknown.dim() and unknown.shape[class_axis]:
         unknown = unknown.select(class_axis, 0)
     p = reading.read(preds, unknown)  # the labels are read, and looked at by nothing
-    decisions = _decisions(p, read_costs(cost, p.num_classes))
+    decisions = _decisions(p, None if cost is None else read_costs(cost, p.num_classes))
     return decisions.movedim(-2, class_axis) if task == "multilabel" else decisions
 
 
@@ -184,7 +186,7 @@ class BayesRisk(ScoreMetric):
     def __init__(self, *, cost: CostMatrix | Costs | None = None, **options: Any) -> None:
         super().__init__(score=_bayes_risk_score(cost), **options)
         num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
-        if num_classes is not None:
+        if cost is not None and num_classes is not None:
             read_costs(cost, num_classes)
 
 

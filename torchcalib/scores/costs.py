@@ -99,8 +99,8 @@ class CostMatrix:
         """
         # What a decision costs more than the best one for the class: it decides alike, and no term is negative, so
         # that a sum is off by no more than C roundings of its own size.
-        regrets = CostMatrix.from_utilities([[-cost for cost in row] for row in self.costs])
-        expected = probs.detach() @ regrets.tensor(probs.device)
+        costs = self.tensor(probs.device)
+        expected = probs.detach() @ (costs - costs.amin(-1, keepdim=True))
         slack = 1 + 4 * (self.num_classes + 1) * torch.finfo(probs.dtype).eps
         return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)
 
@@ -111,10 +111,8 @@ class CostMatrix:
         return f"CostMatrix({self.num_classes} x {self.num_decisions}, {zlib.crc32(repr(self.costs).encode()):08x})"
 
 
-def read_costs(cost: CostMatrix | Costs | None, num_classes: int) -> CostMatrix:
-    """Return the costs of decisions about `num_classes` classes; None is a cost of 1 for every error."""
-    if cost is None:
-        return CostMatrix.zero_one(num_classes)
+def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
+    """Return the costs of decisions about `num_classes` classes, or raise."""
     matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
     if matrix.num_classes != num_classes:
         raise ValueError(

@@ -197,7 +197,7 @@ def optimal_threshold_cost(
         >>> optimal_threshold_cost(preds, target, task="binary")
         tensor(0.2500)
     """
-    matrix = read_costs(cost, 2)
+    matrix = CostMatrix.zero_one(2) if cost is None else read_costs(cost, 2)
     if matrix.num_decisions != 2:
         raise ValueError(
             f"`cost` must have 2 columns, below and above the threshold, got {matrix.num_decisions}. "
