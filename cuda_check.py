@@ -46,6 +46,7 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "nll": (tc.nll, tc.NLL),
     "brier": (tc.brier_score, tc.Brier),
     "ecd": (tc.ecd, tc.ECD),
+    "bayesrisk": (tc.bayes_risk, tc.BayesRisk),
     "ece": (tc.ece, tc.ECE),
     "esce": (tc.esce, tc.ESCE),
     "mce": (tc.mce, tc.MCE),
@@ -56,7 +57,7 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "corp": (mcb, tc.CORP),
 }
 ORDERED = ("ace", "tce", "ks", "corp")
-SCORES = ("nll", "brier", "ecd")
+SCORES = ("nll", "brier", "ecd", "bayesrisk")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
                 offered = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise")}
                 for reduction in offered.get(task, ("classwise",)):
                     yield f"{metric} {task} {reduction} {kind}", metric, {**options, "reduction": reduction}, own
-    for metric in ("nll", "brier"):
+    for metric in ("nll", "brier", "bayesrisk"):
         options = {"task": "multiclass", "from_logits": True, "normalize": "prior"}
         yield f"{metric} multiclass normalised", metric, options, {"num_classes": N_CLASSES}
 

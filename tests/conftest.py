@@ -19,6 +19,10 @@ settings.load_profile("here")
 torch.set_num_threads(1)  # on small tensors and busy cores threads cost more than they give
 
 N_CLASSES = 4
+COSTS = {  # more decisions than classes, fewer, one that costs nothing for no class, and a gain
+    2: tc.CostMatrix([[0, 1, 0.2], [3, 0, 0.4]]),
+    N_CLASSES: tc.CostMatrix([[0, 2, 1, 5, 0.3], [1, 0, 1, 1, 0.6], [1, 4, 0.1, 1, 0.3], [2, 1, 1, -0.5, 0.3]]),
+}
 
 
 def pytest_collection_modifyitems(config, items):
@@ -92,6 +96,8 @@ def _cases():
         ("nbs", tc.brier_score, tc.Brier, {"normalize": "prior"}),
         ("brier-classes", tc.brier_score, tc.Brier, {"normalize": "classes"}),
         ("ecd", tc.ecd, tc.ECD, {}),
+        ("risk", tc.bayes_risk, tc.BayesRisk, {}),
+        ("nrisk", tc.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
     ]
     binned = [
         ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
@@ -118,6 +124,15 @@ def _cases():
     priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for name, function, cls, options in (s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd")):
         yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
+    for task, own in out.items():
+        for name, normalize in (("risk", None), ("nrisk", "prior")):
+            options = {"cost": COSTS[2 if task != "multiclass" else N_CLASSES], "normalize": normalize}
+            yield Case(f"{name}-costs-{task}", tc.bayes_risk, tc.BayesRisk, task, options, own)
+            if task == "multiclass":
+                options = {**options, "priors": priors, "from_logits": True}
+                yield Case(f"{name}-costs-priors", tc.bayes_risk, tc.BayesRisk, task, options, own)
+    options = {"cost": COSTS[2], "positive_classes": [1, 3], "from_logits": True}
+    yield Case("risk-costs-set", tc.bayes_risk, tc.BayesRisk, "multiclass", options, out["multiclass"])
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
         yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
     yield from _ranked_cases(out, reductions)

@@ -47,6 +47,19 @@ def ecd_of(q, t):
     return sum(xlogy(qk, qk) for qk in q) + nll_of(q, t)
 
 
+def bayes_cost_of(q, t, cost):
+    """[EPSR] sec. 2.3.1: sum_k t_k c_kj of the first decision j whose expected cost sum_k q_k c_kj is least."""
+    expected = [math.fsum(qk * row[j] for qk, row in zip(q, cost, strict=True)) for j in range(len(cost[0]))]
+    j = expected.index(min(expected))
+    return sum(tk * row[j] for tk, row in zip(t, cost, strict=True))
+
+
+def least_threshold_cost(scores, labels, weights, cost):
+    """Least mean cost of deciding 1 for scores above a threshold, over all thresholds."""
+    decided = [[int(s > threshold) for s in scores] for threshold in [-math.inf, *scores]]
+    return min(mean([cost[y][j] for y, j in zip(labels, row, strict=True)], weights) for row in decided)
+
+
 def mean(values, weights):
     total = sum(weights)
     return sum(w * v for w, v in zip(weights, values, strict=True) if w) / total if total else math.nan

@@ -33,6 +33,17 @@ def _naive(arrays, score):
     return score(share.expand(len(target), -1), target, task="multiclass")
 
 
+def num_classes(arrays):
+    return next(arrays[key] for key in ("logits", "log_probs", "cal") if key in arrays).shape[-1]
+
+
+COSTS = {  # [EPSR] sec. 3
+    "01": tc.CostMatrix.zero_one,
+    "01r": lambda c: tc.CostMatrix.zero_one(c).with_reject(0.1),
+    "imb": tc.CostMatrix.imbalanced,
+}
+
+
 COVERED = [
     (r"bin/bin(10|15)_(l1|l2|max)_(left_closed|right_closed)",
      lambda a, b, norm, side: NORM[norm](**positive(a), n_bins=int(b), right=SIDE[side])),
@@ -62,6 +73,9 @@ COVERED = [
     (r"raw/nce", lambda a: tc.nll(**scores_of(a), normalize="prior")),
     (r"raw/bs", lambda a: tc.brier_score(**scores_of(a), normalize="classes")),
     (r"raw/nbs", lambda a: tc.brier_score(**scores_of(a), normalize="prior")),
+    (r"raw/(n?)risk(01r?|imb)",
+     lambda a, normalized, costs: tc.bayes_risk(
+         **scores_of(a), cost=COSTS[costs](num_classes(a)), normalize="prior" if normalized else None)),
     (r"raw/eceMC(10|15)", lambda a, b: 100 * tc.ece(**scores_of(a), n_bins=int(b), right=True)),
     (r"raw/eceBIN(10|15)", lambda a, b: 100 * tc.ece(**positive(a), n_bins=int(b), right=True)),
 ]  # fmt: skip
@@ -81,7 +95,7 @@ def test_recorded_real_systems(recorded, expected):
                 )
                 checked += 1
                 used.add(pattern)
-    assert checked == 190
+    assert checked == 220
     assert used == {pattern for pattern, _ in COVERED}
 
 
@@ -135,10 +149,13 @@ def test_recorded_ecd_table_of_bins(recorded, expected, sigma):
 @pytest.mark.parametrize("k", [2, 10])
 @pytest.mark.parametrize("system", ["cal", "mcp", "mcs", "mcps"])
 def test_recorded_simulated_systems(recorded, expected, k, system):
-    """[EPSR] sec. 3: NCE, NBS and ECE in percent over (a, b] bins."""
+    """[EPSR] sec. 3: NCE, NBS, normalised Bayes risks, and ECE in percent over (a, b] bins."""
     arrays = recorded(f"sim_ferrer_k{k}.npz")
     answer = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{k}|{system}")
     given = {"preds": arrays[system], "target": arrays["targets"], "task": "multiclass", "from_logits": True}
     assert tc.nll(**given, normalize="prior").item() == pytest.approx(answer["nce"], abs=1e-6)
     assert tc.brier_score(**given, normalize="prior").item() == pytest.approx(answer["nbs"], abs=1e-6)
     assert 100 * tc.ece(**given, right=True).item() == pytest.approx(answer["eceMC15"], abs=2e-4)
+    for costs, make in COSTS.items():
+        risk = tc.bayes_risk(**given, cost=make(k), normalize="prior")
+        assert risk.item() == pytest.approx(answer[f"nrisk{costs}"], abs=1e-6)

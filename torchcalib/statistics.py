@@ -4,7 +4,7 @@ Each is one tensor of sums, so that streaming, merging, saving and syncing are a
 which sums: it is a frozen value, so two metrics with equal recipes over equal input can share one pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -117,7 +117,7 @@ class ScoreRecipe:
     """
 
     per_sample: Callable[..., Tensor]
-    arguments: tuple[float | None, ...]
+    arguments: tuple[Hashable, ...]
     by_class: bool
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:

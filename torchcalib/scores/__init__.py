@@ -5,26 +5,45 @@ together in its file.
 """
 
 from torchcalib.scores.accuracy import Accuracy
+from torchcalib.scores.bayes_risk import (
+    BayesRisk,
+    bayes_decisions,
+    bayes_risk,
+    bayes_risk_per_sample,
+    expected_cost,
+)
 from torchcalib.scores.brier import Brier, brier_per_sample, brier_score
+from torchcalib.scores.costs import CostMatrix
 from torchcalib.scores.ecd import ECD, ecd, ecd_per_sample
 from torchcalib.scores.engine import Score, ScoreMetric, ScoreReading
 from torchcalib.scores.gaussian import nees, nees_per_sample
 from torchcalib.scores.nll import NLL, nll, nll_per_sample
+from torchcalib.scores.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
 
 __all__ = [
     "ECD",
     "NLL",
     "Accuracy",
+    "BayesRisk",
+    "BayesRiskCurve",
     "Brier",
+    "CostMatrix",
     "Score",
     "ScoreMetric",
     "ScoreReading",
+    "bayes_decisions",
+    "bayes_risk",
+    "bayes_risk_area",
+    "bayes_risk_curve",
+    "bayes_risk_per_sample",
     "brier_per_sample",
     "brier_score",
     "ecd",
     "ecd_per_sample",
+    "expected_cost",
     "nees",
     "nees_per_sample",
     "nll",
     "nll_per_sample",
+    "optimal_threshold_cost",
 ]

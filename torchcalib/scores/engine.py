@@ -1,6 +1,6 @@
 """What a score is, and the one engine that reads every score."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ class Score(NamedTuple):
     per_sample: Callable[..., Tensor]
     of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
     normalizable: bool = False
-    arguments: tuple[float | None, ...] = ()
+    arguments: tuple[Hashable, ...] = ()
 
     def recipe(self, by_class: bool) -> ScoreRecipe:
         """The sums that this score is read from."""

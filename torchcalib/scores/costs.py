@@ -1,0 +1,150 @@
+"""What decisions cost, and which decision is the cheapest."""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.predictions import check_count
+
+Costs = Tensor | Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, repr=False)
+class CostMatrix:
+    """What each decision costs for each true class: a frozen value, which compares, hashes and pickles.
+
+    Row = true class, column = decision. There may be more decisions than classes (a reject, a referral) or fewer.
+
+    Args:
+        costs: `(C, M)` finite numbers, C >= 2 classes, M >= 1 decisions; a tensor, an array or nested sequences.
+
+    Raises:
+        TypeError: for what holds no numbers.
+        ValueError: for another shape, fewer than two classes, NaN or infinite costs.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
+
+    Example:
+        >>> CostMatrix.zero_one(2).with_reject(0.1)
+        CostMatrix([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1]])
+    """
+
+    costs: tuple[tuple[float, ...], ...]
+
+    def __init__(self, costs: Costs) -> None:
+        object.__setattr__(self, "costs", _rows(costs, "cost"))
+
+    @classmethod
+    def zero_one(cls, num_classes: int) -> Self:
+        """Every error costs 1: the Bayes risk is the error rate of the most probable class."""
+        check_count("num_classes", num_classes, at_least=2)
+        return cls([[float(j != k) for j in range(num_classes)] for k in range(num_classes)])
+
+    @classmethod
+    def imbalanced(cls, num_classes: int, factor: float = 10.0, important: int = -1) -> Self:
+        """Every error costs 1, and `factor` where the class `important` (by default the last) is the one missed."""
+        check_count("num_classes", num_classes, at_least=2)
+        check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
+        rows = [list(row) for row in cls.zero_one(num_classes).costs]
+        rows[important] = [factor * cost for cost in rows[important]]
+        return cls(rows)
+
+    @classmethod
+    def from_utilities(cls, utilities: Costs) -> Self:
+        """Costs of utilities `(C, M)`: what a decision falls short of the best one for the class."""
+        return cls([[max(row) - utility for utility in row] for row in _rows(utilities, "utilities")])
+
+    def with_reject(self, cost: float | Sequence[float]) -> Self:
+        """One more decision, the last column: the same cost for all classes, or one for each."""
+        added = [cost] * self.num_classes if isinstance(cost, int | float) else list(cost)
+        if len(added) != self.num_classes:
+            raise ValueError(
+                f"`cost` must be a number or one for each of {self.num_classes} classes, got {len(added)}."
+            )
+        return type(self)([(*row, float(more)) for row, more in zip(self.costs, added, strict=True)])
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.costs)
+
+    @property
+    def num_decisions(self) -> int:
+        """M."""
+        return len(self.costs[0])
+
+    def tensor(self, device: torch.device | None = None) -> Tensor:
+        """`(C, M)` in the dtype of sums. The copy to a GPU waits for nothing."""
+        device = torch.device("cpu") if device is None else device
+        return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
+
+    def cheapest(self, probs: Tensor) -> Tensor:
+        """Decide for class probabilities: the first decision of least expected cost.
+
+        Expected costs that agree up to the rounding of their own sums are a tie. So whether two decisions tie does
+        not depend on how a matrix product is cut up, which changes with the batch size.
+
+        Args:
+            probs: `(..., C)` of the dtype of sums.
+
+        Returns:
+            `(...)` int64 in [0, M). No gradient: a decision is a step.
+        """
+        # What a decision costs more than the best one for the class: it decides alike, and no term is negative, so
+        # that a sum is off by no more than C roundings of its own size.
+        costs = self.tensor(probs.device)
+        expected = probs.detach() @ (costs - costs.amin(-1, keepdim=True))
+        slack = 1 + 4 * (self.num_classes + 1) * torch.finfo(probs.dtype).eps
+        return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)
+
+    def __repr__(self) -> str:
+        """All costs, or of many their number and a checksum."""
+        if self.num_classes * self.num_decisions <= 32:
+            return f"CostMatrix({[list(row) for row in self.costs]})"
+        return f"CostMatrix({self.num_classes} x {self.num_decisions}, {zlib.crc32(repr(self.costs).encode()):08x})"
+
+
+def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
+    """Return the costs of decisions about `num_classes` classes, or raise."""
+    matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
+    if matrix.num_classes != num_classes:
+        raise ValueError(
+            f"`cost` must have one row per class, {num_classes}, got {matrix.num_classes} rows. "
+            "Rows are true classes and columns decisions; transpose it if it is the other way round."
+        )
+    return matrix
+
+
+def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
+    """Check a matrix of numbers and return its rows."""
+    if hasattr(costs, "tolist"):  # a tensor or an array
+        costs = costs.tolist()
+    if isinstance(costs, str) or not isinstance(costs, Sequence) or not all(_is_row(row) for row in costs):
+        raise TypeError(f"`{name}` must be a matrix of numbers (classes x decisions), got {costs!r}.")
+    rows = tuple(tuple(float(cost) for cost in row) for row in costs)
+    lengths = {len(row) for row in rows}
+    if len(rows) < 2 or len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"`{name}` must have at least 2 rows (classes) of one length (decisions), got rows of length "
+            f"{[len(row) for row in rows]}."
+        )
+    if wrong := [cost for row in rows for cost in row if not math.isfinite(cost)]:
+        raise ValueError(
+            f"`{name}` must be finite, got {wrong[0]}. Give a decision that is ruled out a cost above all others."
+        )
+    return rows
+
+
+def _is_row(row: object) -> bool:
+    if hasattr(row, "tolist"):
+        row = row.tolist()
+    return isinstance(row, Sequence) and all(
+        isinstance(cost, int | float) and not isinstance(cost, bool) for cost in row
+    )
