@@ -294,8 +294,10 @@ def test_closed_form_a_cut_inside_a_tie_moves_to_its_end():
 
 
 @pytest.mark.parametrize("levels", [2, 50, 2**30])
+@pytest.mark.parametrize("most_ties", [-1, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_law_equal_mass_sums_are_those_of_the_sorted_sample(dtype, levels):
+def test_law_equal_mass_sums_are_those_of_the_sorted_sample(dtype, most_ties, levels, monkeypatch):
+    monkeypatch.setattr("torchcalib.kernels.ranking._MOST_TIES", most_ties)
     generator = torch.Generator().manual_seed(levels)
     for length in (1, 7, 300):
         score = (torch.randint(0, levels, (3, length), generator=generator).to(F64) / (levels - 1)).to(dtype)

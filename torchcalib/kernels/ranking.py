@@ -11,6 +11,8 @@ from torchcalib.kernels.operation import operation
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.sorting import order_of
 
+_MOST_TIES = 1 / 64  # of the scores of a sample
+
 
 def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Sort elements by their scores, stably; those without a score (NaN) go to the end and are not counted.
@@ -89,7 +91,8 @@ def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, 
     ends = torch.empty((*score.shape[:-1], n_bins), dtype=torch.int64)
     for row, into in zip(keys.view(-1, keys.shape[-1]).numpy(), ends.view(-1, n_bins), strict=True):
         size = int(np.count_nonzero(row <= certain))
-        into[:] = torch.tensor(_parted(row, [i * size // n_bins for i in range(1, n_bins + 1)]))
+        cuts = [i * size // n_bins for i in range(1, n_bins + 1)]
+        into[:] = torch.tensor(_sorted(row, cuts) if _many_ties(row) else _parted(row, cuts))
     n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).double()
     labels = run_sums(keys.bitwise_and(1), ends)
     return torch.stack((n, run_sums(keys.bitwise_right_shift_(1).view(score.dtype), ends), labels), -2), ends
@@ -102,21 +105,39 @@ def _keys(score: Tensor, label: Tensor) -> Tensor:
     return keys.bitwise_left_shift_(1).bitwise_or_(label)
 
 
+def _many_ties(keys: NDArray[np.integer]) -> bool:
+    """Return whether scores are equal so often that a sort is faster than partitions, which then find no pivot."""
+    some = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
+    return int(np.count_nonzero(some[1:] == some[:-1])) > _MOST_TIES * len(some)
+
+
+def _sorted(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
+    """Sort keys in place; return the cuts, each behind the ties that it fell among."""
+    keys.sort()
+    return [int(np.searchsorted(keys, keys[cut - 1] | 1, side="right")) if cut else 0 for cut in cuts]
+
+
 def _parted(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Put keys on their side of every cut, in place; return the cuts, each behind the ties that it fell among."""
+    """Put keys on their side of every cut, in place; return the same as `_sorted`."""
     if not cuts:
         return []
-    middle = len(cuts) // 2
-    cut = end = cuts[middle]
-    if 0 < cut < len(keys):
-        keys.partition(cut)
-        top = keys[:cut].max() | 1  # the greatest key of this score
-        if keys[cut] <= top:
-            end += int(np.count_nonzero(keys[cut:] <= top))
-            keys[cut:].partition(min(end, len(keys) - 1) - cut)
-    before = _parted(keys[:cut], cuts[:middle])
-    behind = _parted(keys[end:], [max(c - end, 0) for c in cuts[middle + 1 :]])
-    return [*(end if c == cut else c for c in before), end, *(end + c for c in behind)]
+    begin = end = cuts[len(cuts) // 2]  # of the ties that this cut falls among
+    if 0 < end < len(keys):
+        below, above = keys[:end], keys[end:]
+        keys.partition(end)
+        top = below.max() | 1  # the greatest key of this score
+        if above[0] <= top:
+            begin, above_of_score = int(np.count_nonzero(below < top - 1)), int(np.count_nonzero(above <= top))
+            end += above_of_score
+            if begin > 0:
+                below.partition(begin)
+            if above_of_score < len(above):
+                above.partition(above_of_score)
+    return [
+        *_parted(keys[:begin], [cut for cut in cuts if cut < begin]),
+        *(begin if cut == begin else end for cut in cuts if begin <= cut <= end),
+        *(end + cut for cut in _parted(keys[end:], [cut - end for cut in cuts if cut > end])),
+    ]
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
