@@ -48,7 +48,7 @@ def _gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) 
 
 
 def _check_test(alpha: float, test: Test) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must lie between 0 and 1, both excluded, got {alpha}. 0.05 is usual.")
