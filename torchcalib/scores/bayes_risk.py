@@ -18,7 +18,7 @@ from torchcalib.predictions import (
     read_input,
     read_priors,
 )
-from torchcalib.predictions.values import Problem, settle
+from torchcalib.predictions.values import Problem, Rules, settle
 from torchcalib.reductions import top_label
 from torchcalib.scores.costs import CostMatrix, Costs, read_costs
 from torchcalib.scores.engine import Score, ScoreMetric, ScoreReading, evaluate, per_sample
@@ -258,7 +258,8 @@ def expected_cost(
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else p.weights == 0
-        weights, _ = settle([_decision_problem(decisions, outside, matrix)], p.weights, absent, False, wide)
+        rules = Rules(lambda: ~outside.any(), lambda: [_decision_problem(decisions, outside, matrix)])
+        weights, _ = settle([rules], p.weights, absent, False, wide)
     else:
         weights = p.weights
     given = Predictions(p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.hard)
