@@ -31,7 +31,7 @@ from torchcalib.predictions import (
     task_read_as,
 )
 from torchcalib.reductions import Reduction, resolve_reduction
-from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces
+from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import StreamingMetric
 
@@ -47,6 +47,7 @@ class BinReading:
         average: `"macro"`, or None for a value for each class.
         resolution: of the sketch that stands for the sample; None keeps every sample.
         from_sample: whether the sample itself must be at hand, whatever the bins.
+        hard_targets: whether labels are counted, whatever the bins.
     """
 
     task: Task
@@ -55,6 +56,7 @@ class BinReading:
     average: Average | None = "macro"
     resolution: int | None = None
     from_sample: bool = False
+    hard_targets: bool = False
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -76,15 +78,15 @@ class BinReading:
 
     @property
     def demands(self) -> dict[str, bool]:
-        """What the bins demand of input; arguments of `InputFormat`."""
-        return {"hard_targets": self.binning.is_isotonic, "whole_weights": not self.adds}
+        """What the reading demands of input; arguments of `InputFormat`."""
+        return {"hard_targets": self.hard_targets or self.binning.is_isotonic, "whole_weights": not self.adds}
 
     def recipe(self, with_ecd: bool = False) -> EqualWidthBins | ExactSample | LogitCells:
         """The statistic that is read."""
         reduction = resolve_reduction(self.task, self.reduction)
         if self.adds:
             return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd)
-        return ExactSample(reduction) if self.resolution is None else LogitCells(reduction, self.resolution)
+        return sample_recipe(reduction, self.resolution)
 
     def read(self, from_bins: Callable[[BinStats], Tensor], statistic: BinStats | RankedSample) -> Tensor:
         """Read the value, `(...)`, or `(..., C)` for classes that are not averaged."""
@@ -154,12 +156,10 @@ def statistic_of(
     options: InputOptions,
     *,
     with_ecd: bool = False,
-    **demands: bool,
 ) -> tuple[BinStats | RankedSample, torch.dtype]:
     """Return what is read, and the dtype of results."""
-    p = read_input(task, preds, target, options, **{**reading.demands, **demands})
-    statistic = reading.recipe(with_ecd).of(p)
-    return statistic, p.dtype
+    p = read_input(task, preds, target, options, **reading.demands)
+    return reading.recipe(with_ecd).of(p), p.dtype
 
 
 def evaluate(
@@ -169,10 +169,9 @@ def evaluate(
     preds: Tensor,
     target: Tensor,
     options: InputOptions,
-    **demands: bool,
 ) -> Tensor:
     """Read the input, put it into bins, and read the value."""
-    statistic, dtype = statistic_of(reading, task, preds, target, options, **demands)
+    statistic, dtype = statistic_of(reading, task, preds, target, options)
     return reading.read(from_bins, statistic).to(dtype)
 
 
@@ -463,6 +462,8 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
     plot_upper_bound: float | None = 1.0
     from_sample: ClassVar[bool] = False
     """Whether the reading needs the sample, and not the bins alone."""
+    hard_targets: ClassVar[bool] = False
+    """Whether the reading counts labels, whatever the bins."""
 
     def __init__(
         self,
@@ -484,12 +485,11 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
         resolution: int | None = None,
         from_bins: Callable[[BinStats], Tensor] | None = None,
         binning: Binning | None = None,
-        hard_targets: bool = False,
         **kwargs: Any,
     ) -> None:
         read_as = task_read_as(task, {"positive_classes": positive_classes})
         binning = Binning("equal_width", n_bins, right) if binning is None else binning
-        reading = BinReading(read_as, binning, reduction, average, resolution, self.from_sample)
+        reading = BinReading(read_as, binning, reduction, average, resolution, self.from_sample, self.hard_targets)
         check_flag("with_ecd", with_ecd)
         if with_ecd and not reading.adds:
             raise ValueError("`with_ecd` must be False for bins that follow from the sample, got True.")
@@ -502,8 +502,7 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
                 class_axis=class_axis,
                 num_classes=count_of_outputs(task, num_classes, num_labels),
                 validate_args=validate_args,
-                hard_targets=hard_targets or reading.demands["hard_targets"],
-                whole_weights=reading.demands["whole_weights"],
+                **reading.demands,
             ),
             reading.recipe(with_ecd),
             batch_shape,

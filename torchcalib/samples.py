@@ -252,3 +252,8 @@ class LogitCells:
             n, confidence, positives, held = (t[..., some] for t in (n, confidence, positives, held))
         mean = confidence / n
         return RankedSample(mean.clamp(0, 1).masked_fill(~held, torch.nan), positives, n, False)
+
+
+def sample_recipe(reduction: Reduction, resolution: int | None) -> ExactSample | LogitCells:
+    """Return how samples are kept: whole, or with a `resolution` as a sketch."""
+    return ExactSample(reduction) if resolution is None else LogitCells(reduction, resolution)

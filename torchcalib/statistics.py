@@ -69,6 +69,11 @@ class BinStats(Sums):
     """
 
     @property
+    def outcomes(self) -> Tensor:
+        """Sum of outcomes `(..., B)`: how many came true, where all weights are 1."""
+        return self.sums[..., 2, :]
+
+    @property
     def confidence(self) -> Tensor:
         """Mean confidence `(..., B)`; NaN in an empty bin."""
         return self.sums[..., 1, :] / self.n
@@ -76,7 +81,7 @@ class BinStats(Sums):
     @property
     def frequency(self) -> Tensor:
         """Mean outcome `(..., B)`; NaN in an empty bin."""
-        return self.sums[..., 2, :] / self.n
+        return self.outcomes / self.n
 
     @property
     def ecd(self) -> Tensor:
@@ -87,7 +92,7 @@ class BinStats(Sums):
     def gap(self) -> Tensor:
         """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without any data."""
         empty = (self.n == 0) & (self.total > 0).unsqueeze(-1)
-        return (self.sums[..., 2, :] - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
+        return (self.outcomes - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
 
 
 S = TypeVar("S", covariant=True)
