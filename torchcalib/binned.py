@@ -120,8 +120,8 @@ def bin_table(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`. Those
-            that follow from the sample take whole `weights`, and PAVA and PAVA-BC take labels.
+        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or any other that `tce` takes. All but
+            equal-width ones take whole `weights`, and PAVA and PAVA-BC take labels.
         n_bins: number of equal-width or equal-mass bins B.
         reduction: what the confidence is of; see `ece`.
         right: bins are `(a, b]` instead of `[a, b)`.
@@ -294,9 +294,7 @@ def esce(
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_bins: number of equal-width bins B over [0, 1].
-        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
-            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
-            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        reduction: what the confidence is of; see `ece`.
         average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
         right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
         **options: see `torchcalib.InputOptions`.
@@ -342,12 +340,9 @@ def mce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`. Those
-            that follow from the sample take whole `weights`, and PAVA and PAVA-BC take labels.
+        bins: see `bin_table`.
         n_bins: number of equal-width or equal-mass bins B.
-        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
-            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
-            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        reduction: what the confidence is of; see `ece`.
         average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
         right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
         **options: see `torchcalib.InputOptions`.
@@ -397,13 +392,10 @@ def rmsce(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bins: `"equal_width"` over [0, 1], `"equal_mass"` as in `ace`, or one of the others of `tce`. Those
-            that follow from the sample take whole `weights`, and PAVA and PAVA-BC take labels.
+        bins: see `bin_table`.
         n_bins: number of equal-width or equal-mass bins B.
         debiased: subtract each bin's sampling variance.
-        reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
-            P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
-            true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+        reduction: what the confidence is of; see `ece`.
         average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
         right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
         **options: see `torchcalib.InputOptions`.
@@ -449,7 +441,7 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
         resolution: None keeps every sample. A number of cells for each unit of log-odds keeps their sums instead: see
             `LogitCells` for what is exact then; 24 bytes a cell, 141 cells for each unit of `resolution`.
         from_bins: another reading of the bins than the class's own.
-        binning: other bins than those of equal width; checked.
+        binning: other bins than `n_bins` of equal width, and instead of `right`; checked.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
