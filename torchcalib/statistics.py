@@ -163,9 +163,7 @@ class EqualWidthBins:
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
-        name = "num_labels" if task == "multilabel" else "num_classes"
-        classes = (known(name, num_classes),) if self.reduction == "classwise" else ()
-        return (*classes, 3 + self.with_ecd, self.n_bins)
+        return (*series_shape(self.reduction, task, num_classes), 3 + self.with_ecd, self.n_bins)
 
     def of(self, p: Predictions) -> BinStats:
         """Put the events of `p` into bins."""
@@ -180,6 +178,13 @@ class EqualWidthBins:
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
         return BinStats(sums)
+
+
+def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:
+    """Return the shape of the series that a reduction makes of one of predictions: `(C,)` for C classes apart."""
+    if reduction != "classwise":
+        return ()
+    return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)
 
 
 def known(name: str, count: int | None) -> int:
