@@ -16,10 +16,10 @@ from torch import Tensor
 from torchcalib.kernels.bin_sums import bin_sums
 from torchcalib.kernels.once import once
 from torchcalib.kernels.ranking import sort_labelled, sorted_columns
-from torchcalib.kernels.row_stats import safe_log, wide_dtype
+from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, Task, check_count
 from torchcalib.reductions import Reduction, reduce_to_events, reduce_to_scores
-from torchcalib.statistics import BinStats, known, weighted
+from torchcalib.statistics import BinStats, series_shape, weighted
 
 MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
@@ -163,8 +163,7 @@ class ExactSample:
 
     def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the series that one series of predictions makes: `(C,)` for C classes apart."""
-        name = "num_labels" if task == "multilabel" else "num_classes"
-        return (known(name, num_classes),) if self.reduction == "classwise" else ()
+        return series_shape(self.reduction, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
         """Take the events of `p`."""
@@ -213,7 +212,7 @@ class LogitCells:
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(3, K)`, or `(C, 3, K)` for C classes apart."""
-        return (*ExactSample(self.reduction).lead(task, num_classes), 3, self._n_cells)
+        return (*series_shape(self.reduction, task, num_classes), 3, self._n_cells)
 
     @property
     def _n_cells(self) -> int:
@@ -240,13 +239,10 @@ class LogitCells:
     def _cell(self, score: Tensor, from_logits: bool) -> Tensor:
         """The cell of every score: 0 for p = 0, the last for p = 1, the others from -104 to 37 in between."""
         score = score.detach().to(wide_dtype(score.device))
-        log_odds = score if from_logits else safe_log(score) - torch.log1p(-score.masked_fill(score == 1, 0))
-        place = ((log_odds - _LOWEST) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3) + 1
-        certain = torch.where(log_odds == -torch.inf, 0, self._n_cells - 1)
-        if not from_logits:
-            certain = torch.where(score == 1, self._n_cells - 1, certain)
-            return torch.where((score == 0) | (score == 1), certain, place.long())
-        return torch.where(log_odds.isinf(), certain, place.long())
+        log_odds = score if from_logits else score.log() - torch.log1p(-score)
+        # An element that is left out has no log-odds; it adds nothing to whichever cell it is given.
+        cell = ((log_odds - _LOWEST) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3).long() + 1
+        return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
 
     def wrap(self, sums: Tensor) -> RankedSample:
         """Return the cells that hold samples as elements."""
@@ -257,3 +253,8 @@ class LogitCells:
             n, confidence, positives, held = (t[..., some] for t in (n, confidence, positives, held))
         mean = confidence / n
         return RankedSample(mean.clamp(0, 1).masked_fill(~held, torch.nan), positives, n, False)
+
+
+def sample_recipe(reduction: Reduction, resolution: int | None) -> ExactSample | LogitCells:
+    """Return how samples are kept: whole, or with a `resolution` as a sketch."""
+    return ExactSample(reduction) if resolution is None else LogitCells(reduction, resolution)

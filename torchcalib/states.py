@@ -5,7 +5,7 @@ every operation returns a new one, which may share tensors with those it was mad
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,8 +27,8 @@ class StateKind(Protocol[State, S]):
     def names(self) -> tuple[str, ...]:
         """Names of the parts of the state, each a tensor that adds or a list of tensors."""
 
-    def empty(self) -> list[Tensor | list[Tensor]]:
-        """Return the parts of the state before any data."""
+    def empty(self) -> State:
+        """Return the state before any data."""
 
     def join(self, parts: Sequence[Any]) -> State:
         """Return the state of these parts."""
@@ -63,7 +63,7 @@ class StateKind(Protocol[State, S]):
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
         """Return the size of the payload of every rank, from the sum of what they announced."""
 
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor], like: State) -> State:
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> State:
         """Return the state of all ranks together."""
 
 
@@ -75,9 +75,9 @@ class SumsKind(Generic[S]):
     shape: tuple[int, ...]
     names: ClassVar[tuple[str, ...]] = ("sums",)
 
-    def empty(self) -> list[Tensor | list[Tensor]]:
+    def empty(self) -> Tensor:
         """Return zeros."""
-        return [torch.zeros(1 + math.prod(self.shape), dtype=torch.float64)]
+        return torch.zeros(1 + math.prod(self.shape), dtype=torch.float64)
 
     def join(self, parts: Sequence[Any]) -> Tensor:
         """Return the only part."""
@@ -128,7 +128,7 @@ class SumsKind(Generic[S]):
         """Return zeros."""
         return [0] * world
 
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor], like: Tensor) -> Tensor:  # noqa: ARG002
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
         """Return the sum."""
         return announced
 
@@ -166,9 +166,9 @@ class SamplesKind:
     from_logits: bool
     names: ClassVar[tuple[str, ...]] = Samples._fields
 
-    def empty(self) -> list[Tensor | list[Tensor]]:
+    def empty(self) -> Samples:
         """Return no chunks."""
-        return [[], [], [], torch.zeros(1, dtype=torch.float64)]
+        return Samples([], [], [], torch.zeros(1, dtype=torch.float64))
 
     def join(self, parts: Sequence[Any]) -> Samples:
         """Return the parts by their names."""
@@ -257,7 +257,7 @@ class SamplesKind:
         """Return the bytes of every rank's samples."""
         return [sum(size for *_, size in self._columns(row)) for row in announced[1:].reshape(world, 4).tolist()]
 
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor], like: Samples) -> Samples:
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Samples:
         """Return the samples of all ranks, a chunk for each that has any."""
         chunks: list[list[Tensor]] = []
         for row, payload in zip(announced[1:].reshape(len(payloads), 4).tolist(), payloads, strict=True):
@@ -270,7 +270,7 @@ class SamplesKind:
                 start += size
             chunks.append(chunk)
         scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
-        return Samples(list(scores), list(outcomes), list(weights), announced[:1].to(like.invalid))
+        return Samples(list(scores), list(outcomes), list(weights), announced[:1])
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, int, int]]:
         """Dtype, length and bytes of each column of a rank that announced `row`."""
@@ -299,8 +299,3 @@ def _joined(chunks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Te
         )
     score, outcome, n = (torch.cat([t.to(device) for t in part], -1) for part in (scores, outcomes, weights))
     return score, outcome, n
-
-
-def named_parts(saved: Mapping[str, Any], names: Sequence[str]) -> list[Any] | None:
-    """Return the parts of these names, or None if one is missing."""
-    return [saved[name] for name in names] if all(name in saved for name in names) else None

@@ -69,6 +69,11 @@ class BinStats(Sums):
     """
 
     @property
+    def outcomes(self) -> Tensor:
+        """Sum of outcomes `(..., B)`: how many came true, where all weights are 1."""
+        return self.sums[..., 2, :]
+
+    @property
     def confidence(self) -> Tensor:
         """Mean confidence `(..., B)`; NaN in an empty bin."""
         return self.sums[..., 1, :] / self.n
@@ -76,7 +81,7 @@ class BinStats(Sums):
     @property
     def frequency(self) -> Tensor:
         """Mean outcome `(..., B)`; NaN in an empty bin."""
-        return self.sums[..., 2, :] / self.n
+        return self.outcomes / self.n
 
     @property
     def ecd(self) -> Tensor:
@@ -87,7 +92,7 @@ class BinStats(Sums):
     def gap(self) -> Tensor:
         """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without any data."""
         empty = (self.n == 0) & (self.total > 0).unsqueeze(-1)
-        return (self.sums[..., 2, :] - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
+        return (self.outcomes - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
 
 
 S = TypeVar("S", covariant=True)
@@ -158,9 +163,7 @@ class EqualWidthBins:
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
-        name = "num_labels" if task == "multilabel" else "num_classes"
-        classes = (known(name, num_classes),) if self.reduction == "classwise" else ()
-        return (*classes, 3 + self.with_ecd, self.n_bins)
+        return (*series_shape(self.reduction, task, num_classes), 3 + self.with_ecd, self.n_bins)
 
     def of(self, p: Predictions) -> BinStats:
         """Put the events of `p` into bins."""
@@ -175,6 +178,13 @@ class EqualWidthBins:
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
         return BinStats(sums)
+
+
+def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:
+    """Return the shape of the series that a reduction makes of one of predictions: `(C,)` for C classes apart."""
+    if reduction != "classwise":
+        return ()
+    return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)
 
 
 def known(name: str, count: int | None) -> int:

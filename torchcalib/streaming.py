@@ -21,7 +21,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import InputFormat, check_count
 from torchcalib.samples import ExactSample
-from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind, named_parts
+from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
 
 S = TypeVar("S")
@@ -71,7 +71,7 @@ class StreamingMetric(Metric, Generic[S]):
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
         self.state_names = tuple(f"{name}_{_fingerprint([self]):05x}" for name in self.kind.names)
-        for name, part in zip(self.state_names, self.kind.empty(), strict=True):
+        for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             self.add_state(name, part, dist_reduce_fx="sum" if isinstance(part, Tensor) else "cat")
 
     @property
@@ -148,8 +148,9 @@ class StreamingMetric(Metric, Generic[S]):
 
     def _checked_state(self, saved: Mapping[str, Any], prefix: str = "") -> Any:
         """The state in a dict of states, on this metric's device."""
-        parts = named_parts(saved, [prefix + name for name in self.state_names])
-        state = None if parts is None else self.kind.check(parts, self.state)
+        names = [prefix + name for name in self.state_names]
+        complete = all(name in saved for name in names)
+        state = self.kind.check([saved[name] for name in names], self.state) if complete else None
         if state is None:
             mine = dict(zip(self.state_names, self.kind.parts(self.state), strict=True))
             raise ValueError(
@@ -281,7 +282,7 @@ class StreamingMetric(Metric, Generic[S]):
             world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
             announced = torch.stack(dist_sync_fn(self.kind.announce(self.state, rank, world), group)).sum(0)
             payloads = dist_sync_fn(self.kind.payload(self.state), group)
-            self.state = self.kind.meet(announced, payloads, self.state)
+            self.state = self.kind.meet(announced, payloads)
             return
         (self.state,) = _met_over_ranks([self], group)
 
@@ -429,10 +430,7 @@ def _met_over_ranks(metrics: Sequence[StreamingMetric[Any]], process_group: Any)
     announced = list(torch.split(packed[:-2], [part.numel() for part in announced]))
     sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
     payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
-    return [
-        metric.kind.meet(part, payload, metric.state)
-        for metric, part, payload in zip(metrics, announced, payloads, strict=True)
-    ]
+    return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
 
 
 def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:

@@ -14,7 +14,8 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     """Register the decorated function as an operation and return that.
 
     Its arguments and results must have their batch axes in front, as all of them then have under `vmap`; an argument
-    that is no tensor is the same for the whole batch.
+    that is no tensor is the same for the whole batch. Where there is a gradient, `torch.library.register_autograd` says
+    it of `torchcalib::` and the name.
 
     Args:
         schema: name, arguments and results, as `torch.library.define` takes them.

@@ -33,8 +33,7 @@ class InputOptions(TypedDict, total=False):
 
 def check_task(task: object) -> None:
     """Raise unless `task` is one of the three."""
-    if task not in TASKS:
-        raise ValueError(f"`task` must be one of {', '.join(map(repr, TASKS))}, got {task!r}.")
+    check_choice("task", task, TASKS)
 
 
 def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
@@ -52,6 +51,12 @@ def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
     if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
         raise ValueError(f"`positive_classes` must be different class indices, at least one, got {list(chosen)}.")
     return chosen
+
+
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise unless `value` is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
 
 def check_flag(name: str, value: object) -> None:

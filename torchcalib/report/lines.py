@@ -69,15 +69,15 @@ def order_lines(
     """
     group = GROUPS[reduction]
     equal_mass = Binning("equal_mass", n_bins)
-    ace = by_pieces(lambda part: ece_from_bins(equal_mass.of(part)), sample).mean()
+    of_mass = by_pieces(lambda part: ece_from_bins(equal_mass.of(part)), sample).mean()
+    ace = _line(ACE, group, f"ace/{reduction}", of_mass)
     ks = _line(KS, group, f"ks/{reduction}", by_pieces(ks_from_sample, sample).mean())
-    lines = [_line(ACE, group, f"ace/{reduction}", ace), ks]
     if not has_labels:
-        return lines, None
+        return [ace, ks], None
     table = _tested(sample.pooled())
-    tce = table.tce if sample.score.dim() == 1 else by_pieces(lambda part: _tested(part).tce, sample).mean()
-    lines.insert(1, _line(TCE, group, f"tce/{reduction}", tce))
-    return [*lines, *_corp_lines(sample, reduction, likeliest)], table
+    rejected = table.tce if sample.score.dim() == 1 else by_pieces(lambda part: _tested(part).tce, sample).mean()
+    tce = _line(TCE, group, f"tce/{reduction}", rejected)
+    return [ace, tce, ks, *_corp_lines(sample, reduction, likeliest)], table
 
 
 def _tested(sample: RankedSample) -> TCETable:

@@ -1,0 +1,209 @@
+"""From predictions to bins, and from bins to a value: what all binned errors have in common."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.binnings import Binning
+from torchcalib.bins import BinTable, equal_width_edges
+from torchcalib.predictions import (
+    Average,
+    InputFormat,
+    InputOptions,
+    Task,
+    check_average,
+    check_flag,
+    check_task,
+    count_of_outputs,
+    read_input,
+    task_read_as,
+)
+from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
+from torchcalib.statistics import BinStats, EqualWidthBins
+from torchcalib.streaming import StreamingMetric
+
+
+@dataclass(frozen=True)
+class BinReading:
+    """From predictions to bins, and from bins to a value: the only place where these options are checked.
+
+    Attributes:
+        task: that predictions are one of once they are read.
+        binning: which bins.
+        reduction: what the confidence is of.
+        average: `"macro"`, or None for a value for each class.
+        resolution: of the sketch that stands for the sample; None keeps every sample.
+        from_sample: whether the sample itself must be at hand, whatever the bins.
+        hard_targets: whether labels are counted, whatever the bins.
+    """
+
+    task: Task
+    binning: Binning
+    reduction: Reduction | None = None
+    average: Average | None = "macro"
+    resolution: int | None = None
+    from_sample: bool = False
+    hard_targets: bool = False
+
+    def __post_init__(self) -> None:
+        check_task(self.task)
+        check_average(self.average, self.classwise)
+        if self.adds and self.resolution is not None:
+            raise ValueError(
+                f"`resolution` must be None for bins='equal_width', got {self.resolution!r}. Their state is constant."
+            )
+
+    @property
+    def classwise(self) -> bool:
+        """Whether there is a value for each class or label."""
+        return resolve_reduction(self.task, self.reduction) == "classwise"
+
+    @property
+    def adds(self) -> bool:
+        """Whether the bins do not depend on the sample, so that sums over them are enough."""
+        return self.binning.bins == "equal_width" and not self.from_sample
+
+    @property
+    def demands(self) -> dict[str, bool]:
+        """What the reading demands of input; arguments of `InputFormat`."""
+        return {"hard_targets": self.hard_targets or self.binning.is_isotonic, "whole_weights": not self.adds}
+
+    def recipe(self, with_ecd: bool = False) -> EqualWidthBins | ExactSample | LogitCells:
+        """The statistic that is read."""
+        reduction = resolve_reduction(self.task, self.reduction)
+        if self.adds:
+            return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd)
+        return sample_recipe(reduction, self.resolution)
+
+    def read(self, from_bins: Callable[[BinStats], Tensor], statistic: BinStats | RankedSample) -> Tensor:
+        """Read the value, `(...)`, or `(..., C)` for classes that are not averaged."""
+        if isinstance(statistic, RankedSample):
+            values = by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
+        else:
+            values = from_bins(statistic)
+        return values.mean(-1) if self.classwise and self.average is not None else values
+
+    def table(self, statistic: BinStats | RankedSample) -> BinTable:
+        """Read the table of the bins."""
+        if isinstance(statistic, RankedSample):
+            return self.binning.of(statistic).table()
+        return BinTable.of(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
+
+
+def statistic_of(
+    reading: BinReading,
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: InputOptions,
+    *,
+    with_ecd: bool = False,
+) -> tuple[BinStats | RankedSample, torch.dtype]:
+    """Return what is read, and the dtype of results."""
+    p = read_input(task, preds, target, options, **reading.demands)
+    return reading.recipe(with_ecd).of(p), p.dtype
+
+
+def evaluate(
+    from_bins: Callable[[BinStats], Tensor],
+    reading: BinReading,
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: InputOptions,
+) -> Tensor:
+    """Read the input, put it into bins, and read the value."""
+    statistic, dtype = statistic_of(reading, task, preds, target, options)
+    return reading.read(from_bins, statistic).to(dtype)
+
+
+class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
+    """A reading of bins over a stream.
+
+    The state of equal-width bins is 3 sums a bin (4 with ECD), for each class. Bins that follow from the sample keep
+    it: 5 bytes for a sample of float32 (13 with weights), or with `resolution` a sketch of constant size.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
+        num_labels: L of a multi-label task; needed.
+        from_logits, ignore_index, positive_classes, class_axis, validate_args: see `torchcalib.InputOptions`.
+        n_bins, right, reduction, average: see the function of the same name.
+        batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
+        with_ecd: sum the ECD too, for the `ecd` column of `bin_table()`, which is NaN without. Equal-width bins only.
+        resolution: None keeps every sample. A number of cells for each unit of log-odds keeps their sums instead: see
+            `LogitCells` for what is exact then; 24 bytes a cell, 141 cells for each unit of `resolution`.
+        from_bins: another reading of the bins than the class's own.
+        binning: other bins than `n_bins` of equal width, and instead of `right`; checked.
+        **kwargs: those of `torchmetrics.Metric`.
+    """
+
+    from_bins: Callable[[BinStats], Tensor]
+    """The value of one series, read off its bins."""
+
+    perfect = 0.0
+    unit = "probability"
+    plot_lower_bound: float | None = 0.0
+    plot_upper_bound: float | None = 1.0
+    from_sample: ClassVar[bool] = False
+    """Whether the reading needs the sample, and not the bins alone."""
+    hard_targets: ClassVar[bool] = False
+    """Whether the reading counts labels, whatever the bins."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        num_classes: int | None = None,
+        num_labels: int | None = None,
+        n_bins: int = 15,
+        from_logits: bool = False,
+        reduction: Reduction | None = None,
+        average: Average | None = "macro",
+        right: bool = False,
+        ignore_index: int | None = None,
+        positive_classes: Sequence[int] | None = None,
+        class_axis: int = -1,
+        batch_shape: tuple[int, ...] = (),
+        validate_args: bool = True,
+        with_ecd: bool = False,
+        resolution: int | None = None,
+        from_bins: Callable[[BinStats], Tensor] | None = None,
+        binning: Binning | None = None,
+        **kwargs: Any,
+    ) -> None:
+        read_as = task_read_as(task, {"positive_classes": positive_classes})
+        binning = Binning("equal_width", n_bins, right) if binning is None else binning
+        reading = BinReading(read_as, binning, reduction, average, resolution, self.from_sample, self.hard_targets)
+        check_flag("with_ecd", with_ecd)
+        if with_ecd and not reading.adds:
+            raise ValueError("`with_ecd` must be False for bins that follow from the sample, got True.")
+        super().__init__(
+            InputFormat(
+                task,
+                from_logits=from_logits,
+                ignore_index=ignore_index,
+                positive_classes=positive_classes,
+                class_axis=class_axis,
+                num_classes=count_of_outputs(task, num_classes, num_labels),
+                validate_args=validate_args,
+                **reading.demands,
+            ),
+            reading.recipe(with_ecd),
+            batch_shape,
+            **kwargs,
+        )
+        self.reading = reading
+        if from_bins is not None:
+            self.from_bins = from_bins
+
+    def bin_table(self) -> BinTable:
+        """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
+        return self.reading.table(self._synced_statistic())
+
+    def _value(self, statistic: BinStats | RankedSample) -> Tensor:
+        return self.reading.read(self.from_bins, statistic)

@@ -1,0 +1,78 @@
+"""Kolmogorov-Smirnov calibration error."""
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.predictions import Average, InputOptions, Task, task_read_as
+from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
+from torchcalib.reductions import Reduction
+from torchcalib.samples import RankedSample
+
+
+def ks_from_sample(sample: RankedSample) -> Tensor:
+    """Kolmogorov-Smirnov calibration error `(...)`: max |cumulative difference of outcomes and probabilities|.
+
+    It is looked at where the score changes.
+    """
+    s = sample.sorted()
+    gap = s.positives - s.confidence * (1 if s.n is None else s.n)
+    total = s.total.unsqueeze(-1)
+    cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total
+    is_last = torch.cat((s.begins[..., 1:], torch.ones_like(s.begins[..., :1])), -1)
+    # Without data nothing is masked: every sum is 0 / 0, and the value NaN.
+    return cumulative.abs().masked_fill(~is_last & (total > 0), 0).amax(-1)
+
+
+def ks(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Kolmogorov-Smirnov calibration error: how far outcomes and probabilities drift apart, summed by score.
+
+    max over j of |sum_{i <= j} (y_i - p_i)| / N, samples in ascending order of p. It needs no bins. Samples of equal
+    score carry no order, so the sums are looked at only behind the last of them.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: labels or soft targets; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        reduction: what the confidence is of; see `ece`.
+        average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
+        **options: see `torchcalib.InputOptions`. `weights` must be whole numbers.
+
+    Returns:
+        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype of `preds`
+        (at least float32); NaN without data. At least |ESCE|.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In the confidences up to the one where the maximum is reached (shared evenly on ties).
+
+    Source:
+        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3; ties are pooled here.
+
+    Example:
+        >>> ks(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.0667)
+    """
+    reading = RankedReading(task_read_as(task, options), reduction, average)
+    return evaluate(ks_from_sample, reading, task, preds, target, options)
+
+
+class KS(RankedMetric):
+    """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample."""
+
+    question = "how far do outcomes and probabilities drift apart, summed by score"
+    source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3"
+
+    def _value(self, statistic: RankedSample) -> Tensor:
+        return self.reading.read(ks_from_sample, statistic)

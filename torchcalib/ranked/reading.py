@@ -1,0 +1,132 @@
+"""From predictions to a sample in order, and from that to a value: what KS and CORP have in common."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from torchcalib.predictions import (
+    Average,
+    InputFormat,
+    InputOptions,
+    Task,
+    check_average,
+    check_task,
+    count_of_outputs,
+    read_input,
+    task_read_as,
+)
+from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
+from torchcalib.streaming import StreamingMetric
+
+
+@dataclass(frozen=True)
+class RankedReading:
+    """From predictions to a sample in order, and from that to a value.
+
+    Attributes:
+        task, reduction, average, resolution, hard_targets: see `binned.BinReading`.
+    """
+
+    task: Task
+    reduction: Reduction | None = None
+    average: Average | None = "macro"
+    resolution: int | None = None
+    hard_targets: bool = False
+
+    def __post_init__(self) -> None:
+        check_task(self.task)
+        check_average(self.average, self.resolved_reduction == "classwise")
+
+    @property
+    def resolved_reduction(self) -> Reduction:
+        """The reduction asked for, or the task's usual one."""
+        return resolve_reduction(self.task, self.reduction)
+
+    @property
+    def demands(self) -> dict[str, bool]:
+        """What the reading demands of input; arguments of `InputFormat`."""
+        return {"hard_targets": self.hard_targets, "whole_weights": True}
+
+    def recipe(self) -> ExactSample | LogitCells:
+        """The statistic that is read."""
+        return sample_recipe(self.resolved_reduction, self.resolution)
+
+    def read(self, from_sample: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
+        """Read the value `(..., *)` of values `(*)` for a series; classes are averaged if asked."""
+        values = by_pieces(from_sample, sample)
+        if self.resolved_reduction != "classwise" or self.average is None:
+            return values
+        return values.mean(sample.score.dim() - 2)
+
+
+def evaluate(
+    from_sample: Callable[[RankedSample], Tensor],
+    reading: RankedReading,
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: InputOptions,
+) -> Tensor:
+    """Read the input, take every sample of it, and read the value."""
+    p = read_input(task, preds, target, options, **reading.demands)
+    return reading.read(from_sample, ExactSample(reading.resolved_reduction).of(p)).to(p.dtype)
+
+
+class RankedMetric(StreamingMetric[RankedSample]):
+    """A reading of a sample in order, over a stream.
+
+    The state is every sample, 5 bytes for one of float32 (13 with weights), or with `resolution` a sketch of constant
+    size.
+
+    Args:
+        task, num_classes, num_labels, from_logits, ignore_index, positive_classes, class_axis, validate_args: see
+            `BinnedMetric`.
+        reduction, average, batch_shape, resolution: see `BinnedMetric`.
+        **kwargs: those of `torchmetrics.Metric`.
+    """
+
+    perfect = 0.0
+    unit = "probability"
+    plot_lower_bound: float | None = 0.0
+    plot_upper_bound: float | None = 1.0
+    hard_targets: ClassVar[bool] = False
+    """Whether the reading counts labels."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        num_classes: int | None = None,
+        num_labels: int | None = None,
+        from_logits: bool = False,
+        reduction: Reduction | None = None,
+        average: Average | None = "macro",
+        ignore_index: int | None = None,
+        positive_classes: Sequence[int] | None = None,
+        class_axis: int = -1,
+        batch_shape: tuple[int, ...] = (),
+        validate_args: bool = True,
+        resolution: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        read_as = task_read_as(task, {"positive_classes": positive_classes})
+        reading = RankedReading(read_as, reduction, average, resolution, self.hard_targets)
+        super().__init__(
+            InputFormat(
+                task,
+                from_logits=from_logits,
+                ignore_index=ignore_index,
+                positive_classes=positive_classes,
+                class_axis=class_axis,
+                num_classes=count_of_outputs(task, num_classes, num_labels),
+                validate_args=validate_args,
+                **reading.demands,
+            ),
+            reading.recipe(),
+            batch_shape,
+            **kwargs,
+        )
+        self.reading = reading
