@@ -173,7 +173,9 @@ class Binning:
 
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
         """Cut i of N samples is at `i * N // B`; an element, with its ties, belongs where its first sample does."""
-        cuts = torch.arange(1, self.n_bins + 1, device=ordered.size.device) * ordered.total.unsqueeze(-1) // self.n_bins
+        places, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
+        # i * N // B in two parts, for weights may make the product larger than an integer can be.
+        cuts = places * (total // self.n_bins) + places * (total % self.n_bins) // self.n_bins
         if ordered.n is not None:
             counts = ordered.counts
             cuts = torch.searchsorted(counts.cumsum(-1) - counts, cuts)
@@ -187,7 +189,8 @@ class Binning:
             blocks = isotonic.pava(blocks)
         else:
             blocks = isotonic.pava_bc(blocks, n_min=self.n_min, n_max=self.n_max, variant=self.variant)
-        numbers = torch.arange(blocks.n.shape[-1], device=counts.device) + torch.zeros_like(blocks.n)
+        n_blocks = max(blocks.n.shape[-1], 1)  # a batch of no series has none, but every reading wants a bin
+        numbers = torch.arange(n_blocks, device=counts.device) + torch.zeros_like(ordered.size.unsqueeze(-1))
         return torch.searchsorted(blocks.index, numbers, right=True)
 
     def _sums(self, ordered: SortedSample, ends: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def pava(blocks: Blocks, *, backend: Backend = "auto") -> Blocks:
     Means of counts are compared exactly.
 
     Args:
-        blocks: of `pooled`, or a table of counts; up to 3e9 samples.
+        blocks: of `pooled`, or a table of counts; with a forced backend other than "python" up to 3e9 samples.
         backend: see `dispatch`. All give the same blocks.
 
     Returns:
@@ -190,7 +190,8 @@ def pava_bc(
       mean is the higher one.
 
     Args:
-        blocks: of `pooled`, up to 3e9 samples. Under `ties="split"` they follow the published code.
+        blocks: of `pooled`, with a forced backend other than "python" up to 3e9 samples. Under `ties="split"` they
+            follow the published code.
         n_min: at least 1. Default: N // 20 of every row, at least 1.
         n_max: at least `n_min`. Default: N // 5 of every row, at least 1.
         variant: "code" or "paper".
@@ -278,6 +279,8 @@ def block_starts(
     One operation to `torch.compile` and `vmap`, for its loops are not made of tensor operations.
     """
     chosen = choose(op, weight.device, backend).backend
+    if backend == "auto" and op != "isotonic_regression" and _may_overflow(weight, values):
+        chosen = "python"  # whose integers have no end
     length = weight.shape[-1]
     rows = [column.detach().reshape(-1, length) if length else column.new_zeros(0, 0) for column in (weight, values)]
     bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
@@ -304,6 +307,14 @@ def block_starts(
         count = loop(*columns, *own, *buffers)
         first[row, buffers[2][: max(count - 1, 0)]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
+
+
+def _may_overflow(weight: Tensor, values: Tensor) -> bool:
+    """Whether the products that compare two means may pass 2^63: from some 3e9 samples on, weights counted."""
+    if not weight.numel():
+        return False
+    sums = weight.sum(-1, dtype=torch.float64) * values.abs().sum(-1, dtype=torch.float64)
+    return bool(sums.max() >= 2.0**62)
 
 
 def _numbered(first: Tensor) -> tuple[Tensor, int]:
