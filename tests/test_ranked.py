@@ -601,3 +601,55 @@ def test_law_logits_are_their_probabilities(name):
     logits, target = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=F64), sample("binary")[1]
     value = READINGS[name](logits, target, task="binary", from_logits=True)
     torch.testing.assert_close(value, READINGS[name](logits.sigmoid(), target, task="binary"))
+
+
+@pytest.mark.parametrize("copies", [10**8, 10**10, 10**13])
+def test_law_that_counts_larger_than_products_of_them_can_be_give_the_value_of_one_copy_each(copies):
+    preds, target, _ = sample("binary")
+    weights = torch.full_like(target, copies)
+    for bins in ("pava", "pava_bc"):
+        options = {"task": "binary", "bins": bins, "loss": lambda b: b.gap.abs()}
+        torch.testing.assert_close(tc.gce(preds, target, weights=weights, **options), tc.gce(preds, target, **options))
+    many, one = (torch.stack(tc.corp(preds, target, task="binary", weights=w)) for w in (weights, None))
+    torch.testing.assert_close(many, one)
+    options = {"task": "binary", "n_bins": 2**20}
+    torch.testing.assert_close(tc.ace(preds, target, weights=weights, **options), tc.ace(preds, target, **options))
+
+
+@pytest.mark.parametrize("bins", KINDS, ids=str)
+def test_law_that_no_series_have_no_values(bins):
+    preds, target = torch.zeros(2, 0, 5), torch.zeros(2, 0, 5).long()
+    assert tc.tce(preds, target, task="binary", bins=bins).shape == (2, 0)
+    assert tc.tce_table(preds, target, task="binary", bins=bins).n.shape[:-1] == (2, 0)
+    assert tc.corp(preds, target, task="binary").mcb.shape == (2, 0)
+    assert tc.mce(torch.zeros(4, 0), torch.zeros(4, 0).long(), task="multilabel", bins=bins).isnan()
+
+
+DIFFERENTIABLE = {
+    "ace": lambda p, y: tc.ace(p, y, task="binary"),
+    "ks": lambda p, y: tc.ks(p, y, task="binary"),
+    "corp": lambda p, y: tc.corp(p, y, task="binary").mcb,
+    "rmsce": lambda p, y: tc.rmsce(p, y, task="binary", bins="equal_mass", n_bins=4),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on the way to its forward mode
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_law_that_every_way_to_differentiate_agrees_with_backward(name):
+    preds, target, _ = sample("binary", n=12)
+    preds = preds.clamp(0.01, 0.99) + torch.arange(12) * 1e-4  # no ties: the gradient is one
+
+    def value(p):
+        return DIFFERENTIABLE[name](p, target)
+
+    leaf = preds.clone().requires_grad_()
+    value(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(value)(preds), leaf.grad)
+    torch.testing.assert_close(torch.func.jacfwd(value)(preds), leaf.grad)
+    batch, mapped = torch.stack((preds, preds)), torch.func.vmap(value)
+    torch.testing.assert_close(torch.func.grad(lambda p: mapped(p).sum())(batch)[1], leaf.grad)
+    leaves = batch.clone().requires_grad_()
+    mapped(leaves).sum().backward()
+    torch.testing.assert_close(leaves.grad[1], leaf.grad)
+    ones = torch.ones_like(batch)
+    torch.testing.assert_close(torch.func.jvp(mapped, (batch,), (ones,))[1][0], leaf.grad.sum())

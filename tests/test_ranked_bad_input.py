@@ -155,3 +155,10 @@ def test_too_few_samples_for_the_bounds_are_found_at_the_end():
     check(metric.compute, ValueError, ["`n_min` must", "4"])
     metric.update(P, Y)  # eight now
     assert 0 <= metric.compute().item() <= 100
+
+
+@pytest.mark.parametrize("function", [tc.ace, tc.ks, tc.corp, tc.tce])
+def test_weights_beyond_counting(function):
+    weights = torch.full((4,), 2**52)
+    with pytest.raises(ValueError, match=r"`weights` must sum to at most 2\^53 where samples are counted, got 1\.8"):
+        function(**BINARY, weights=weights)

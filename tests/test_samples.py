@@ -162,6 +162,26 @@ def test_a_saved_state_goes_on_and_one_of_another_kind_is_refused():
         )
 
 
+@pytest.mark.parametrize(
+    ("which", "broken"),
+    [
+        ("scores", lambda part: [None] * len(part)),
+        ("scores", lambda part: [chunk.half() for chunk in part]),
+        ("outcomes", lambda part: [chunk.half() for chunk in part]),
+        ("weights", lambda part: [chunk.half() for chunk in part]),
+        ("invalid", lambda part: part[:0]),
+        ("invalid", lambda part: [part]),
+    ],
+)
+def test_a_saved_state_of_other_types_is_refused(which, broken):
+    metric = tc.KS(task="binary")
+    metric.persistent(True)
+    metric.update(*data(20))
+    saved = {name: broken(part) if name.startswith(which) else part for name, part in metric.state_dict().items()}
+    with pytest.raises(ValueError, match="the saved state must hold"):
+        tc.KS(task="binary").load_state_dict(saved)
+
+
 def test_samples_may_wait_on_the_cpu():
     metric = tc.ACE(task="binary", compute_on_cpu=True)
     metric.update(*data(100))

@@ -186,7 +186,9 @@ class Binning:
 
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
         """Cut i of N samples is at `i * N // B`; an element, with its ties, belongs where its first sample does."""
-        cuts = torch.arange(1, self.n_bins + 1, device=ordered.size.device) * ordered.total.unsqueeze(-1) // self.n_bins
+        places, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
+        # i * N // B in two parts, for weights may make the product larger than an integer can be.
+        cuts = places * (total // self.n_bins) + places * (total % self.n_bins) // self.n_bins
         if ordered.n is not None:
             counts = ordered.counts
             cuts = torch.searchsorted(counts.cumsum(-1) - counts, cuts)

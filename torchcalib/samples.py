@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcalib.kernels.bin_sums import bin_sums
+from torchcalib.kernels.looking import look
 from torchcalib.kernels.once import once
 from torchcalib.kernels.ranking import sort_labelled, sorted_columns
 from torchcalib.kernels.row_stats import wide_dtype
@@ -77,11 +79,20 @@ class RankedSample:
     def is_labelled(self) -> bool:
         """Whether elements are probabilities with a label each, on the CPU and without a gradient: bits can be keys."""
         plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
-        return plain and self.score.device.type == "cpu" and not (self.score.requires_grad and torch.is_grad_enabled())
+        return plain and self.score.device.type == "cpu" and not _is_differentiated(self.score)
 
     def sorted(self, stable: bool = False) -> "SortedSample":
-        """Put the elements in order; those of equal score in the order given if `stable`, else in any."""
+        """Put the elements in order; those of equal score in the order given if `stable`, else in any.
+
+        Raises:
+            ValueError: there are more samples, weights counted, than float64 counts.
+        """
         score, positives, n = self.score, self.positives, self.n
+        if n is not None and look((n.sum(-1) > 2**53).any()):
+            raise ValueError(
+                f"`weights` must sum to at most 2^53 where samples are counted, got {float(n.sum(-1).max()):g}. "
+                "Divide them by what they have in common."
+            )
         if not score.shape[-1]:  # one element that is left out, so that nothing further up need think of none
             score, positives = (
                 score.new_full((*score.shape[:-1], 1), torch.nan),
@@ -93,6 +104,15 @@ class RankedSample:
         else:
             score, positives, n, size = sorted_columns(score, positives, n)
         return SortedSample(score, positives, n, size, self.from_logits)
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether a derivative in `x` may be being taken.
+
+    A tensor under `vmap` does not tell whether it has a gradient or a tangent further out, so any transform counts.
+    """
+    in_reverse = x.requires_grad and torch.is_grad_enabled()
+    return in_reverse or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:

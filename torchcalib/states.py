@@ -232,6 +232,11 @@ class SamplesKind:
         *lists, invalid = parts
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
             return None
+        if not isinstance(invalid, Tensor) or invalid.shape != like.invalid.shape:
+            return None
+        for part, dtypes in zip(lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,)), strict=True):
+            if not all(isinstance(chunk, Tensor) and chunk.dtype in dtypes for chunk in part):
+                return None
         device = like.invalid.device
         for score, outcome, n in zip(*lists, strict=True):
             fits = score.shape == outcome.shape and score.shape[:-1] == self.lead == n.shape[:-1]

@@ -117,7 +117,7 @@ def block_ends(
     low, high = _bounds(n.sum(-1), n_min, n_max, variant) if op == "pava_bc" else (None, None)
     starts = block_starts(op, n, positives, "auto", low, high, variant == "paper", begins)
     begun = starts.cumsum(-1, dtype=torch.int32)
-    n_blocks = largest(begun[..., -1:], bound=begun.shape[-1])
+    n_blocks = max(1, largest(begun[..., -1:], bound=begun.shape[-1]))  # a batch of no series has bins too
     numbers = torch.ones_like(begun[..., :n_blocks]).cumsum(-1, dtype=torch.int32)
     return torch.searchsorted(begun, numbers, right=True)
 
@@ -166,7 +166,7 @@ def pava(blocks: Blocks, *, backend: Backend = "auto") -> Blocks:
     Means of counts are compared exactly.
 
     Args:
-        blocks: of `pooled`, or a table of counts; up to 3e9 samples.
+        blocks: of `pooled`, or a table of counts; with a forced backend other than "python" up to 3e9 samples.
         backend: see `dispatch`. All give the same blocks.
 
     Returns:
@@ -211,7 +211,8 @@ def pava_bc(
       mean is the higher one.
 
     Args:
-        blocks: of `pooled`, up to 3e9 samples. Under `ties="split"` they follow the published code.
+        blocks: of `pooled`, with a forced backend other than "python" up to 3e9 samples. Under `ties="split"` they
+            follow the published code.
         n_min: at least 1. Default: N // 20 of every row, at least 1.
         n_max: at least `n_min`. Default: N // 5 of every row, at least 1.
         variant: "code" or "paper".
@@ -286,6 +287,8 @@ def block_starts(
     for its loops are not made of tensor operations.
     """
     chosen = choose(op, weight.device, backend).backend
+    if backend == "auto" and op != "isotonic_regression" and _may_overflow(weight, values):
+        chosen = "python"  # whose integers have no end
     if begins is not None and chosen in ("rounds", "triton"):
         into, n_groups = _numbered(begins)
         groups = _sums(into, n_groups, weight.long(), values.long())
@@ -321,6 +324,14 @@ def block_starts(
         ends = buffers[2][: max(count - 1, 0)]
         first[row, ends if opens is None else opens[ends]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
+
+
+def _may_overflow(weight: Tensor, values: Tensor) -> bool:
+    """Whether the products that compare two means may pass 2^63: from some 3e9 samples on, weights counted."""
+    if not weight.numel() or weight.dtype == torch.bool:  # each element a sample, of which no memory holds so many
+        return False
+    sums = weight.sum(-1, dtype=torch.float64) * values.abs().sum(-1, dtype=torch.float64)
+    return bool(sums.max() >= 2.0**62)
 
 
 def _numbered(first: Tensor) -> tuple[Tensor, int]:

@@ -148,26 +148,16 @@ def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
 
 def run_index(ends: Tensor, length: int) -> Tensor:
     """Return the run of every one of `length` elements, from where the runs end `(..., B)`; B behind the last."""
-    places = torch.arange(length, device=ends.device).expand(*ends.shape[:-1], length)
-    return torch.searchsorted(ends, places.contiguous(), right=True)
+    # A sum and no expansion: searches want memory of their own, and under `vmap` that of the whole batch.
+    places = torch.arange(length, device=ends.device) + torch.zeros_like(ends[..., :1])
+    return torch.searchsorted(ends, places, right=True)
 
 
 @operation(
     "run_sums(Tensor x, Tensor ends) -> Tensor",
     fake=lambda x, ends: torch.empty(ends.shape, dtype=wide_dtype(x.device), device=x.device),
 )
-def run_sums(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum runs of elements: run b is the elements from `ends[b - 1]` (0 for the first) up to before `ends[b]`.
-
-    Args:
-        x: `(..., M)` of any real dtype.
-        ends: `(..., B)` int64, not falling, at most M. What lies behind the last is not read.
-
-    Returns:
-        `(..., B)`, each run summed by itself in the dtype of sums; 0 for an empty run.
-
-    Gradient: that of a sum.
-    """
+def _sums_of_runs(x: Tensor, ends: Tensor) -> Tensor:
     wide = wide_dtype(x.device)
     if x.device.type != "cpu":
         # A place of its own for what lies behind the last run; it may hold inf.
@@ -200,3 +190,45 @@ def _spread(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 torch.library.register_autograd("torchcalib::run_sums", _spread, setup_context=_keep_ends)
+
+
+class _RunSums(torch.autograd.Function):
+    """The operation for `torch.func` and forward mode, which know no derivative of a registered one."""
+
+    generate_vmap_rule = True
+    backward = staticmethod(_spread)
+
+    @staticmethod
+    def forward(x: Tensor, ends: Tensor) -> Tensor:
+        """Return the sums."""
+        sums: Tensor = _sums_of_runs(x, ends)
+        return sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep where the runs end."""
+        _keep_ends(ctx, inputs, output)
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Return the sums of the tangent."""
+        return run_sums(tangent, *ctx.saved_tensors)
+
+
+def run_sums(x: Tensor, ends: Tensor) -> Tensor:
+    """Sum runs of elements: run b is the elements from `ends[b - 1]` (0 for the first) up to before `ends[b]`.
+
+    Args:
+        x: `(..., M)` of any real dtype.
+        ends: `(..., B)` int64, not falling, at most M. What lies behind the last is not read.
+
+    Returns:
+        `(..., B)`, each run summed by itself in the dtype of sums; 0 for an empty run.
+
+    Gradient: that of a sum, in reverse and in forward mode.
+    """
+    # The compiler takes the operation as it is, and no function that has a forward mode.
+    of_runs = _sums_of_runs if torch.compiler.is_compiling() else _RunSums.apply
+    sums: Tensor = of_runs(x, ends)
+    return sums
