@@ -22,6 +22,16 @@ from torchcalib.binned import (
 )
 from torchcalib.binomial import betainc, binomial_test
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.calibration_loss import (
+    Recommendation,
+    ScoreDivergence,
+    calibrated,
+    calibration_loss,
+    rcl,
+    recommend,
+    score_divergence,
+)
+from torchcalib.calibrators import DPCalibration, HistogramBinning, Isotonic, Temperature
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
@@ -74,9 +84,15 @@ __all__ = [
     "Brier",
     "CORPDecomposition",
     "CalibrationCollection",
+    "DPCalibration",
+    "HistogramBinning",
     "InputOptions",
+    "Isotonic",
+    "Recommendation",
     "Report",
+    "ScoreDivergence",
     "TCETable",
+    "Temperature",
     "__version__",
     "ace",
     "betainc",
@@ -84,6 +100,8 @@ __all__ = [
     "binomial_test",
     "brier_per_sample",
     "brier_score",
+    "calibrated",
+    "calibration_loss",
     "corp",
     "ecd",
     "ecd_per_sample",
@@ -96,8 +114,11 @@ __all__ = [
     "nees_per_sample",
     "nll",
     "nll_per_sample",
+    "rcl",
+    "recommend",
     "report",
     "rmsce",
+    "score_divergence",
     "tce",
     "tce_table",
 ]
