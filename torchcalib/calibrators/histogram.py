@@ -1,6 +1,7 @@
 """Histogram binning."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torchcalib.calibrators.transform import Calibrator, Transform, series_weigh
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, check_count, check_flag
+
+Empty = Literal["keep", "zero"]
 
 
 class HistogramTransform(Transform):
@@ -53,11 +56,13 @@ class HistogramBinning(Calibrator[HistogramTransform]):
     """Histogram binning: a probability becomes the share of ones among the samples of its equal-width bin.
 
     For binary and multi-label predictions. The optimum has a formula: separable data, a single class and infinite
-    scores need no care, and rates of 0 and 1 are possible. In a bin without samples predictions stay as they are.
+    scores need no care, and rates of 0 and 1 are possible.
 
     Attributes:
         n_bins: B.
         right: bins are `(i/B, (i+1)/B]` rather than `[i/B, (i+1)/B)`.
+        empty: what becomes of predictions in a bin without samples. `"keep"`: they stay as they are. `"zero"`: they
+            become 0, as in the published code of [EPSR].
 
     Gradient of the transform: 0 in the bins that had samples.
 
@@ -72,11 +77,14 @@ class HistogramBinning(Calibrator[HistogramTransform]):
 
     n_bins: int = 15
     right: bool = False
+    empty: Empty = "keep"
     tasks = ("binary", "multilabel")
 
     def __post_init__(self) -> None:
         check_count("n_bins", self.n_bins)
         check_flag("right", self.right)
+        if self.empty not in get_args(Empty):
+            raise ValueError(f"`empty` must be 'keep' or 'zero', got {self.empty!r}.")
 
     def fit_to(self, p: Predictions, weights: Tensor | None = None) -> HistogramTransform:
         """Fit to what has been read; see `Calibrator.fit_to`."""
@@ -86,7 +94,8 @@ class HistogramBinning(Calibrator[HistogramTransform]):
             index = bin_index(p.probs, self.n_bins, self.right).expand(w.shape)
             n, k = bin_sums(index, (w, ones), self.n_bins).unbind(-2)
         transform = HistogramTransform(p.task, from_logits=p.from_logits, right=self.right)
-        transform.rate = k / n
-        transform.converged = n.sum(-1) > 0
+        some = n.sum(-1, keepdim=True) > 0
+        transform.rate = (k / n).masked_fill((n == 0) & some, 0) if self.empty == "zero" else k / n
+        transform.converged = some.squeeze(-1)
         transform.grad_norm = torch.zeros_like(n[..., 0])
         return transform

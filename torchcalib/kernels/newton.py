@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.kernels.looking import look
 from torchcalib.kernels.row_stats import wide_dtype
@@ -83,6 +84,7 @@ class _Problem:
     Attributes:
         s: scores less the row's largest, over their scale `(S, N, C)`.
         s_label: those of the labels `(S, N)`.
+        target: labels `(S, N)`.
         w: weights of sum 1 `(R, S, N)`.
         share: shares of the classes `(R, S, C)`.
         scale: what the scores were divided by `(S,)`.
@@ -91,6 +93,7 @@ class _Problem:
 
     s: Tensor
     s_label: Tensor
+    target: Tensor
     w: Tensor
     share: Tensor
     scale: Tensor
@@ -110,13 +113,13 @@ class _Problem:
         w = w / w.sum(-1, keepdim=True)
         s_label = self.s_label[:, every]
         of_label = (w * s_label).sum(-1)
-        rest = (self.share.mean(0, keepdim=True), self.scale, of_label)
-        return _Problem(*(x.float() for x in (self.s[:, every], s_label, w, *rest)))
+        s, target, share = self.s[:, every].float(), self.target[:, every], self.share.mean(0, keepdim=True)
+        return _Problem(s, s_label.float(), target, w.float(), share.float(), self.scale.float(), of_label.float())
 
     def some(self, weightings: slice) -> "_Problem":
         """Return the problem of some of the weightings."""
         of_them = self.w[weightings], self.share[weightings]
-        return _Problem(self.s, self.s_label, *of_them, self.scale, self.of_label[weightings])
+        return _Problem(self.s, self.s_label, self.target, *of_them, self.scale, self.of_label[weightings])
 
 
 _Solved = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -125,6 +128,8 @@ _Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
     """Fit some series at a time."""
+    if not scores.shape[1]:  # a sample of weight 0 is not read, and spares every step the case of none
+        scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     n_series, n, n_classes = scores.shape
     at_once = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + at_once) for i in range(0, max(1, n_series), at_once)]
@@ -153,7 +158,7 @@ def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable
     s = s if far is None else s.masked_fill_(far, FAR)
     s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unread, 0)
     share = w.new_zeros((*w.shape[:-1], s.shape[-1])).scatter_add(-1, target.expand(w.shape), w)
-    whole = _Problem(s, s_label, w, share, scale, (w * s_label).sum(-1))
+    whole = _Problem(s, s_label, target, w, share, scale, (w * s_label).sum(-1))
 
     alpha, beta, grad_norm, outcome = solve(whole)
     empty = ~(total > 0)
@@ -335,10 +340,32 @@ def _damped(
             torch.where(better[..., None, None], new.hessian, value.hessian),
         )
         part = torch.where(better, 1, part / 4).where(~stays, part)
+    if relative is not None:
+        theta = torch.where(done.unsqueeze(-1), theta + step, theta)
     # Where the likelihood rises for ever, its slope fades and the step that it asks for does not.
-    endless = separated | (done & (length > 0.01))
-    theta = theta if relative is None else torch.where(done.unsqueeze(-1), theta + step, theta)
-    return theta, value.gradient, torch.where(done, CONVERGED, STOPPED).masked_fill(endless, SEPARABLE)
+    endless = done & ~fixed & (length > 0.01) if relative is None else separated
+    if look(endless.any()):
+        endless = endless & _never_falls(p, step, present)
+    outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separated | endless, SEPARABLE)
+    return theta, value.gradient, outcome
+
+
+def _never_falls(p: _Problem, step: Tensor, present: Tensor) -> Tensor:
+    """Return whether the likelihood of no sample falls along `step`, however far one goes `(R, S)`.
+
+    That is so if the score of no other class gains on that of the label. (A step along which nothing changes at all
+    is another matter: there the slope is rounding, and some samples would lose.)
+    """
+    beta = step[..., 1:]
+    of_label = step[..., :1] * p.s_label + beta.gather(-1, p.target.expand(p.w.shape))
+    worst = torch.full_like(p.of_label, torch.inf)
+    start = 0
+    for s, w in p.pieces():
+        best = torch.addcmul(beta.masked_fill(~present, FAR).unsqueeze(-2), step[..., :1, None], s).amax(-1)
+        margin = of_label[..., start : start + s.shape[1]] - best
+        worst = torch.minimum(worst, margin.masked_fill(w == 0, torch.inf).amin(-1))
+        start += s.shape[1]
+    return worst >= -1e-6 * step.abs().amax(-1)
 
 
 def _evaluate(p: _Problem, theta: Tensor) -> _Value:
