@@ -82,14 +82,13 @@ def _dealt(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
 
 def _dealt_groups(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
     """Deal whole groups, each to the fold that has least of its classes, as shares of these classes."""
-    generator = torch.Generator().manual_seed(seed)
     rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
     found = []
     for of_row, there, group in zip(*rows, strict=True):
         names, index = torch.unique(group, return_inverse=True)
         counts = torch.zeros(len(names), n_classes, dtype=torch.float64)
         counts.index_put_((index, of_row), there.double(), accumulate=True)
-        shuffled = torch.randperm(len(names), generator=generator)
+        shuffled = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
         total = counts.sum(0).clamp(min=1)
         held, fold_of = torch.zeros(n_folds, n_classes, dtype=torch.float64), torch.zeros(len(names), dtype=torch.int64)
