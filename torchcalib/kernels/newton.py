@@ -8,9 +8,9 @@ fit to the mean of the weightings. Scores are divided by their scale, so that lo
 same problem; what is returned is in units of the scores given.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import log
 from typing import NamedTuple
 
 import torch
@@ -138,9 +138,10 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Prob
 
 
 def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
+    n, n_classes = scores.shape[1:]
     wide = wide_dtype(scores.device)
     weights = weights.to(wide)
-    s = scores - scores.amax(-1, keepdim=True).to(wide)  # widens before it subtracts
+    s = scores.to(wide, copy=True).sub_(scores.amax(-1, keepdim=True))  # the one copy, worked on in place
     s_label = s.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     lost = s_label == -torch.inf
     unread = (weights == 0).all(0)
@@ -150,10 +151,12 @@ def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable
 
     if look(unread.any()):
         s = s.masked_fill_(unread.unsqueeze(-1), 0)
-    far = s == -torch.inf if look((s.amin(-1) == -torch.inf).any()) else None
-    held = s if far is None else s.masked_fill(far, 0)
-    square = held.flatten(1).square().mean(-1) if s.numel() else s.new_zeros(s.shape[:1])
-    scale = torch.where(square > 0, square, 1).sqrt()
+    norm = torch.linalg.vector_norm(s, dim=(-1, -2))
+    far = None
+    if not look(norm.isfinite().all()):
+        far = s == -torch.inf
+        norm = torch.linalg.vector_norm(s.masked_fill(far, 0), dim=(-1, -2))
+    scale = torch.where(norm > 0, norm, 1) / math.sqrt(max(1, n * n_classes))
     s = s.div_(scale[:, None, None])
     s = s if far is None else s.masked_fill_(far, FAR)
     s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unread, 0)
@@ -193,12 +196,11 @@ def _all(flag: Tensor) -> bool:
 def _solve_temperature(p: _Problem) -> _Solved:
     at_bound = _slope_at_zero(p, torch.full_like(p.share, 1 / p.s.shape[-1])) >= -FLAT
     separable = p.of_label >= 0  # every label has the largest score of its row
-    # A thousand samples lead near the optimum, all samples in float32 to it; float64 settles the last digits.
+    # A thousand samples lead near the optimum, all of them to it.
     start = torch.ones_like(p.of_label[:1], dtype=torch.float32)
-    for problem, relative in ((p.rough(1024), 1e-2), (p.rough(), 1e-3)):
-        start, *_ = _bracketed(problem, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
-        start = start.nan_to_num(1).clamp(1e-3, 1e3)
-    alpha, slope, done = _bracketed(p, start.to(p.s.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
+    start, *_ = _bracketed(p.rough(1024), start, torch.zeros_like(start, dtype=torch.bool), 0.1, 15)
+    start = start.nan_to_num(1).clamp(1e-3, 1e3).to(p.s.dtype).expand_as(p.of_label)
+    alpha, slope, done = _bracketed(p, start, at_bound | separable, None, ROUNDS)
 
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
     grad_norm = (slope * p.scale).abs().masked_fill(at_bound, 0)
@@ -208,8 +210,11 @@ def _solve_temperature(p: _Problem) -> _Solved:
 def _slope_and_curvature(p: _Problem, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first two derivatives of the NLL in alpha > 0 `(R, S)`."""
     slope, curvature = -p.of_label, torch.zeros_like(p.of_label)
+    alpha = alpha[..., None, None]
+    room: Tensor | None = None  # fresh memory for every piece costs more than the arithmetic
     for s, w in p.pieces():
-        q = (alpha[..., None, None] * s).exp_()  # at most 1, for no score is positive
+        room = s.new_empty(*w.shape, s.shape[-1]) if room is None else room[..., : s.shape[1], :]
+        q = torch.mul(alpha, s, out=room).exp_()  # at most 1, for no score is positive
         norm = q.sum(-1)
         mean = q.mul_(s).sum(-1).div_(norm)
         square = q.mul_(s).sum(-1).div_(norm)
@@ -326,7 +331,7 @@ def _damped(
         exact = ((value.gradient * in_units).square().sum(-1).sqrt() <= GRADIENT) & (slope >= -DECREMENT)
         done = exact if relative is None else length <= relative
         # A sample whose label is not the likeliest costs its weight times log 2: below that there is none.
-        separated = value.nll < least * log(2)
+        separated = value.nll < least * math.log(2)
         stays = done | fixed | separated | value.nll.isnan() | (part < 1e-6)
         if _all(stays):
             break
