@@ -22,6 +22,16 @@ from torchcalib.binned import (
 )
 from torchcalib.binomial import betainc, binomial_test
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.calibration_loss import (
+    Recommendation,
+    ScoreDivergence,
+    calibrated,
+    calibration_loss,
+    rcl,
+    recommend,
+    score_divergence,
+)
+from torchcalib.calibrators import DPCalibration, HistogramBinning, Isotonic, Temperature
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
@@ -87,9 +97,15 @@ __all__ = [
     "CORPDecomposition",
     "CalibrationCollection",
     "CostMatrix",
+    "DPCalibration",
+    "HistogramBinning",
     "InputOptions",
+    "Isotonic",
+    "Recommendation",
     "Report",
+    "ScoreDivergence",
     "TCETable",
+    "Temperature",
     "__version__",
     "ace",
     "bayes_decisions",
@@ -102,6 +118,8 @@ __all__ = [
     "binomial_test",
     "brier_per_sample",
     "brier_score",
+    "calibrated",
+    "calibration_loss",
     "corp",
     "ecd",
     "ecd_per_sample",
@@ -116,8 +134,11 @@ __all__ = [
     "nll",
     "nll_per_sample",
     "optimal_threshold_cost",
+    "rcl",
+    "recommend",
     "report",
     "rmsce",
+    "score_divergence",
     "tce",
     "tce_table",
 ]

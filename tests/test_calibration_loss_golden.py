@@ -1,0 +1,176 @@
+"""Recorded values of calibrated systems: the authors' code of [EPSR], float32 fits of it, and float64 optima.
+
+The recordings are not part of the project; see `recorded` in conftest. Bayes risks of the same systems are checked with
+the Bayes risk. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import StratifiedKFold
+
+import torchcalib as tc
+
+multi = {"task": "multiclass", "from_logits": True}
+SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "cifar100_resnet20"]
+FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
+CALIBRATORS = {"d": tc.DPCalibration(), "t": tc.Temperature()}
+FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
+# The recorded fits are float32 and stop before their optimum (compare scale_* with i64_scale_*). Where that moves
+# samples across an edge of bins, ECE in percent differs by more than the 0.002 that are recorded as its tolerance.
+STOPPED_EARLY = {
+    ("sst2_gpt2", "calt/eceMC10"): 0.003,
+    ("sst2_gpt2", "calt/eceBIN10"): 0.003,
+    ("cifar100_resnet20", "cal/eceMC15"): 0.007,
+    ("cifar100_resnet20", "cal/eceMC10"): 0.011,
+}
+
+
+def log_probs(arrays):
+    """Log-probabilities as the recordings took them: the softmax in the precision of the file, the fit in float64."""
+    return arrays.get("logits", arrays.get("log_probs")).log_softmax(-1).double()
+
+
+def binary_fit(scores, target, calibrator):
+    """Calibrate the log-odds of class 1 of a two-class system on the test set, and return both classes again."""
+    log_odds = scores[:, 1] - scores[:, 0]
+    after = tc.calibrated(log_odds, target, task="binary", from_logits=True, calibrator=calibrator, train_on_test=True)
+    return torch.stack((torch.zeros_like(after), after), -1).where(after.isfinite().unsqueeze(-1), certain(after))
+
+
+def certain(log_odds):
+    """Log-probabilities of infinite log-odds."""
+    return torch.stack((-log_odds, log_odds), -1).clamp(max=0)
+
+
+def measure(scores, target, name):
+    if name in ("ce", "nce"):
+        return tc.nll(scores, target, normalize="prior" if name == "nce" else None, **multi)
+    if name in ("bs", "nbs"):
+        return tc.brier_score(scores, target, normalize="prior" if name == "nbs" else "classes", **multi)
+    kind, n_bins = re.fullmatch(r"ece(MC|BIN)(\d+)", name).groups()
+    if kind == "MC":
+        return 100 * tc.ece(scores, target, n_bins=int(n_bins), right=True, **multi)
+    return 100 * tc.ece(scores.softmax(-1)[:, 1], target, task="binary", n_bins=int(n_bins), right=True)
+
+
+def relative(raw, after, target, name):
+    return 100 * (1 - measure(after, target, name) / measure(raw, target, name))
+
+
+class System:
+    """A recorded system, raw and calibrated."""
+
+    def __init__(self, arrays):
+        self.target, self.folds = arrays["targets"].long(), arrays["fold_seed0"]
+        raw = log_probs(arrays)
+        self.scores = {"raw": raw}
+        self.scores["cal"] = self.cross_validated(raw, "d")
+        self.scores["calt"] = self.cross_validated(raw, "t")
+        if raw.shape[-1] == 2:
+            self.scores["calp"] = binary_fit(raw, self.target, tc.Isotonic())
+
+    def cross_validated(self, scores, kind):
+        return tc.calibrated(scores, self.target, calibrator=CALIBRATORS[kind], folds=self.folds, **multi)
+
+    def value(self, case):
+        """Compute an entry by its name, or return None if it is of another family."""
+        which, name = case.split("/", 1)
+        if which in self.scores and name.endswith("_dxv"):
+            return self.trained(self.scores[which], name)
+        if which in ("cal", "calt", "calp") and "risk" not in name:
+            return measure(self.scores[which], self.target, name)
+        return self.trained(self.scores["raw"], name) if which == "raw_extra" else None
+
+    def trained(self, raw, name):
+        what, kind, how = re.fullmatch(r"(?:i64_)?(.*)_(?:([dt])(xv|tt)|htt15|pav|minmax)", name).groups()
+        if name.endswith("minmax"):
+            log_odds = raw[:, 1] - raw[:, 0]
+            return torch.stack((log_odds.min(), log_odds.max()))
+        if kind is None:
+            calibrator = tc.Isotonic() if name.endswith("pav") else tc.HistogramBinning(n_bins=15, right=True)
+            after = binary_fit(raw, self.target, calibrator)
+            short = what.removeprefix("rcl_")
+            return measure(after, self.target, short) if short == what else relative(raw, after, self.target, short)
+        trained = {"train_on_test": True} if how == "tt" else {"folds": self.folds}
+        calibrator = CALIBRATORS[kind]
+        if what in ("scale", "bias"):
+            transform = calibrator.fit(raw, self.target, **multi)
+            return transform.alpha if what == "scale" else transform.beta[:10]
+        if what.startswith("rcl"):
+            score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
+            return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **trained, **multi)
+        return measure(tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi), self.target, what)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_recorded_calibrated_systems(recorded, expected, name):
+    system = System(recorded(f"{name}.npz"))
+    checked = 0
+    for entry in expected:
+        if entry["file"] != f"{name}.npz" or entry["case"].split("/")[0] not in FAMILIES:
+            continue
+        found = system.value(entry["case"])
+        if found is None:
+            continue
+        tolerance = entry["tolerance"] if isinstance(entry["tolerance"], float) else FLOAT32_FIT
+        tolerance = STOPPED_EARLY.get((name, entry["case"]), tolerance)
+        wanted = torch.tensor(entry["value"], dtype=torch.float64)
+        torch.testing.assert_close(
+            found.double(), wanted, rtol=0, atol=tolerance, msg=lambda m, e=entry: f"{e['case']}: {m}"
+        )
+        checked += 1
+    assert checked == (65 if name in SYSTEMS[:2] else 44)
+
+
+def published_folds(target, n_classes, n_calibrators):
+    """Folds of the published experiment: numpy's global generator, seeded, after the features were drawn from it."""
+    generator = np.random.RandomState(0)
+    for count in np.bincount(target):
+        generator.standard_normal((count, n_classes))
+    for system in ("cal", "mcp", "mc1", "mc1p", "mcs", "mcps"):
+        for calibrator in ("aff", "tem", "his")[:n_calibrators]:
+            at = torch.zeros(len(target), dtype=torch.int64)
+            split = StratifiedKFold(5, shuffle=True, random_state=generator).split(target, target)
+            for fold, (_, inside) in enumerate(split):
+                at[inside] = fold
+            yield (system, calibrator), at
+
+
+OF_NAMES = {
+    "aff": tc.DPCalibration(),
+    "tem": tc.Temperature(),
+    "his": tc.HistogramBinning(n_bins=15, right=True, empty="zero"),
+}
+
+
+@pytest.mark.parametrize(("n_classes", "checked"), [(2, 4 * 18), (10, 4 * 12)])
+def test_recorded_synthetic_systems(recorded, expected, n_classes, checked):
+    """[EPSR] sec. 3: relative calibration loss and semi-empirical NCE of all calibrators, both ways of training."""
+    arrays = recorded(f"sim_ferrer_k{n_classes}.npz")
+    target = arrays["targets"].long()
+    folds = dict(published_folds(target.numpy(), n_classes, 3 if n_classes == 2 else 2))
+    for system in ("cal", "mcp", "mcs", "mcps"):
+        answers = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{n_classes}|{system}")
+        for case, answer in answers.items():
+            match = re.fullmatch(r"(rcl|semiemp)_(ce|bs)_(aff|tem|his)_(xv|tt)", case)
+            if not match:
+                continue
+            what, score, name, how = match.groups()
+            trained = {"train_on_test": True} if how == "tt" else {"folds": folds[system, name]}
+            scores = arrays[system]
+            given = {"preds": scores, "target": target, "calibrator": OF_NAMES[name], **multi, **trained}
+            if name == "his":
+                given |= {"preds": scores[:, 1] - scores[:, 0], "task": "binary"}
+            if what == "rcl":
+                found = tc.rcl(score={"ce": "nll", "bs": "brier"}[score], **given)
+            else:
+                after = tc.calibrated(**given)
+                q = torch.stack((1 - after.sigmoid(), after.sigmoid()), -1) if name == "his" else after.exp()
+                prior = q.mean(0)
+                found = tc.score_divergence(**given).semi_empirical / -(prior * prior.log()).sum()
+            assert found.item() == pytest.approx(float(answer), abs=0.02 if what == "rcl" else 5e-4), (system, case)
+            checked -= 1
+    assert checked == 0

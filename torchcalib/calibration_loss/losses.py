@@ -1,0 +1,119 @@
+"""Calibration loss, and its share of the score."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack
+
+from torch import Tensor
+
+from torchcalib.calibration_loss.training import DEFAULT, CalibrationOptions, as_given, calibrate, input_options
+from torchcalib.calibrators import Calibrator
+from torchcalib.predictions import Task
+from torchcalib.scores import brier_score, nll
+
+ScoreFunction = Callable[..., Tensor]
+Score = Literal["nll", "brier"] | ScoreFunction
+_SCORES: Mapping[str, ScoreFunction] = {"nll": nll, "brier": brier_score}
+
+
+def calibration_loss(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    score: Score = "nll",
+    calibrator: Calibrator[Any] = DEFAULT,
+    **options: Unpack[CalibrationOptions],
+) -> Tensor:
+    """Calibration loss: the score of the predictions less that of the calibrated ones, in the unit of the score.
+
+    What a calibration stage would gain on new data of this kind. Negative where calibrating harms, as it does a little
+    where there is nothing to gain.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: integer labels; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        score: `"nll"`, `"brier"`, or any function that is called as `score(preds, target, task=..., **input options)`
+            and is small for good predictions. Calibrators are always fitted to the NLL.
+        calibrator: what to fit; see `torchcalib.calibrators`.
+        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and for other ways of training.
+
+    Returns:
+        `(...)`, in the dtype of `preds` (at least float32); -inf if only calibrated predictions score infinite.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In `preds`, the fitted transforms being constants.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
+
+    Example:
+        >>> import torch
+        >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
+        >>> calibration_loss(preds, target, task="binary", train_on_test=True)
+        tensor(0.0470)
+    """
+    raw, after = both_scores(preds, target, task, score, calibrator, options)
+    return raw - after
+
+
+def rcl(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    score: Score = "nll",
+    calibrator: Calibrator[Any] = DEFAULT,
+    **options: Unpack[CalibrationOptions],
+) -> Tensor:
+    """Relative calibration loss in percent: the share of the score that a calibration stage would take away.
+
+    100 (raw - calibrated) / raw, of at most 100; see `calibration_loss` for the arguments.
+
+    Returns:
+        `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only the
+        calibrated one is, NaN if both are.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In `preds`, the fitted transforms being constants.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
+
+    Example:
+        >>> import torch
+        >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
+        >>> rcl(preds, target, task="binary", train_on_test=True)
+        tensor(9.0581)
+    """
+    raw, after = both_scores(preds, target, task, score, calibrator, options)
+    return 100 * (1 - after / raw)
+
+
+def score_function(score: object) -> ScoreFunction:
+    """Return the function that a score is computed by, or raise."""
+    if callable(score):
+        return score
+    if not isinstance(score, str) or score not in _SCORES:
+        raise ValueError(f"`score` must be 'nll', 'brier' or a function of preds and target, got {score!r}.")
+    return _SCORES[score]
+
+
+def both_scores(
+    preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator[Any], options: CalibrationOptions
+) -> tuple[Tensor, Tensor]:
+    """Score the predictions as they are, and calibrated."""
+    function = score_function(score)
+    p, values = calibrate(preds, target, task, calibrator, options)
+    given = {name: value for name, value in input_options(options).items() if value is not None}
+    if p.task != task:  # a set of classes against the rest: from here on there is one value for a sample
+        preds, target, task = p.values.to(p.dtype), p.target.long(), p.task
+        given = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": p.weights})
+    after = values.to(p.dtype) if p.task == "binary" else as_given(p, values, options)
+    return function(preds, target, task=task, **given), function(after, target, task=task, **given)

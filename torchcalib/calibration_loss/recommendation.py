@@ -1,0 +1,107 @@
+"""Whether to calibrate, in words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration_loss.losses import Score, both_scores
+from torchcalib.calibration_loss.training import CalibrationOptions
+from torchcalib.calibrators import Calibrator, DPCalibration, Temperature
+from torchcalib.predictions import Task
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do about the calibration of predictions.
+
+    Attributes:
+        text: a sentence or two.
+        score: the name of the score.
+        raw: the score of the predictions as they are.
+        rcl: gain of every calibrator that was tried in percent of `raw`, by its name.
+        best: name of the calibrator to add, or None.
+    """
+
+    text: str
+    score: str
+    raw: float
+    rcl: Mapping[str, float]
+    best: str | None
+
+
+_NAMES = {"Temperature": "temperature scaling", "DPCalibration": "DP calibration",
+          "HistogramBinning": "histogram binning", "Isotonic": "isotonic calibration"}  # fmt: skip
+_SCORE_NAMES = {"nll": "NLL", "brier": "Brier score"}
+
+
+def recommend(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    score: Score = "nll",
+    calibrators: Sequence[Calibrator[Any]] = (Temperature(), DPCalibration()),
+    worthwhile: float = 5.0,
+    **options: Unpack[CalibrationOptions],
+) -> Recommendation:
+    """Say in words whether a calibration stage is worth adding, and which.
+
+    Args:
+        preds: of one series: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        target: see `calibration_loss`.
+        task: see `calibration_loss`.
+        score: see `calibration_loss`.
+        calibrators: what to try, the simplest first. A later one is preferred to an earlier one if it gains a tenth
+            more.
+        worthwhile: gain in percent from which a calibration stage is worth its trouble.
+        **options: see `calibration_loss`.
+
+    Returns:
+        A `Recommendation`.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> logits = torch.randn(1000, generator=generator)
+        >>> target = (torch.rand(1000, generator=generator) < logits.sigmoid()).long()
+        >>> recommend(3 * logits, target, task="binary", from_logits=True).text
+        'Calibration would cut NLL by 21.4 %: add temperature scaling; DP calibration gains 21.3 %.'
+    """
+    if not calibrators:
+        raise ValueError("`calibrators` must hold at least one calibrator, got none.")
+    gains: dict[str, float] = {}
+    raw = torch.tensor(torch.nan)
+    for calibrator in calibrators:
+        raw, after = both_scores(preds, target, task, score, calibrator, options)
+        if raw.dim():
+            raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Take one at a time.")
+        gains[_name_of(calibrator)] = float(100 * (1 - after / raw))
+    best, *others = gains
+    for name in others:
+        if not gains[best] * 1.1 >= gains[name]:
+            best = name
+    score_name = score if isinstance(score, str) else getattr(score, "__name__", "score")
+    text = _in_words(_SCORE_NAMES.get(score_name, score_name), gains, best, worthwhile)
+    return Recommendation(text, score_name, float(raw), gains, best if gains[best] >= worthwhile else None)
+
+
+def _name_of(calibrator: Calibrator[Any]) -> str:
+    return _NAMES.get(type(calibrator).__name__, type(calibrator).__name__)
+
+
+def _in_words(score: str, gains: Mapping[str, float], best: str, worthwhile: float) -> str:
+    gain = gains[best]
+    rest = "".join(f"; {name} gains {value:.1f} %" for name, value in gains.items() if name != best)
+    if gain >= worthwhile:
+        return f"Calibration would cut {score} by {gain:.1f} %: add {best}{rest}."
+    if gain > 0:
+        return f"Calibration would cut {score} by {gain:.1f} % only ({best}): leave the predictions as they are."
+    return f"No calibrator lowers {score} ({best} gains {gain:.1f} %): leave the predictions as they are."

@@ -1,0 +1,154 @@
+"""Calibrated predictions: by cross-validation, by a fit to the test set itself, or to a held-out set."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack, cast
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration_loss.folds import FoldOptions, folds_of
+from torchcalib.calibrators import Calibrator, DPCalibration, Transform
+from torchcalib.calibrators.transform import series_weights
+from torchcalib.predictions import InputOptions, Predictions, Task, check_flag
+
+DEFAULT = DPCalibration()
+_FOLD_OPTIONS = frozenset(FoldOptions.__annotations__)
+
+
+class CalibrationOptions(FoldOptions, InputOptions, total=False):
+    """How a calibrator is trained, beside the options of folds and of input.
+
+    - `train_on_test` (default False): one fit to all samples, which are then its test as well. Optimistic, by about the
+      number of parameters over N in NLL; it is what a bound of the gain is.
+    - `calibration` (default None): `(preds, target)` or `(preds, target, weights)` of a held-out set, read with the
+      same options; one fit to it. Leading axes are those of the test set, or none.
+
+    Without these two, the calibrator is cross-validated: every sample is calibrated by a fit to the other folds.
+    """
+
+    train_on_test: bool
+    calibration: Sequence[Tensor] | None
+
+
+def calibrated(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    calibrator: Calibrator[Any] = DEFAULT,
+    **options: Unpack[CalibrationOptions],
+) -> Tensor:
+    """Calibrate predictions without letting a sample see its own label: by cross-validation, unless said otherwise.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: integer labels; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        calibrator: what to fit; see `torchcalib.calibrators`.
+        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and for other ways of training.
+
+    Returns:
+        Predictions of the kind and shape of `preds` (with `positive_classes`: of the set, `(..., N)`), in its dtype (at
+        least float32). What `ignore_index` or weight 0 leave out means nothing.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In `preds`, the fitted transforms being constants.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.5.3.
+
+    Example:
+        >>> from torchcalib import Temperature
+        >>> preds, target = torch.tensor([0.9, 0.8, 0.9, 0.7, 0.6, 0.8]), torch.tensor([1, 0, 1, 0, 0, 1])
+        >>> calibrated(preds, target, task="binary", n_folds=3, calibrator=Temperature()).shape
+        torch.Size([6])
+    """
+    p, values = calibrate(preds, target, task, calibrator, options)
+    return as_given(p, values, options)
+
+
+def calibrate(
+    preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: CalibrationOptions
+) -> tuple[Predictions, Tensor]:
+    """Read the input, train as asked, and return it with its calibrated values in canonical form."""
+    if not isinstance(calibrator, Calibrator):
+        raise TypeError(f"`calibrator` must be a calibrator such as DPCalibration(), got {calibrator!r}.")
+    p = calibrator.read(preds, target, task=task, options=input_options(options))
+    on_test, held_out = options.get("train_on_test", False), options.get("calibration")
+    check_flag("train_on_test", on_test)
+    dealt = [name for name in _FOLD_OPTIONS if options.get(name) is not None]
+    if on_test and held_out is not None:
+        raise ValueError("`calibration` must be None with train_on_test=True, got both. One of them is fitted to.")
+    if dealt and (on_test or held_out is not None):
+        other = "train_on_test=True" if on_test else "a `calibration` set"
+        raise ValueError(f"`{dealt[0]}` must be left out with {other}, got {options.get(dealt[0])!r}.")
+    if held_out is not None:
+        return p, calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options)).calibrated(p.values)
+    if on_test:
+        return p, calibrator.fit_to(p).calibrated(p.values)
+    return p, out_of_fold(p, calibrator, *folds_of(p, cast("FoldOptions", options)))
+
+
+def out_of_fold(
+    p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int, weights: Tensor | None = None
+) -> Tensor:
+    """Calibrate every sample by a fit to the other folds; all fits are one solve.
+
+    Args:
+        p: predictions.
+        calibrator: what to fit.
+        folds: of every sample, in [0, n_folds), of the shape of `p.target`.
+        n_folds: F.
+        weights: of every sample in R replicates `(R, ..., N)`; None takes those of `p`.
+
+    Returns:
+        Canonical values `(..., N)` or `(..., N, C)`, with R in front if `weights` are given.
+    """
+    w = series_weights(p, weights)
+    of_fold = [folds == f for f in range(n_folds)]
+    fit: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(inside, 0) for inside in of_fold]))
+    per_class = p.task == "multiclass"
+    result = fit.part(0).calibrated(p.values)
+    for f in range(1, n_folds):
+        inside = of_fold[f].unsqueeze(-1) if per_class else of_fold[f]
+        result = torch.where(inside, fit.part(f).calibrated(p.values), result)
+    return result
+
+
+def _read_held_out(
+    held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator[Any], task: Task, options: CalibrationOptions
+) -> Predictions:
+    """Read the calibration set and check that it fits the test set."""
+    if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
+        raise TypeError(
+            "`calibration` must be (preds, target) or (preds, target, weights), got "
+            f"{type(held_out).__name__}. Put the tensors into a tuple."
+        )
+    weights = held_out[2] if len(held_out) == 3 else None
+    held = calibrator.read(held_out[0], held_out[1], task=task, options={**input_options(options), "weights": weights})
+    batch, own = p.target.shape[:-1], held.target.shape[:-1]
+    labels = p.task == "multilabel"
+    if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
+        raise ValueError(
+            f"`calibration` must have the classes, and the leading axes, of `preds` {tuple(p.values.shape)}, got "
+            f"{tuple(held.values.shape)} (samples last, or before the classes)."
+        )
+    return held
+
+
+def input_options(options: CalibrationOptions) -> InputOptions:
+    """Return the options of input among those given."""
+    own = _FOLD_OPTIONS | {"train_on_test", "calibration"}
+    return cast("InputOptions", {name: value for name, value in options.items() if name not in own})
+
+
+def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
+    """Return canonical values in the form of `preds`."""
+    values = values.to(p.dtype)
+    if p.task == "binary":
+        return values
+    values = values.transpose(-1, -2) if p.task == "multilabel" else values
+    return values.movedim(-1, options.get("class_axis", -1))
