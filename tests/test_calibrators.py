@@ -407,6 +407,17 @@ def test_numbers_stay_float64_when_the_model_is_halved(calibrator):
     assert torch.equal(model[1](logits), before)
 
 
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_a_transform_compiles_whole_and_maps(calibrator, from_logits):
+    logits, target = single(60)
+    preds = logits if from_logits else logits.sigmoid()
+    transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
+    whole = torch.compile(transform, fullgraph=True, backend="eager")
+    assert whole(preds).allclose(transform(preds))
+    assert torch.vmap(transform)(preds.view(6, 10)).allclose(transform(preds).view(6, 10))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes_are_read_as_they_are(dtype):
     logits, target = data(60, 3, dtype=dtype)

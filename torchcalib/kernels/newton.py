@@ -181,8 +181,7 @@ def _slope_at_zero(p: _Problem, share: Tensor) -> Tensor:
 
     The NLL is convex: where this is not negative, no positive alpha is better than 0.
     """
-    mean = (p.w.unsqueeze(-2) @ p.s).squeeze(-2)
-    return (mean * share).sum(-1) - p.of_label
+    return (torch.einsum("rsn,snc->rsc", p.w, p.s) * share).sum(-1) - p.of_label
 
 
 def _all(flag: Tensor) -> bool:
