@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/torchcalib demo --out demo-report
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
