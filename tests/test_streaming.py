@@ -122,7 +122,7 @@ def test_an_update_that_fails_leaves_everything_as_it_was(bad, method, cls):
     assert metric.compute() == value
 
 
-@pytest.mark.parametrize("bad", set(BAD_UPDATES) - {"keyword"})
+@pytest.mark.parametrize("bad", [bad for bad in BAD_UPDATES if bad != "keyword"])
 @pytest.mark.parametrize("method", ["update", "forward"])
 def test_a_collection_changes_in_all_members_or_in_none(bad, method):
     metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary", n_bins=4), tc.MCE(task="binary")])
