@@ -1,21 +1,14 @@
-"""Statistics as torchmetrics states: metrics that stream and sync across ranks.
-
-What a state is, and how it adds, is its `StateKind`'s to say. `CalibrationCollection` reads the input once for all of
-its members and syncs them together: sums in one collective, whole samples in one more.
-"""
+"""One metric that streams: a statistic as torchmetrics states."""
 
 import functools
-import zlib
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.kernels.row_stats import wide_dtype
@@ -23,6 +16,8 @@ from torchcalib.predictions import InputFormat, check_count
 from torchcalib.samples import ExactSample
 from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
+from torchcalib.streaming.faults import unchanged_on_error, unsynced_on_error
+from torchcalib.streaming.ranks import fingerprint, met_over_ranks
 
 S = TypeVar("S")
 
@@ -70,7 +65,7 @@ class StreamingMetric(Metric, Generic[S]):
         self._shared: dict[Hashable, Any] | None = None
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
-        self.state_names = tuple(f"{name}_{_fingerprint([self]):05x}" for name in self.kind.names)
+        self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             self.add_state(name, part, dist_reduce_fx="sum" if isinstance(part, Tensor) else "cat")
 
@@ -115,7 +110,7 @@ class StreamingMetric(Metric, Generic[S]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch as `update` does and return the batch's own value, with its gradient."""
-        with _unchanged_on_error(self):
+        with unchanged_on_error(self):
             value = super().forward(*args, **kwargs)
         self.state = self.kind.detach(self.state)
         # torchmetrics keeps the value for loggers. Kept with its graph it would hold the batch and break `clone`.
@@ -185,7 +180,7 @@ class StreamingMetric(Metric, Generic[S]):
     def _synced_statistic(self) -> S:
         """The statistic over all ranks, checked as `compute` checks it."""
         with (
-            _unsynced_on_error(self),
+            unsynced_on_error(self),
             self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync),
         ):
             return self.statistic()
@@ -259,7 +254,7 @@ class StreamingMetric(Metric, Generic[S]):
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
-            with _unchanged_on_error(self):
+            with unchanged_on_error(self):
                 wrapped(*args, **kwargs)
 
         return atomic
@@ -270,7 +265,7 @@ class StreamingMetric(Metric, Generic[S]):
 
         @functools.wraps(compute)
         def safe(*args: Any, **kwargs: Any) -> Any:
-            with _unsynced_on_error(self):
+            with unsynced_on_error(self):
                 return wrapped(*args, **kwargs)
 
         return safe
@@ -284,7 +279,7 @@ class StreamingMetric(Metric, Generic[S]):
             payloads = dist_sync_fn(self.kind.payload(self.state), group)
             self.state = self.kind.meet(announced, payloads)
             return
-        (self.state,) = _met_over_ranks([self], group)
+        (self.state,) = met_over_ranks([self], group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
@@ -295,156 +290,6 @@ class StreamingMetric(Metric, Generic[S]):
             return tensor.cpu() if stays else tensor.to(device)
 
         return super()._apply(moved, *args, **kwargs)
-
-
-class CalibrationCollection(MetricCollection):
-    """Metrics that are updated from one reading of the input and synced in one collective.
-
-    Takes what `torchmetrics.MetricCollection` takes (a list or a dict of metrics, `prefix`, `postfix`), all of them
-    torchcalib metrics. Members whose input format and sums agree share the work; their states stay their own, so none
-    is ever mistaken for another. An update that fails for one member changes none.
-
-    Example:
-        >>> from torchcalib import ECE, NLL, CalibrationCollection
-        >>> metrics = CalibrationCollection([NLL(task="binary"), ECE(task="binary", n_bins=10)])
-        >>> metrics.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> {name: round(value.item(), 4) for name, value in metrics.compute().items()}
-        {'NLL': 0.2284, 'ECE': 0.2}
-    """
-
-    def __init__(
-        self, metrics: Any, *additional_metrics: Metric, prefix: str | None = None, postfix: str | None = None
-    ) -> None:
-        super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
-
-    def add_metrics(self, metrics: Any, *additional_metrics: Metric) -> None:
-        """Add members, as `MetricCollection` does.
-
-        Raises:
-            TypeError: for a metric that is not torchcalib's.
-        """
-        before = dict(self._modules)
-        super().add_metrics(metrics, *additional_metrics)
-        for name, metric in self._modules.items():
-            if not isinstance(metric, StreamingMetric):
-                self._modules = before
-                raise TypeError(
-                    f"`metrics` must be torchcalib metrics, got {type(metric).__name__} as {name!r}. "
-                    "Keep others in a torchmetrics.MetricCollection beside this one."
-                )
-
-    def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
-        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None
-    ) -> None:
-        """Add a batch to every member; see `StreamingMetric.update`."""
-        with self._sharing():
-            super().update(preds, target, weights=weights)
-
-    def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> dict[str, Tensor]:
-        """Add a batch to every member and return the batch's own values, with their gradients."""
-        with self._sharing():
-            values: dict[str, Tensor] = super().forward(preds, target, weights=weights)
-        return values
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return all values, over all ranks; the members' states meet in one collective."""
-        with self._synced():
-            values: dict[str, Tensor] = super().compute()
-        return values
-
-    def __getitem__(self, key: str, copy_state: bool = True) -> StreamingMetric[Any]:
-        """Return a member by its name."""
-        metric = super().__getitem__(key, copy_state)
-        assert isinstance(metric, StreamingMetric)  # add_metrics lets in no other
-        return metric
-
-    def _members(self) -> list[StreamingMetric[Any]]:
-        return [m for m in self._modules.values() if isinstance(m, StreamingMetric)]
-
-    @contextmanager
-    def _sharing(self) -> Iterator[None]:
-        shared: dict[Hashable, Any] = {}
-        with _unchanged_on_error(*self._members()):
-            for metric in self._members():
-                metric._shared = shared
-            try:
-                yield
-            finally:
-                for metric in self._members():
-                    metric._shared = None
-
-    @contextmanager
-    def _synced(self) -> Iterator[None]:
-        """Sync all members that would each sync for themselves; each undoes it on its own after its compute."""
-        groups: dict[Any, list[StreamingMetric[Any]]] = defaultdict(list)
-        for metric in self._members():
-            if (
-                metric._computed is None  # else its value stands, as torchmetrics has it, and needs no sync
-                and metric._to_sync
-                and not metric._is_synced
-                and metric.dist_sync_fn is None
-                and metric.distributed_available_fn()
-            ):
-                groups[metric.process_group].append(metric)
-        together = [metric for group in groups.values() for metric in group]
-        with ExitStack() as stack:
-            for metric in together:
-                stack.enter_context(_unsynced_on_error(metric))
-            for process_group, group in groups.items():
-                for metric, state in zip(group, _met_over_ranks(group, process_group), strict=True):
-                    metric._cache = metric._copy_state_dict()
-                    metric.state, metric._is_synced, metric._to_sync = state, True, False
-            try:
-                yield
-            finally:
-                for metric in together:
-                    metric._to_sync = metric.sync_on_compute
-
-
-def _fingerprint(metrics: Sequence[StreamingMetric[Any]]) -> int:
-    """20 bits that tell metrics of different configurations apart, the same on every rank.
-
-    No more, so that the sum of their squares over thousands of ranks is exact in float64.
-    """
-    settings = [{name: value for name, value in m._configuration().items() if name != "class"} for m in metrics]
-    return zlib.crc32(repr(settings).encode()) & 0xFFFFF
-
-
-def _met_over_ranks(metrics: Sequence[StreamingMetric[Any]], process_group: Any) -> list[Any]:
-    """Return the states of all ranks together: sums in one collective, samples in one more.
-
-    With the sums travel a number that stands for what they are and its square: ranks that sync different things, as
-    when one of them computes a metric once more than the others, would otherwise add them up unseen.
-    """
-    n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
-    announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
-    mark = float(_fingerprint(metrics))
-    packed = torch.cat([*announced, announced[0].new_tensor([mark, mark**2])])
-    torch.distributed.all_reduce(packed, group=process_group)
-    if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
-        names = ", ".join(type(metric).__name__ for metric in metrics)
-        raise RuntimeError(
-            f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
-            "Call compute, plot and bin_table on every rank alike."
-        )
-    announced = list(torch.split(packed[:-2], [part.numel() for part in announced]))
-    sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
-    payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
-    return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
-
-
-def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
-    """Return every payload of every rank, `[metric][rank]`, of these sizes, from one gather (none if all are empty)."""
-    by_rank = list(zip(*sizes, strict=True))
-    longest = max(sum(row) for row in by_rank)
-    mine = torch.cat(list(payloads))
-    if not longest:
-        return [[mine] * len(by_rank) for _ in payloads]
-    padded = torch.cat((mine, mine.new_zeros(longest - mine.numel())))
-    everyone = [torch.empty_like(padded) for _ in by_rank]
-    torch.distributed.all_gather(everyone, padded, group=process_group)
-    split = [torch.split(theirs[: sum(row)], list(row)) for theirs, row in zip(everyone, by_rank, strict=True)]
-    return [list(ranks) for ranks in zip(*split, strict=True)]
 
 
 def _kind_of(
@@ -461,28 +306,3 @@ def _kind_of(
 def _shape(part: Any) -> Any:
     """Describe a part of a state, for an error."""
     return tuple(part.shape) if isinstance(part, Tensor) else f"{len(part)} chunks" if isinstance(part, list) else part
-
-
-@contextmanager
-def _unchanged_on_error(*metrics: StreamingMetric[Any]) -> Iterator[None]:
-    """Put the metrics back as they were if the body raises. Tensors of a state are replaced, never written into."""
-    before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
-    try:
-        yield
-    except BaseException:
-        for metric, attributes in zip(metrics, before, strict=True):
-            metric.__dict__.clear()
-            metric.__dict__.update(attributes)
-        raise
-
-
-@contextmanager
-def _unsynced_on_error(metric: StreamingMetric[Any]) -> Iterator[None]:
-    """Return to the rank's own state if the body raises while the ranks' sum is in place."""
-    was_synced = metric._is_synced
-    try:
-        yield
-    except BaseException:
-        if metric._is_synced and not was_synced:
-            metric.unsync()
-        raise

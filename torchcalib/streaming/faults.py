@@ -1,0 +1,33 @@
+"""What becomes of metrics when something fails: they are as they were."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchcalib.streaming.metric import StreamingMetric
+
+
+@contextmanager
+def unchanged_on_error(*metrics: "StreamingMetric[Any]") -> Iterator[None]:
+    """Put the metrics back as they were if the body raises. Tensors of a state are replaced, never written into."""
+    before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
+    try:
+        yield
+    except BaseException:
+        for metric, attributes in zip(metrics, before, strict=True):
+            metric.__dict__.clear()
+            metric.__dict__.update(attributes)
+        raise
+
+
+@contextmanager
+def unsynced_on_error(metric: "StreamingMetric[Any]") -> Iterator[None]:
+    """Return to the rank's own state if the body raises while the ranks' sum is in place."""
+    was_synced = metric._is_synced
+    try:
+        yield
+    except BaseException:
+        if metric._is_synced and not was_synced:
+            metric.unsync()
+        raise

@@ -1,0 +1,57 @@
+"""States of all ranks together: sums in one collective, whole samples in one more."""
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torchcalib.streaming.metric import StreamingMetric
+
+
+def fingerprint(metrics: "Sequence[StreamingMetric[Any]]") -> int:
+    """20 bits that tell metrics of different configurations apart, the same on every rank.
+
+    No more, so that the sum of their squares over thousands of ranks is exact in float64.
+    """
+    settings = [{name: value for name, value in m._configuration().items() if name != "class"} for m in metrics]
+    return zlib.crc32(repr(settings).encode()) & 0xFFFFF
+
+
+def met_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[Any]:
+    """Return the states of all ranks together: sums in one collective, samples in one more.
+
+    With the sums travel a number that stands for what they are and its square: ranks that sync different things, as
+    when one of them computes a metric once more than the others, would otherwise add them up unseen.
+    """
+    n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
+    announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
+    mark = float(fingerprint(metrics))
+    packed = torch.cat([*announced, announced[0].new_tensor([mark, mark**2])])
+    torch.distributed.all_reduce(packed, group=process_group)
+    if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
+        names = ", ".join(type(metric).__name__ for metric in metrics)
+        raise RuntimeError(
+            f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
+            "Call compute, plot and bin_table on every rank alike."
+        )
+    announced = list(torch.split(packed[:-2], [part.numel() for part in announced]))
+    sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
+    payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
+    return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
+
+
+def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
+    """Return every payload of every rank, `[metric][rank]`, of these sizes, from one gather (none if all are empty)."""
+    by_rank = list(zip(*sizes, strict=True))
+    longest = max(sum(row) for row in by_rank)
+    mine = torch.cat(list(payloads))
+    if not longest:
+        return [[mine] * len(by_rank) for _ in payloads]
+    padded = torch.cat((mine, mine.new_zeros(longest - mine.numel())))
+    everyone = [torch.empty_like(padded) for _ in by_rank]
+    torch.distributed.all_gather(everyone, padded, group=process_group)
+    split = [torch.split(theirs[: sum(row)], list(row)) for theirs, row in zip(everyone, by_rank, strict=True)]
+    return [list(ranks) for ranks in zip(*split, strict=True)]
