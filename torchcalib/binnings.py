@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.binomial import rejected_in_bins, t_interval
-from torchcalib.bins import BinTable, TCETable, equal_width_edges
+from torchcalib.bins import BinTable, TCETable, equal_width_edges, root
 from torchcalib.kernels import isotonic
 from torchcalib.kernels.isotonic import Ties, Variant
 from torchcalib.kernels.looking import look
@@ -227,6 +227,4 @@ def norm_over_bins(loss: Callable[[BinStats], Tensor], b: BinStats, norm: Norm) 
         return value.masked_fill((b.total == 0).unsqueeze(-1), torch.nan).amax(-1)
     if norm == "l1":
         return (b.share * value).sum(-1)
-    total = (b.share * value.square()).sum(-1)
-    zero = total == 0  # where the slope of the root is infinite, and of no use
-    return total.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+    return root((b.share * value.square()).sum(-1))

@@ -36,9 +36,13 @@ def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
         few = b.n < 2
         variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
         square = square - variance.masked_fill(few, 0)
-    total = (b.share * square).sum(-1).clamp(min=0)
-    zero = total == 0  # where the slope of the root is infinite, and of no use
-    return total.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+    return root((b.share * square).sum(-1).clamp(min=0))
+
+
+def root(x: Tensor) -> Tensor:
+    """Return sqrt(x), with gradient 0 at 0, where the slope is infinite and of no use."""
+    zero = x == 0
+    return x.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
 
 def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:

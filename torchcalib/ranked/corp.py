@@ -131,7 +131,8 @@ class CORP(RankedMetric):
         **options: those of `RankedMetric`.
     """
 
-    question = "how much would the best rising recalibration gain on this sample"
+    unit = "of the score: squared probability, or nats"
+    question = "how large is a part of the score: by default what the best rising recalibration would gain"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
     higher_is_better = None  # it depends on the component
     plot_upper_bound = None
