@@ -14,6 +14,7 @@ from torchcalib.predictions import (
     InputFormat,
     InputOptions,
     Task,
+    by_replicates,
     check_average,
     check_flag,
     check_task,
@@ -21,7 +22,7 @@ from torchcalib.predictions import (
     read_input,
     task_read_as,
 )
-from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.reductions import Reduction, n_events, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import StreamingMetric
@@ -117,8 +118,9 @@ def evaluate(
     options: InputOptions,
 ) -> Tensor:
     """Read the input, put it into bins, and read the value."""
-    statistic, dtype = statistic_of(reading, task, preds, target, options)
-    return reading.read(from_bins, statistic).to(dtype)
+    p = read_input(task, preds, target, options, **reading.demands)
+    recipe = reading.recipe()
+    return by_replicates(lambda p: reading.read(from_bins, recipe.of(p)), p, n_events(p, reading.classwise)).to(p.dtype)
 
 
 class BinnedMetric(StreamingMetric[BinStats | RankedSample]):

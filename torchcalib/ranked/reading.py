@@ -11,13 +11,14 @@ from torchcalib.predictions import (
     InputFormat,
     InputOptions,
     Task,
+    by_replicates,
     check_average,
     check_task,
     count_of_outputs,
     read_input,
     task_read_as,
 )
-from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.reductions import Reduction, n_events, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.streaming import StreamingMetric
 
@@ -72,7 +73,9 @@ def evaluate(
 ) -> Tensor:
     """Read the input, take every sample of it, and read the value."""
     p = read_input(task, preds, target, options, **reading.demands)
-    return reading.read(from_sample, ExactSample(reading.resolved_reduction).of(p)).to(p.dtype)
+    recipe = ExactSample(reading.resolved_reduction)
+    elements = n_events(p, reading.resolved_reduction == "classwise")
+    return by_replicates(lambda p: reading.read(from_sample, recipe.of(p)), p, elements).to(p.dtype)
 
 
 class RankedMetric(StreamingMetric[RankedSample]):
