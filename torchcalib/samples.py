@@ -193,7 +193,7 @@ class ExactSample:
             return RankedSample(score, outcome, None, scores.from_logits)
         weights = p.weights.unsqueeze(-2) if p.task == "multiclass" and self.reduction == "classwise" else p.weights
         absent = ~(weights > 0)  # 0 is left out; NaN is a bad row that could not be raised
-        score = score.expand(torch.broadcast_shapes(score.shape, absent.shape)).masked_fill(absent, torch.nan)
+        score = torch.where(absent, torch.nan, score)
         poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
             return RankedSample(score, outcome.masked_fill(absent, 0), None, scores.from_logits, poisoned)

@@ -201,13 +201,16 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
     Returns:
         `(*p.replicates, *)`.
     """
-    replicates = p.replicates
-    if p.weights is None or not replicates:
+    if p.weights is None or not p.replicates:
         return read(p)
-    ways = p.weights.flatten(0, len(replicates) - 1)
-    pieces = ways.split(max(1, _MOST_AT_ONCE // max(1, elements)))
-    values = torch.cat([read(p.weighed(piece)) for piece in pieces])
-    return values.reshape(*replicates, *values.shape[1:])
+    ways = p.weights.flatten(0, len(p.replicates) - 1)
+    values = torch.cat([read(p.weighed(piece)) for piece in torch.split(ways, replicates_at_once(elements))])
+    return values.reshape(*p.replicates, *values.shape[1:])
+
+
+def replicates_at_once(elements: int) -> int:
+    """Return in how many ways rows are weighed at a time where each makes this many numbers."""
+    return max(1, _MOST_AT_ONCE // max(1, elements))
 
 
 def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
