@@ -23,6 +23,7 @@ from torchcalib.binned import (
 )
 from torchcalib.binomial import betainc, binomial_test
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.bootstrap import Bootstrapped, Interval, bootstrap
 from torchcalib.calibration_loss import (
     Recommendation,
     ScoreDivergence,
@@ -94,6 +95,7 @@ __all__ = [
     "BayesRisk",
     "BayesRiskCurve",
     "BinTable",
+    "Bootstrapped",
     "Brier",
     "CORPDecomposition",
     "CalibrationCollection",
@@ -101,6 +103,7 @@ __all__ = [
     "DPCalibration",
     "HistogramBinning",
     "InputOptions",
+    "Interval",
     "Isotonic",
     "Recommendation",
     "Report",
@@ -117,6 +120,7 @@ __all__ = [
     "betainc",
     "bin_table",
     "binomial_test",
+    "bootstrap",
     "brier_per_sample",
     "brier_score",
     "calibrated",

@@ -134,9 +134,9 @@ def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
     return reduction
 
 
-def n_events(p: Predictions, classwise: bool) -> int:
-    """Return how many events there are: one for each sample, or for each sample and class."""
-    return p.given.numel() if classwise else p.samples.numel()
+def n_events(p: Predictions, reduction: Reduction) -> int:
+    """Return how many events a reduction makes of the samples."""
+    return p.given.numel() if reduction == "classwise" else p.samples.numel()
 
 
 def reduce_to_events(p: Predictions, reduction: Reduction, with_ecd: bool = False) -> Events:

@@ -22,7 +22,7 @@ from torchcalib.predictions import (
     read_input,
     task_read_as,
 )
-from torchcalib.reductions import Reduction, n_events, resolve_reduction
+from torchcalib.reductions import Reduction, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import StreamingMetric
@@ -120,7 +120,7 @@ def evaluate(
     """Read the input, put it into bins, and read the value."""
     p = read_input(task, preds, target, options, **reading.demands)
     recipe = reading.recipe()
-    return by_replicates(lambda p: reading.read(from_bins, recipe.of(p)), p, n_events(p, reading.classwise)).to(p.dtype)
+    return by_replicates(lambda p: reading.read(from_bins, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
 class BinnedMetric(StreamingMetric[BinStats | RankedSample]):

@@ -18,7 +18,7 @@ from torchcalib.predictions import (
     read_input,
     task_read_as,
 )
-from torchcalib.reductions import Reduction, n_events, resolve_reduction
+from torchcalib.reductions import Reduction, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.streaming import StreamingMetric
 
@@ -74,8 +74,7 @@ def evaluate(
     """Read the input, take every sample of it, and read the value."""
     p = read_input(task, preds, target, options, **reading.demands)
     recipe = ExactSample(reading.resolved_reduction)
-    elements = n_events(p, reading.resolved_reduction == "classwise")
-    return by_replicates(lambda p: reading.read(from_sample, recipe.of(p)), p, elements).to(p.dtype)
+    return by_replicates(lambda p: reading.read(from_sample, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
 class RankedMetric(StreamingMetric[RankedSample]):

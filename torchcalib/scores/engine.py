@@ -104,8 +104,7 @@ def evaluate(
     checked = None if priors is None else read_priors(priors, p.num_classes)
     reading = ScoreReading(score, p.task, normalize, checked, average)
     recipe = score.recipe(reading.by_class)
-    elements = p.samples.numel() * (p.num_classes if p.soft and reading.by_class else 1)
-    return by_replicates(lambda p: reading.read(recipe.of(p)), p, elements).to(p.dtype)
+    return by_replicates(lambda p: reading.read(recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
 def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
