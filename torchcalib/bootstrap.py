@@ -171,7 +171,7 @@ def bootstrap(
         drawn = multinomial_counts(seed, streams, n_units, wide_dtype(preds.device))
         if unit_of is not None:
             drawn = drawn[:, unit_of].masked_fill(~present, 0)
-        drawn = drawn.reshape(len(streams), *[1] * len(lead), -1).expand(-1, *lead, -1)
+        drawn = drawn.reshape(len(streams), *[1] * len(lead), len(present)).expand(-1, *lead, -1)
         return drawn if weights is None else drawn * weights
 
     with torch.no_grad():
@@ -257,7 +257,7 @@ class Replicates(SumsKind[S]):
         wide = wide_dtype(p.given.device)
 
         def sums_of(weights: Tensor) -> Tensor:
-            weights = weights.reshape(-1, *[1] * (len(p.samples) - 1), n)
+            weights = weights.reshape(len(weights), *[1] * (len(p.samples) - 1), n)
             return self.recipe.of(p.weighed(weights if p.weights is None else weights * p.weights)).sums
 
         sums = [sums_of(torch.ones(1, n, dtype=wide, device=p.given.device))]
