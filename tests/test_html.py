@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from torchcalib import Report, TCETable, html
+from torchcalib.files import write_whole
 from torchcalib.html import render, save_report
 from torchcalib.plots import DARK, LIGHT
 from torchcalib.report import ReportBuilder
@@ -389,7 +390,7 @@ def test_failed_write_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="no"):
-        html._write(tmp_path / "x", b"new")
+        write_whole(tmp_path / "x", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
 
 

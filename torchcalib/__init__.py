@@ -32,7 +32,14 @@ from torchcalib.calibration_loss import (
     recommend,
     score_divergence,
 )
-from torchcalib.calibrators import DPCalibration, HistogramBinning, Isotonic, Temperature
+from torchcalib.calibrators import (
+    DPCalibration,
+    HistogramBinning,
+    Isotonic,
+    Temperature,
+    load_calibrator,
+    save_calibrator,
+)
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
@@ -129,6 +136,7 @@ __all__ = [
     "expected_cost",
     "gce",
     "ks",
+    "load_calibrator",
     "mce",
     "nees",
     "nees_per_sample",
@@ -139,6 +147,7 @@ __all__ = [
     "recommend",
     "report",
     "rmsce",
+    "save_calibrator",
     "score_divergence",
     "tce",
     "tce_table",
