@@ -166,7 +166,8 @@ def _fitted(builder: ReportBuilder, report: Report) -> Transform:
     if report.calibration is None:
         raise ValueError(_no_calibrator(report.notes[-1].removesuffix(".")))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the notes of the report say what they say
-        return builder.fit(report.calibration.calibrator)
+        transform: Transform = builder.fit(report.calibration.calibrator)
+    return transform
 
 
 def _no_calibrator(why: str) -> str:

@@ -227,8 +227,8 @@ def _calibration_section(stage: CalibrationStage) -> _CalibrationSection:
         rows: list[dict[str, Any]] = [{"calibrator": "none: as they are", "value": raw, "rcl": None}]
         rows += [{"calibrator": gain.calibrator, "value": gain.value, "rcl": gain.rcl} for gain in gains]
         longest = max((row["value"] for row in rows if math.isfinite(row["value"])), default=0)
-        for row in rows:  # the length of its bar in percent
-            row["bar"] = 100 * row["value"] / longest if longest > 0 and math.isfinite(row["value"]) else 0
+        for row in rows:  # the length of its bar in percent, None for one without an end
+            row["bar"] = 100 * row["value"] / (longest or 1) if math.isfinite(row["value"]) else None
         groups.append((score, rows))
     made_infinite = any(math.isinf(gain.value) and math.isfinite(stage.raw[gain.score]) for gain in stage.gains)
     return _CalibrationSection(stage, groups, made_infinite)

@@ -85,6 +85,8 @@ def show(report: Report) -> None:
         console.print(f"[bold]{escape(report.calibration.recommendation.text)}[/bold]")
         console.print()
         console.print(_gain_table(report.calibration))
+        for note in report.calibration.notes:
+            console.print(f"[dim]{escape(note)}[/dim]")
     console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
 

@@ -106,20 +106,20 @@ class KeptSamples:
 
 
 def calibration_stage(kept: KeptSamples) -> tuple[CalibrationStage | None, tuple[str, ...]]:
-    """Try every calibrator that applies, and say what a reader must know of it; None if nothing can be said."""
+    """Try every calibrator that applies; None, and a note of why, where this cannot be done."""
     why_not = kept.why_not
     if not why_not:
         try:
             p = kept.read()
             why_not = _why_no_folds(p)
             if not why_not:
-                return _stage(p)
+                return _stage(p), ()
         except RuntimeError as error:  # no memory, above all: the rest of the report is worth having
             why_not = f"trying calibrators failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
     return None, (f"What a calibration stage would gain is left out: {why_not}.",)
 
 
-def _stage(p: Predictions) -> tuple[CalibrationStage, tuple[str, ...]]:
+def _stage(p: Predictions) -> CalibrationStage:
     """Cross-validate. Every calibrator has the same folds, and one solve for all of them."""
     tried, notes = _applicable(p)
     at, n_folds = folds_of(p, FOLDS)
@@ -141,7 +141,7 @@ def _stage(p: Predictions) -> tuple[CalibrationStage, tuple[str, ...]]:
     affine = [calibrator for calibrator in tried if isinstance(calibrator, Temperature | DPCalibration)]
     best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
     notes += tuple(f"{_listed(names)}: {remark.replace('`', '')}" for remark, names in remarked.items())
-    return CalibrationStage(recommendation, raw, found, best, n_folds, FOLDS["seed"]), notes
+    return CalibrationStage(recommendation, raw, found, best, n_folds, FOLDS["seed"], notes)
 
 
 def _rcl(raw: float, after: float) -> float:

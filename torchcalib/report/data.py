@@ -73,6 +73,7 @@ class CalibrationStage:
             returns the transform.
         n_folds: how many folds, stratified by class.
         seed: of the deal.
+        notes: what a reader must know of the fits, to all samples, and what was not tried; sentences.
     """
 
     recommendation: Recommendation
@@ -81,6 +82,7 @@ class CalibrationStage:
     calibrator: Calibrator[Any]
     n_folds: int
     seed: int
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -186,7 +188,8 @@ class Report(Mapping[str, float]):
                 f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit}"
             )
             group = line.group
-        advice = [] if self.recommendation is None else ["", self.recommendation.text]
+        stage = self.calibration
+        advice = [] if stage is None else ["", " ".join([stage.recommendation.text, *stage.notes])]
         return "\n".join([self.sentence, *advice, "", *rows, *self.notes, "", str(self.main_table)])
 
 
