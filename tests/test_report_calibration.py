@@ -288,7 +288,10 @@ def test_infinite_scores_have_words_for_their_gain():
     assert "makes it infinite" in tc.recommend(
         *realistic("binary"), task="binary", from_logits=True, calibrators=list(CALIBRATORS.values())
     ).text  # fmt: skip
-    for each in (report, certain):
+    p[2] = torch.nan
+    unknown = tc.report(p, y, task="binary", validate_args=False)
+    assert unknown.recommendation.text == "NLL is undefined, and with it what calibration would gain."
+    for each in (report, certain, unknown):
         assert "undefined" in render(replace(each, tables={}, tests={}))
 
 
@@ -415,6 +418,17 @@ def test_command_saves_dp_calibration_where_none_is_worthwhile(tmp_path, capsys)
 def test_command_saves_what_fits_left_alone_without_a_warning(tmp_path):
     np.savez(tmp_path / "a.npz", probs=np.array([0.1, 0.2, 0.7, 0.9]), targets=np.array([0, 0, 1, 1]))
     assert main(["report", str(tmp_path / "a.npz"), "--save-calibrator", str(tmp_path / "cal.pt")]) == 0
+
+
+def test_command_tries_no_calibrators_if_told_so(tmp_path, capsys, monkeypatch):
+    path, *_ = written(tmp_path, "binary")
+    monkeypatch.setattr(module, "out_of_fold", lambda *_: pytest.fail("it tried one"))
+    assert main(["report", str(path), "--no-calibration"]) == 0
+    assert "calibration stage" not in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(path), "--no-calibration", "--save-calibrator", str(tmp_path / "cal.pt")])
+    assert left.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def failing(arguments, capsys):

@@ -78,10 +78,14 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz, .pt, .safetensors, .csv, .parquet (several are shards of one data set), or a pair of .npy files",
     )
     report.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams there")
-    report.add_argument(
+    calibration = report.add_mutually_exclusive_group()
+    calibration.add_argument(
         "--save-calibrator",
         metavar="PATH",
         help="fit the recommended calibrator to all samples and write it there, for torchcalib.load_calibrator",
+    )
+    calibration.add_argument(
+        "--no-calibration", action="store_true", help="try no calibrators, which takes longer than all the rest"
     )
     report.add_argument("--preds", metavar="NAME", help="key or column of the predictions (default: found by name)")
     report.add_argument("--target", metavar="NAME", help="key or column of the targets (default: found by name)")
@@ -134,6 +138,7 @@ def _report(arguments: argparse.Namespace) -> None:
         task=files.task,
         n_bins=arguments.n_bins,
         right=arguments.right,
+        with_calibration=not arguments.no_calibration,
         from_logits=files.from_logits,
         ignore_index=arguments.ignore_index,
     )

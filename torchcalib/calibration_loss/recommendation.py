@@ -112,6 +112,8 @@ def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, wor
         return f"Calibration would cut {score} by {gain:.1f} %: add {best}{rest}."
     if gain > 0:
         return f"Calibration would cut {score} by {gain:.1f} % only ({best}): leave the predictions as they are."
+    if math.isnan(raw):
+        return f"{score} is undefined, and with it what calibration would gain."
     if raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
     return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."
