@@ -50,28 +50,23 @@ class KeptSamples:
         """Keep a copy of a piece, which has been checked; or of nothing any more, from the first that does not fit."""
         if self.why_not:
             return
-        preds, soft = self._flat(preds), target.shape == preds.shape and self._format.task == "multiclass"
-        self._n_values += preds.numel()
-        self._n_samples += len(preds) if self._format.task == "multiclass" else preds.numel()
+        samples = self._flat(preds)
+        self._n_values += samples.numel()
+        self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
         if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
             self._give_up(
                 f"calibrators are tried on up to {MOST_SAMPLES:,} samples and {MOST_VALUES:,} values of predictions, "
                 "and there are more. Call torchcalib.recommend on a part of them"
             )
             return
-        labels = self._flat(target) if soft or self._format.task == "multilabel" else target.reshape(-1)
         weights = None if weights is None else weights.detach().reshape(-1)
-        if target.is_floating_point():
-            present = torch.ones_like(labels, dtype=torch.bool)
-            if weights is not None:
-                present &= (weights != 0).reshape(-1, *[1] * (labels.dim() - 1))
-            if bool((present & (labels != labels.round())).any()):
-                self._give_up("calibrators are fitted to labels, and targets are shares")
-                return
-            labels = torch.where(present, labels, 0).long()
-        labels = labels.argmax(-1) if soft else labels
-        # A copy: callers reuse their buffers.
-        self._pieces.append((preds.detach().clone(), labels.clone(), None if weights is None else weights.clone()))
+        labels = self._labels(target, weights, target.shape == preds.shape)
+        if labels is None:
+            self._give_up("calibrators are fitted to labels, and targets are shares")
+            return
+        # Copies: callers reuse their buffers.
+        piece = samples.detach().clone(), labels.clone(), None if weights is None else weights.clone()
+        self._pieces.append(piece)
 
     def read(self) -> Predictions:
         """Return all of them in canonical form."""
@@ -100,6 +95,19 @@ class KeptSamples:
         if self._format.task == "binary":
             return x.reshape(-1)
         return x.movedim(self._format.class_axis, -1).flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+    def _labels(self, target: Tensor, weights: Tensor | None, like_preds: bool) -> Tensor | None:
+        """Return integer labels, `(N,)` or for labels `(N, L)`; None if some are shares."""
+        labels = self._flat(target) if like_preds else target.reshape(-1)
+        if not labels.is_floating_point():
+            return labels
+        present = torch.ones_like(labels, dtype=torch.bool)
+        if weights is not None:
+            present &= (weights != 0).unsqueeze(-1) if labels.dim() == 2 else weights != 0
+        if bool((present & (labels != labels.round())).any()):
+            return None
+        labels = torch.where(present, labels, 0).long()
+        return labels.argmax(-1) if self._format.task == "multiclass" else labels
 
     def _give_up(self, why: str) -> None:
         self.why_not, self._pieces = why, []
