@@ -3,7 +3,8 @@
 Every function and streaming class (samples kept whole, and as a sketch), in float32, float16 and bfloat16, against the
 float64 result of the same numbers on the CPU, with gradients; `update` must never wait for the device; bad rows must
 be raised by `compute`. The isotonic kernels must find the blocks that the CPU finds, calibrators the optimum, and the
-bootstrap must draw what it draws there. Prints a table, writes JSON, and exits with 1 on any failure. Without a GPU it says so and exits with 0.
+bootstrap must draw what it draws there. Prints a table, writes JSON, and exits with 1 on any failure. Without a GPU it
+says so and exits with 0.
 """
 
 import argparse

@@ -33,7 +33,14 @@ from torchcalib.calibration_loss import (
     recommend,
     score_divergence,
 )
-from torchcalib.calibrators import DPCalibration, HistogramBinning, Isotonic, Temperature
+from torchcalib.calibrators import (
+    DPCalibration,
+    HistogramBinning,
+    Isotonic,
+    Temperature,
+    load_calibrator,
+    save_calibrator,
+)
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
@@ -133,6 +140,7 @@ __all__ = [
     "expected_cost",
     "gce",
     "ks",
+    "load_calibrator",
     "mce",
     "nees",
     "nees_per_sample",
@@ -143,6 +151,7 @@ __all__ = [
     "recommend",
     "report",
     "rmsce",
+    "save_calibrator",
     "score_divergence",
     "tce",
     "tce_table",
