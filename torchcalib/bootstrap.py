@@ -161,24 +161,22 @@ def bootstrap(
         raise TypeError(f"`metric` must be a function such as torchcalib.ece, got {metric!r}.")
     names = InputOptions.__annotations__
     p = read_input(task, preds, target, {"weights": weights, **{k: v for k, v in options.items() if k in names}})
-    present, unit_of, n_units = _units(p, groups)
+    draws = Resampling(p, seed, groups)
     if groups is not None and _takes(metric, "groups"):
         options["groups"] = groups
     lead = p.samples[:-2] if p.task == "multilabel" else p.samples[:-1]  # of labels there is one weight for all
 
     def weighed(streams: Tensor) -> Tensor:
         """Weights of replicates `(r, ..., N)`."""
-        drawn = multinomial_counts(seed, streams, n_units, wide_dtype(preds.device))
-        if unit_of is not None:
-            drawn = drawn[:, unit_of].masked_fill(~present, 0)
-        drawn = drawn.reshape(len(streams), *[1] * len(lead), len(present)).expand(-1, *lead, -1)
+        drawn = draws.counts(streams)
+        drawn = drawn.reshape(len(streams), *[1] * len(lead), -1).expand(-1, *lead, -1) if lead else drawn
         return drawn if weights is None else drawn * weights
 
     with torch.no_grad():
         value = metric(preds, target, task=task, weights=weights, **options)
         streams = torch.arange(n_replicates, device=preds.device)
         found = []
-        for some in torch.split(streams, replicates_at_once(math.prod(lead) * len(present))):
+        for some in torch.split(streams, replicates_at_once(math.prod(lead) * p.samples[-1])):
             found.append(metric(preds, target, task=task, weights=weighed(some), **options))
             _check_values(found[-1], value, len(some))
     if isinstance(value, tuple):
@@ -188,24 +186,40 @@ def bootstrap(
     return Interval(value, torch.cat(found), level)
 
 
-def _units(p: Predictions, groups: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
-    """Return which samples there are `(N,)`, what is drawn with each `(N,)` (None: itself), and how many are drawn."""
-    n = p.samples[-1]
-    present = torch.ones(n, dtype=torch.bool, device=p.given.device)
-    if p.weights is not None:
-        present = ~in_all_replicates(p.weights == 0, 1).expand(n)
-    if groups is not None:
-        if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
-            what = f"dtype {groups.dtype}" if isinstance(groups, Tensor) else type(groups).__name__
-            raise TypeError(f"`groups` must be a tensor of integers, got {what}. Number them from 0.")
-        if groups.shape != (n,):
-            raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
-        names, index = torch.unique(groups.to(present.device)[present], return_inverse=True)
-        unit_of = torch.zeros(n, dtype=torch.int64, device=present.device).masked_scatter(present, index)
-        return present, unit_of, max(1, len(names))
-    if p.weights is None or bool(present.all()):
-        return present, None, n
-    return present, (present.cumsum(-1) - 1).clamp(min=0), max(1, int(present.sum()))
+class Resampling:
+    """Draws with replacement, of samples or of groups of them, as often as there are any.
+
+    Args:
+        p: whose samples are drawn; those that are left out in all series are not.
+        seed: of the draws.
+        groups: integers `(N,)`; samples of equal number are drawn together.
+    """
+
+    def __init__(self, p: Predictions, seed: int, groups: Tensor | None = None) -> None:
+        n = p.samples[-1]
+        self._seed, self._device = seed, p.given.device
+        self._present = torch.ones(n, dtype=torch.bool, device=self._device)
+        if p.weights is not None:
+            self._present = ~in_all_replicates(p.weights == 0, 1).expand(n)
+        self._unit_of: Tensor | None = None  # what is drawn with each sample; None: itself
+        self._n_units = n
+        if groups is not None:
+            if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
+                what = f"dtype {groups.dtype}" if isinstance(groups, Tensor) else type(groups).__name__
+                raise TypeError(f"`groups` must be a tensor of integers, got {what}. Number them from 0.")
+            if groups.shape != (n,):
+                raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
+            names, index = torch.unique(groups.to(self._device)[self._present], return_inverse=True)
+            self._unit_of = torch.zeros(n, dtype=torch.int64, device=self._device).masked_scatter(self._present, index)
+            self._n_units = max(1, len(names))
+        elif not bool(self._present.all()):
+            self._unit_of = (self._present.cumsum(-1) - 1).clamp(min=0)
+            self._n_units = max(1, int(self._present.sum()))
+
+    def counts(self, replicates: Tensor) -> Tensor:
+        """Return how often every sample is drawn in each of these replicates, `(r, N)` of the dtype of sums."""
+        drawn = multinomial_counts(self._seed, replicates, self._n_units, wide_dtype(self._device))
+        return drawn if self._unit_of is None else drawn[:, self._unit_of].masked_fill(~self._present, 0)
 
 
 def _takes(metric: Callable[..., Any], option: str) -> bool:

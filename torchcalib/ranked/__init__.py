@@ -7,7 +7,7 @@ from torchcalib.ranked.corp import CORP, CORPDecomposition, corp, corp_from_samp
 from torchcalib.ranked.gce import GCE, gce
 from torchcalib.ranked.ks import KS, ks, ks_from_sample
 from torchcalib.ranked.reading import RankedMetric, RankedReading
-from torchcalib.ranked.tce import TCE, tce, tce_table
+from torchcalib.ranked.tce import TCE, tce, tce_from_bins, tce_table
 
 __all__ = [
     "CORP",
@@ -23,5 +23,6 @@ __all__ = [
     "ks",
     "ks_from_sample",
     "tce",
+    "tce_from_bins",
     "tce_table",
 ]

@@ -1,5 +1,6 @@
 """The numbers of a report, each made of a metric's identity card."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,16 @@ from torchcalib.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric
 from torchcalib.binnings import Binning
 from torchcalib.bins import TCETable, ece_from_bins, rmsce_from_bins
 from torchcalib.predictions import Task
-from torchcalib.ranked import CORP, KS, TCE, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
+from torchcalib.ranked import (
+    CORP,
+    KS,
+    TCE,
+    CORPDecomposition,
+    RankedMetric,
+    corp_from_sample,
+    ks_from_sample,
+    tce_from_bins,
+)
 from torchcalib.reductions import Reduction
 from torchcalib.report.data import Line
 from torchcalib.samples import RankedSample, by_pieces
@@ -26,6 +36,12 @@ GROUPS: dict[Reduction, str] = {
     "classwise": "class-wise",
 }
 
+_SHARES = {"NLL": "NCE", "Brier": "NBS"}
+"""Scores as a share of what always predicting the class shares gets."""
+
+_TESTED, _ALPHA = Binning("pava_bc"), 0.05
+"""TCE as it is by default."""
+
 _PARTS = {
     "mcb": "how much of the Brier score would the best rising recalibration take away",
     "dsc": "how much has telling samples apart taken away, once recalibrated",
@@ -34,73 +50,102 @@ _PARTS = {
 """Parts of the Brier score of an event, MCB - DSC + UNC, and what each answers."""
 
 
-def score_lines(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> list[Line]:
-    """A score, with what the class shares alone would get, and as a share of that where this means something."""
-    reading = ScoreReading(metric.score, task)
-    lines = [_line(metric, "scores", metric.__name__.lower(), reading.read(s), float(reading.of_prior(s)))]
+def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
+    """A score, and its share of what the class shares alone would get where this means something; `(...)` each."""
+    values = {metric.__name__.lower(): ScoreReading(metric.score, task).read(s)}
     if metric.score.normalizable:
-        name = {"NLL": "NCE", "Brier": "NBS"}[metric.__name__]
-        value = ScoreReading(metric.score, task, normalize="prior").read(s)
+        values[_SHARES[metric.__name__].lower()] = ScoreReading(metric.score, task, normalize="prior").read(s)
+    return values
+
+
+def score_lines(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> list[Line]:
+    """Lines of `score_values`, with what the class shares alone would get."""
+    (key, value), *share = score_values(metric, s, task).items()
+    lines = [_line(metric, "scores", key, value, float(ScoreReading(metric.score, task).of_prior(s)))]
+    for key, value in share:
         question = f"{metric.__name__} as a share of what always predicting the class shares gets"
-        line = _line(metric, "scores", name.lower(), value, 1.0)
-        lines.append(replace(line, name=name, unit="share of naive", question=question))
+        line = _line(metric, "scores", key, value, 1.0)
+        lines.append(replace(line, name=_SHARES[metric.__name__], unit="share of naive", question=question))
     return lines
 
 
+def error_values(b: BinStats, reduction: Reduction) -> dict[str, Tensor]:
+    """Every error over equal-width bins `(...)`; class-wise the mean over classes."""
+    values = {m.__name__.lower(): m.from_bins(b) for m in ERRORS}
+    values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
+    classwise = reduction == "classwise"
+    return {f"{name}/{reduction}": value.mean(-1) if classwise else value for name, value in values.items()}
+
+
 def error_lines(b: BinStats, reduction: Reduction) -> list[Line]:
-    """Every error over equal-width bins; class-wise the mean over classes. Predicting the class shares gets 0."""
-    group = GROUPS[reduction]
-    lines = [_line(m, group, f"{m.__name__.lower()}/{reduction}", m.from_bins(b).mean()) for m in ERRORS]
-    debiased = _line(RMSCE, group, f"rmsce_debiased/{reduction}", rmsce_from_bins(b, debiased=True).mean())
-    return [*lines, replace(debiased, name="RMSCE debiased", question="the same, less what the noise of the bins adds")]
+    """Lines of `error_values`. Predicting the class shares gets 0."""
+    *usual, debiased = error_values(b, reduction).items()
+    lines = [_line(m, GROUPS[reduction], *item) for m, item in zip(ERRORS, usual, strict=True)]
+    last = _line(RMSCE, GROUPS[reduction], *debiased)
+    return [*lines, replace(last, name="RMSCE debiased", question="the same, less what the noise of the bins adds")]
+
+
+def order_values(sample: RankedSample, has_labels: bool, reduction: Reduction, n_bins: int) -> dict[str, Tensor]:
+    """Every number of a sample in order, the mean over labels if it has any.
+
+    Args:
+        sample: `(..., N)`, or `(..., L, N)` for labels.
+        has_labels: whether outcomes are labels. If not, what counts labels is left out.
+        reduction: what the scores are of.
+        n_bins: of the ACE.
+    """
+    readings: dict[str, Callable[[RankedSample], Tensor]] = {
+        "ace": lambda part: ece_from_bins(Binning("equal_mass", n_bins).of(part)),
+        "ks": ks_from_sample,
+    }
+    if has_labels:
+        readings["tce"] = lambda part: tce_from_bins(_TESTED.of(part), alpha=_ALPHA, test="binomial", norm="l1")
+        readings["corp"] = partial(corp_from_sample, score="brier")
+    values = {}
+    for name, read in readings.items():
+        value = by_pieces(read, sample)
+        values[name] = value.mean(sample.score.dim() - 2) if reduction == "classwise" else value
+    if has_labels:
+        parts = CORPDecomposition(*values.pop("corp").unbind(-1))
+        values |= {name: getattr(parts, name) for name in _PARTS}
+    return {f"{name}/{reduction}": value for name, value in values.items()}
 
 
 def order_lines(
     sample: RankedSample, has_labels: bool, reduction: Reduction, n_bins: int, likeliest: float
 ) -> tuple[list[Line], TCETable | None]:
-    """Every number of a sample in order, the mean over labels if it has any, and the table of the tested bins.
+    """Lines of `order_values`, and the table of the tested bins, all labels pooled; none if there are no labels.
 
-    Args:
-        sample: `(N,)`, or `(L, N)` for labels.
-        has_labels: whether outcomes are labels. If not, what counts labels is left out, and there is no table.
-        reduction: what the scores are of.
-        n_bins: of the ACE.
-        likeliest: share of the most frequent class.
+    Arguments are those of `order_values`; `likeliest` is the share of the most frequent class.
     """
-    group = GROUPS[reduction]
-    equal_mass = Binning("equal_mass", n_bins)
-    of_mass = by_pieces(lambda part: ece_from_bins(equal_mass.of(part)), sample).mean()
-    ace = _line(ACE, group, f"ace/{reduction}", of_mass)
-    ks = _line(KS, group, f"ks/{reduction}", by_pieces(ks_from_sample, sample).mean())
+    group, values = GROUPS[reduction], order_values(sample, has_labels, reduction, n_bins)
+    metrics: tuple[type[BinnedMetric | RankedMetric], ...] = (ACE, TCE, KS) if has_labels else (ACE, KS)
+    keys = [f"{m.__name__.lower()}/{reduction}" for m in metrics]
+    lines = [_line(m, group, key, values[key]) for m, key in zip(metrics, keys, strict=True)]
     if not has_labels:
-        return [ace, ks], None
-    table = _tested(sample.pooled())
-    rejected = table.tce if sample.score.dim() == 1 else by_pieces(lambda part: _tested(part).tce, sample).mean()
-    tce = _line(TCE, group, f"tce/{reduction}", rejected)
-    return [ace, tce, ks, *_corp_lines(sample, reduction, likeliest)], table
+        return lines, None
+    return [*lines, *_corp_lines(values, reduction, likeliest)], _tested(sample.pooled())
 
 
 def _tested(sample: RankedSample) -> TCETable:
     """What the TCE, as it is by default, says of every bin."""
-    return Binning("pava_bc").of(sample).test_table(alpha=0.05, test="binomial")
+    return _TESTED.of(sample).test_table(alpha=_ALPHA, test="binomial")
 
 
-def _corp_lines(sample: RankedSample, reduction: Reduction, likeliest: float) -> list[Line]:
+def _corp_lines(values: Mapping[str, Tensor], reduction: Reduction, likeliest: float) -> list[Line]:
     """MCB, DSC and UNC of the Brier score of the event.
 
     One who is right and sure every time has DSC = UNC. A top label that is always right is no uncertain event: both
     are 0 then. Who always predicts the class shares is right at the top as often as the most frequent class comes up.
     """
-    values = by_pieces(partial(corp_from_sample, score="brier"), sample).reshape(-1, 4).mean(0)
-    parts = CORPDecomposition(*values)
-    unc = float(parts.unc)
+    unc = float(values[f"unc/{reduction}"])
     always_right = 0.0 if reduction == "top_label" else unc
     never_told_apart = likeliest * (1 - likeliest) if reduction == "top_label" else unc
     perfect = {"mcb": 0.0, "dsc": always_right, "unc": always_right}
     naive = {"mcb": 0.0, "dsc": 0.0, "unc": never_told_apart}
     lines = []
     for name, question in _PARTS.items():
-        line = _line(CORP, GROUPS[reduction], f"{name}/{reduction}", getattr(parts, name), naive[name])
+        line = _line(CORP, GROUPS[reduction], key := f"{name}/{reduction}", values[key], naive[name])
         lines.append(replace(line, name=name.upper(), unit=Brier.unit, perfect=perfect[name], question=question))
     return lines
 
