@@ -112,6 +112,24 @@ def test_recorded_systems_are_fitted_no_worse_than_lbfgs(recorded, system, calib
         assert scale * transform.alpha == pytest.approx(calibrator.fit(scores, arrays["targets"], **multi).alpha.item())
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("system", ["cal", "mcp", "mcs", "mcps"])
+@pytest.mark.parametrize("n_classes", [2, 10])
+def test_simulated_systems_are_fitted_no_worse_than_lbfgs(recorded, n_classes, system, calibrator, scale):
+    arrays = recorded(f"sim_ferrer_k{n_classes}.npz")
+    check_optimal(calibrator, scale * arrays[system], arrays["targets"].long())
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("case", ["50-50", "50-40", "50-60", "01-01", "01-02"])
+def test_gaussian_discriminants_are_fitted_no_worse_than_lbfgs(recorded, case, calibrator, scale):
+    arrays = recorded("sim_gda.npz")
+    log_odds = scale * arrays[f"p_{case}"].logit()
+    check_optimal(calibrator, torch.stack((-log_odds / 2, log_odds / 2), -1), arrays[f"y_{case}"].long())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
