@@ -101,6 +101,38 @@ def test_any_function_is_a_score():
     assert 0 < ece < 1
 
 
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_bayes_risk_is_a_score(task):
+    """By a loop over folds; and its divergence, what decisions cost if classes are drawn from the calibrated."""
+    logits, target = data(80, 3) if task == "multiclass" else single(80)
+    cost = tc.CostMatrix.imbalanced(3 if task == "multiclass" else 2).with_reject(0.4)
+    given, folds = {"task": task, "from_logits": True}, turns(80)
+    after = torch.empty_like(logits)
+    for f in range(5):
+        after[folds == f] = T.fit(logits[folds != f], target[folds != f], **given)(logits[folds == f])
+    raw, cal = (tc.bayes_risk(preds, target, cost=cost, **given) for preds in (logits, after))
+    options = {"score": partial(tc.bayes_risk, cost=cost), "calibrator": T, "folds": folds, **given}
+    assert raw != cal
+    assert tc.calibration_loss(logits, target, **options).item() == pytest.approx((raw - cal).item(), abs=1e-12)
+    assert tc.rcl(logits, target, **options).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-9)
+    seen = after.exp() if task == "multiclass" else after.sigmoid()
+    expected, least = (tc.bayes_risk(preds, seen, cost=cost, **given) for preds in (logits, after))
+    found = tc.score_divergence(logits, target, **options)
+    assert found.semi_empirical.item() == pytest.approx(expected.item(), abs=1e-8)
+    assert found.divergence.item() == pytest.approx((expected - least).item(), abs=1e-8)
+    assert found.divergence >= 0  # a proper score
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll, tc.bayes_risk])
+@pytest.mark.parametrize("n", [0, 6])
+def test_no_data_give_nan(score, n):
+    preds, target = torch.full((n,), 0.3), torch.zeros(n, dtype=torch.int64)
+    given = {"task": "binary", "weights": torch.zeros(n), "score": score}
+    assert tc.calibration_loss(preds, target, **given).isnan()
+    assert tc.rcl(preds, target, **given).isnan()
+    assert all(value.isnan() for value in tc.score_divergence(preds, target, **given))
+
+
 def test_divergence_of_the_nll_is_a_loop():
     """[EPSR] eq. 24-26: classes drawn from the calibrated predictions."""
     logits, target = data(60, 3)
@@ -315,6 +347,7 @@ CALLS = [
     ("one fold", {"n_folds": 1}, ValueError, "`n_folds` must be at least 2"),
     ("half a fold", {"n_folds": 2.5}, TypeError, "`n_folds` must be an int"),
     ("seed is text", {"seed": "a"}, TypeError, "`seed` must be an int"),
+    ("seed of 70 bits", {"seed": 2**70}, ValueError, "`seed` must fit in 64 bits"),
     ("seed is True", {"seed": True}, TypeError, "`seed` must be an int"),
     ("folds of another length", {"folds": torch.arange(5)}, ValueError, "`folds` must have one number per sample"),
     ("folds are floats", {"folds": P}, TypeError, "`folds` must be a tensor of integers"),
@@ -331,6 +364,8 @@ CALLS = [
     ("seed and calibration", {"calibration": (P, Y), "seed": 3}, ValueError, "`seed` must be left out"),
     ("calibration is a tensor", {"calibration": P}, TypeError, r"`calibration` must be \(preds, target\)"),
     ("calibration of one", {"calibration": (P,)}, TypeError, r"`calibration` must be \(preds, target\)"),
+    ("calibration of no samples", {"calibration": (P[:0], Y[:0])}, ValueError, "`calibration` must have samples"),
+    ("calibration of no weight", {"calibration": (P, Y, 0 * P)}, ValueError, "`calibration` must have samples"),
     ("calibration of another shape", {"calibration": (P[None], Y[None])}, ValueError, "`calibration` must have"),
     ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
     ("calibrator is a class", {"calibrator": tc.Temperature}, TypeError, "`calibrator` must be"),

@@ -112,6 +112,6 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
         target = torch.full(p.target.shape, k, dtype=torch.int64, device=w.device)
         given: dict[str, Any] = {"task": p.task, "from_logits": p.from_logits, "weights": of_class}
         for which, preds in (("raw", p.values), ("own", after.values)):
-            value = torch.where(share > 0, share * function(preds, target, **given), 0)
+            value = torch.where(share == 0, 0, share * function(preds, target, **given))
             raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
     return ScoreDivergence(raw - own, raw)
