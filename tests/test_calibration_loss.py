@@ -9,6 +9,7 @@ from test_calibrators import data, single
 
 import torchcalib as tc
 from torchcalib.calibration_loss.folds import folds_of
+from torchcalib.kernels.newton import fit_dp
 from torchcalib.predictions import read_input
 
 T, D, H, ISO = tc.Temperature(), tc.DPCalibration(), tc.HistogramBinning(n_bins=5), tc.Isotonic()
@@ -241,6 +242,31 @@ def test_gradient_in_the_predictions_at_a_fixed_transform():
     y = logits.clone().requires_grad_()
     (tc.nll(y, target, **multi) - tc.nll(transform(y), target, **multi)).backward()
     assert x.grad.allclose(y.grad, atol=1e-14)
+
+
+@pytest.mark.parametrize("calibrator", [T, D, H, ISO], ids=lambda c: type(c).__name__)
+def test_fits_map(calibrator):
+    logits, target = single(60, lead=(3,))
+
+    def loss(logits, target):
+        return tc.calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
+
+    expected = loss(logits, target)
+    assert torch.vmap(loss)(logits, target).allclose(expected, atol=1e-12)
+    assert torch.vmap(loss, in_dims=(1, 1))(logits.T, target.T).allclose(expected, atol=1e-12)
+    spoiled = logits.masked_fill(torch.arange(60) + torch.zeros(3, 1) == torch.tensor([[-1], [5], [-1]]), math.nan)
+    assert torch.vmap(loss)(spoiled, target).isnan().tolist() == [False, True, False]
+
+
+def test_a_fit_compiles_to_one_operation():
+    """Unrolled, its rounds took minutes to trace."""
+    logits, target = data(60, 3)
+    p = D.read(logits, target, task="multiclass", options={"from_logits": True})
+    weights = torch.ones(2, 1, 60, dtype=torch.float64)
+    expected = fit_dp(p.values[None], p.target[None], weights)
+    found = torch.compile(fit_dp, fullgraph=True, backend="eager")(p.values[None], p.target[None], weights)
+    for name, a, b in zip(expected._fields, found, expected, strict=True):
+        assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.kernels.looking import look
+from torchcalib.kernels.operation import operation
 from torchcalib.kernels.row_stats import wide_dtype
 
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
@@ -66,7 +67,7 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
         target: labels, int64 `(S, N)`.
         weights: `(R, S, N)`. A sample of weight 0 is not read.
     """
-    return _fit(scores, target, weights, _solve_temperature)
+    return AffineFit(*_fit(scores, target, weights, False))
 
 
 def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
@@ -74,7 +75,7 @@ def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
 
     A class without samples gets beta = -inf, which is where its likelihood is largest.
     """
-    return _fit(scores, target, weights, _solve_dp)
+    return AffineFit(*_fit(scores, target, weights, True))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -130,15 +131,32 @@ _Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 """alpha and beta, in units of the standard form, gradient norm and outcome"""
 
 
-def _fit(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
-    """Fit some series at a time."""
-    if not scores.shape[1]:  # a sample of weight 0 is not read, and spares every step the case of none
+def _like(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
+    """Return tensors shaped as the fits of `_fit`."""
+    shape = weights.shape[:-1]
+    one = weights.new_empty(shape, dtype=wide_dtype(weights.device))
+    outcome = target.new_empty(shape)
+    return one, one.new_empty((*shape, scores.shape[-1])), one.clone(), outcome, one.clone()
+
+
+@operation(
+    "fit_affine(Tensor scores, Tensor target, Tensor weights, bool bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _like,
+)
+def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
+    """Fit some series at a time; more axes in front are series too."""
+    series, n_weightings = scores.shape[:-2], weights.shape[-3]
+    n_series, n, n_classes = series.numel(), *scores.shape[-2:]
+    scores, target = scores.reshape(n_series, n, n_classes), target.reshape(n_series, n)
+    weights = weights.movedim(-3, 0).reshape(n_weightings, n_series, n)
+    if not n:  # a sample of weight 0 is not read, and spares every step the case of none
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
-    n_series, n, n_classes = scores.shape
     at_once = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + at_once) for i in range(0, max(1, n_series), at_once)]
+    solve = _solve_dp if bias else _solve_temperature
     found = [_fit_series(scores[i], target[i], weights[:, i], solve) for i in pieces]
-    return AffineFit(*(torch.cat(column, 1) for column in zip(*found, strict=True)))
+    joined = (torch.cat(column, 1) for column in zip(*found, strict=True))
+    return tuple(x.reshape(n_weightings, *series, *x.shape[2:]).movedim(0, len(series) - 1) for x in joined)
 
 
 def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
