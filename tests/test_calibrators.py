@@ -313,6 +313,16 @@ def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrat
     assert q[:, 1].tolist() == pytest.approx(p.tolist(), abs=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_logits_of_any_size_are_one_problem(calibrator, scale):
+    logits, target = data(200, 4)
+    transform, exact = (calibrator.fit(scores, target, **multi) for scores in (scale * logits, logits))
+    assert transform.converged
+    assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert transform(scale * logits).allclose(exact(logits), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
 def test_small_log_odds_lose_no_digits(calibrator):
     """Of log-odds of 1e-6 a float32 log-probability, near -log 2, would keep one digit."""

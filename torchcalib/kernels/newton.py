@@ -24,10 +24,9 @@ from torchcalib.kernels.row_stats import wide_dtype
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
 """How a fit can end; see `AffineFit`."""
 
-GRADIENT = (
-    1e-10  # norm of the gradient of the mean NLL, of the scores given and of scale 1: a tenth of what is promised
-)
-DECREMENT = 1e-15  # what a further Newton step would take off the NLL, twice
+GRADIENT = 1e-10  # what is aimed at: norm of the gradient of the mean NLL, in units of the scores and of their scale
+DECREMENT = 1e-15  # and what a further Newton step would take off the NLL, twice
+PROMISED = 1e-9, 1e-12  # what is enough of both where rounding allows no more
 FLAT = 1e-14  # a slope that is rounding
 ROUNDS = 200
 FAR = -1e18  # stands for a score of -inf: its probability is 0, and 0 times it is 0
@@ -246,6 +245,12 @@ def _solve_temperature(p: _Problem) -> _Solved:
     return alpha.masked_fill(at_bound, 0), torch.zeros_like(p.share), grad_norm, outcome
 
 
+def _enough(norm: Tensor, slope: Tensor) -> Tensor:
+    """Return whether a fit that could not go on has what is promised: from its gradient, and the slope along a step."""
+    gradient, decrement = PROMISED
+    return (norm < gradient) & (slope >= -decrement)
+
+
 def _slope_and_curvature(p: _Problem, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first two derivatives of the NLL in alpha > 0 `(R, S)`."""
     slope, curvature = -p.of_label, torch.zeros_like(p.of_label)
@@ -297,7 +302,9 @@ def _bracketed(
         cut = torch.where(high == torch.inf, 4 * x, cut)
         following = torch.where(stays, x, torch.where(taken, newton, cut))
         last, x = (following - x).abs(), following
-    return x if relative is None else torch.where(done, x + step, x), slope, done
+    if relative is None:
+        return x, slope, done | _enough((slope * p.scale).abs(), slope * step)
+    return torch.where(done, x + step, x), slope, done
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -384,7 +391,9 @@ def _damped(
             torch.where(better[..., None, None], new.hessian, value.hessian),
         )
         part = torch.where(better, 1, part / 4).where(~stays, part)
-    if relative is not None:
+    if relative is None:
+        done = done | _enough((value.gradient * in_units).square().sum(-1).sqrt(), slope)
+    else:
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
     # Where the likelihood rises for ever, its slope fades and the step that it asks for does not.
     endless = done & ~fixed & (length > 0.01) if relative is None else separated
