@@ -9,6 +9,7 @@ from test_calibrators import data, single
 
 import torchcalib as tc
 from torchcalib.calibration_loss.folds import folds_of
+from torchcalib.calibration_loss.recommendation import recommendation_of
 from torchcalib.kernels.newton import fit_dp
 from torchcalib.predictions import read_input
 
@@ -353,6 +354,29 @@ def test_words_for_predictions_that_are_too_sure():
     assert found.best == "temperature scaling"
     assert found.text.startswith("Calibration would cut Brier score by ")
     assert "add temperature scaling; DP calibration gains" in found.text
+
+
+def test_words_for_bayes_risk():
+    found = tc.recommend(*shifted(2, 3), score=partial(tc.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
+    assert found.score == "bayes_risk"
+    assert found.text.startswith("Calibration would cut Bayes risk by ")
+
+
+def test_calibrators_of_one_kind_are_told_apart():
+    few, many = tc.HistogramBinning(n_bins=2), tc.HistogramBinning(n_bins=20)
+    found = tc.recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
+    assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
+
+
+@pytest.mark.parametrize(
+    ("gains", "best"),
+    [((10.0, 10.9), 0), ((10.0, 11.1), 1), ((-10.0, -10.5), 0), ((-10.0, -9.9), 1), ((-3.0, 2.0), 1),
+     ((math.nan, 20.0), 1), ((20.0, math.nan), 0), ((-math.inf, -1.0), 1), ((-math.inf, -math.inf), 0)],
+)  # fmt: skip
+def test_a_later_calibrator_must_gain_more(gains, best):
+    """A tenth more; and of two that harm, the one that harms less is named."""
+    found = recommendation_of("nll", 1.0, dict(zip("ab", gains, strict=True)), worthwhile=-math.inf)
+    assert found.best == "ab"[best]
 
 
 def test_words_for_calibrated_predictions():

@@ -599,7 +599,7 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*fits:UserWarning")
+@pytest.mark.filterwarnings("ignore:no finite scale:UserWarning")
 @pytest.mark.parametrize(("call", "error", "part"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
 def test_wrong_fit(calibrator, call, error, part):

@@ -83,8 +83,9 @@ class AffineTransform(Transform):
 
     def remarks(self) -> list[str]:
         """Return what there is to say against the fit."""
+        n_fits = self.outcome.numel()
         found = [
-            f"`alpha` of {int((self.outcome == code).sum())} of {self.outcome.numel()} fits: {words}"
+            f"`alpha` of {int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
             for code, words in _REMARKS.items()
             if bool((self.outcome == code).any())
         ]
