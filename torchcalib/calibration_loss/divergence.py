@@ -114,6 +114,6 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
         for which, preds in (("raw", p.values), ("own", after.values)):
             samples = preds.shape[:-1] if p.task == "multiclass" else preds.shape
             target = torch.full(samples, k, dtype=torch.int64, device=w.device)
-            value = torch.where(share > 0, share * function(preds, target, **given), 0)
+            value = torch.where(share == 0, 0, share * function(preds, target, **given))
             raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
     return ScoreDivergence(raw - own, raw)

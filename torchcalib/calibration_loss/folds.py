@@ -37,6 +37,8 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     check_count("n_folds", n_folds, at_least=2)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"`seed` must be an int, got {seed!r}.")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
     present = torch.ones_like(p.target, dtype=torch.bool)
     if p.weights is not None:
         present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)

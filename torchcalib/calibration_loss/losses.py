@@ -42,7 +42,8 @@ def calibration_loss(
         target: integer labels; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         score: `"nll"`, `"brier"`, or any function that is called as `score(preds, target, task=..., **input options)`
-            and is small for good predictions. Calibrators are always fitted to the NLL.
+            and is small for good predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators are always
+            fitted to the NLL.
         calibrator: what to fit; see `torchcalib.calibrators`.
         **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and for other ways of training.
 
@@ -63,6 +64,11 @@ def calibration_loss(
         >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
         >>> calibration_loss(preds, target, task="binary", train_on_test=True)
         tensor(0.0470)
+        >>> from functools import partial
+        >>> from torchcalib import bayes_risk
+        >>> dear = partial(bayes_risk, cost=[[0, 1], [2, 0]])
+        >>> calibration_loss(1 - preds, target, task="binary", score=dear, train_on_test=True)
+        tensor(0.6000)
     """
     raw, after = both_scores(preds, target, task, score, calibrator, options)
     return raw - after

@@ -35,7 +35,7 @@ class Recommendation:
 
 _NAMES = {"Temperature": "temperature scaling", "DPCalibration": "DP calibration",
           "HistogramBinning": "histogram binning", "Isotonic": "isotonic calibration"}  # fmt: skip
-_SCORE_NAMES = {"nll": "NLL", "brier": "Brier score"}
+_SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 
 
 def recommend(
@@ -80,13 +80,13 @@ def recommend(
         raise ValueError("`calibrators` must hold at least one calibrator, got none.")
     gains: dict[str, float] = {}
     raw = torch.tensor(torch.nan)
-    for calibrator in calibrators:
+    names = [name_of(calibrator) for calibrator in calibrators]
+    for name, calibrator in zip(names, calibrators, strict=True):
         raw, after = both_scores(preds, target, task, score, calibrator, options)
         if raw.dim():
             raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Take one at a time.")
-        gains[name_of(calibrator)] = float(100 * (1 - after / raw))
-    name = score if isinstance(score, str) else getattr(score, "__name__", "score")
-    return recommendation_of(name, float(raw), gains, worthwhile)
+        gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
+    return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
 
 
 def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthwhile: float = 5.0) -> Recommendation:
@@ -94,10 +94,16 @@ def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthw
     best, *others = gains
     for name in others:
         # What leaves the score infinite, or undefined, has gained nothing.
-        if not math.isnan(gains[name]) and not gains[best] * 1.1 >= gains[name]:
-            best = name
+        if math.isnan(gains[best]) or gains[name] > max(gains[best], 1.1 * gains[best]):
+            best = name if not math.isnan(gains[name]) else best
     text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, best, worthwhile)
     return Recommendation(text, score, raw, gains, best if gains[best] >= worthwhile else None)
+
+
+def _name_of_score(score: Score) -> str:
+    if isinstance(score, str):
+        return score
+    return getattr(getattr(score, "func", score), "__name__", "score")  # of a partial, that of its function
 
 
 def name_of(calibrator: Calibrator[Any]) -> str:

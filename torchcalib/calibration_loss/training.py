@@ -9,6 +9,7 @@ from torch import Tensor
 from torchcalib.calibration_loss.folds import FoldOptions, folds_of
 from torchcalib.calibrators import Calibrator, DPCalibration, Transform
 from torchcalib.calibrators.transform import series_weights
+from torchcalib.kernels.looking import look
 from torchcalib.predictions import InputOptions, Predictions, Task, check_flag
 
 DEFAULT = DPCalibration()
@@ -149,6 +150,8 @@ def _read_held_out(
             f"`calibration` must have the classes, and the leading axes, of `preds` {tuple(p.values.shape)}, got "
             f"{tuple(held.values.shape)} (samples last, or before the classes)."
         )
+    if look((series_weights(held, None).sum(-1) > 0).all()) is False:
+        raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
     return held
 
 
