@@ -169,7 +169,7 @@ def bootstrap(
     def weighed(streams: Tensor) -> Tensor:
         """Weights of replicates `(r, ..., N)`."""
         drawn = draws.counts(streams)
-        drawn = drawn.reshape(len(streams), *[1] * len(lead), -1).expand(-1, *lead, -1) if lead else drawn
+        drawn = drawn.reshape(len(streams), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
         return drawn if weights is None else drawn * weights
 
     with torch.no_grad():

@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     calibration.add_argument(
         "--no-calibration", action="store_true", help="try no calibrators, which takes longer than all the rest"
     )
+    report.add_argument("--no-intervals", action="store_true", help="no bootstrap intervals, which take some seconds")
     report.add_argument("--preds", metavar="NAME", help="key or column of the predictions (default: found by name)")
     report.add_argument("--target", metavar="NAME", help="key or column of the targets (default: found by name)")
     report.add_argument("--weights", metavar="NAME", help="key or column of the weights (default: found by name)")
@@ -139,6 +140,7 @@ def _report(arguments: argparse.Namespace) -> None:
         n_bins=arguments.n_bins,
         right=arguments.right,
         with_calibration=not arguments.no_calibration,
+        with_intervals=not arguments.no_intervals,
         from_logits=files.from_logits,
         ignore_index=arguments.ignore_index,
     )

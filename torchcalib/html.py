@@ -23,7 +23,7 @@ from torchcalib.plots import (
     to_png,
     to_svg,
 )
-from torchcalib.report import CalibrationStage, Line, Report
+from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Line, Report
 
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -135,6 +135,8 @@ def render(report: Report) -> str:
             tests=tests,
             worst=_worst_classes(report),
             has_infinite=any(math.isinf(value) for value in shown),
+            has_intervals=any(line.interval for line in report.lines),
+            interval_words=INTERVAL_WORDS,
             has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
             light=LIGHT,
             dark=DARK,

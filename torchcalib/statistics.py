@@ -4,16 +4,16 @@ Each is one tensor of sums, so that streaming, merging, saving and syncing are a
 which sums: it is a frozen value, so two metrics with equal recipes over equal input can share one pass.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_sums import bin_index, bin_sums
+from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_in_ways
 from torchcalib.kernels.row_stats import wide_dtype, xmul
-from torchcalib.predictions import Predictions, Task
+from torchcalib.predictions import Predictions, Task, in_all_replicates
 from torchcalib.reductions import Reduction, n_events, reduce_to_events
 
 
@@ -139,6 +139,11 @@ class ScoreRecipe:
         """Sum the score over the samples of `p`."""
         score = self.per_sample(p, *self.arguments)
         wide = wide_dtype(score.device)
+        if p.replicates and p.weights is not None and (p.hard or not self.by_class):
+            index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
+            ones = torch.ones_like(score)
+            quantities = (ones, score, ones) if self.by_class else (ones, score)
+            return ScoreSum(in_ways(index, quantities, p.weights, p.num_classes if self.by_class else 1))
         score, n = weighted(score, p.weights, wide), weighted(torch.ones_like(score), p.weights, wide)
         if not self.by_class:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
@@ -179,8 +184,10 @@ class EqualWidthBins:
         columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         if events.ecd is not None:
             columns.append(events.ecd)
-        columns = [weighted(column, events.weights, wide) for column in columns]
-        return BinStats(bin_sums(bin_index(events.confidence, self.n_bins, self.right), columns, self.n_bins))
+        index = bin_index(events.confidence, self.n_bins, self.right)
+        if p.replicates and events.weights is not None:
+            return BinStats(in_ways(index, columns, events.weights, self.n_bins))
+        return BinStats(bin_sums(index, [weighted(column, events.weights, wide) for column in columns], self.n_bins))
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
@@ -189,6 +196,16 @@ class EqualWidthBins:
     def n_events(self, p: Predictions) -> int:
         """Return the number of events."""
         return n_events(p, self.reduction)
+
+
+def in_ways(index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int) -> Tensor:
+    """Sum columns `(..., N)` over the samples of every cell under weights `(R, ..., N)`: `(R, ..., F, K)`."""
+    wide = wide_dtype(index.device)
+    never = in_all_replicates(weights == 0, index.dim())
+    columns = [column.to(wide).masked_fill(never, 0) for column in columns]
+    ways = weights.shape[: weights.dim() - index.dim()]
+    sums = bin_sums_in_ways(index, columns, weights.flatten(0, len(ways) - 1), n_cells)
+    return sums.reshape(*ways, *sums.shape[1:])
 
 
 def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:

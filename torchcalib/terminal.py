@@ -18,7 +18,7 @@ except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
 from torchcalib.bins import BinTable
-from torchcalib.report import CalibrationStage, Report
+from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
@@ -68,6 +68,9 @@ def show(report: Report) -> None:
     for header in ("value", "perfect", "naive"):
         numbers.add_column(header, justify="right", no_wrap=True)
     numbers.add_column("unit", no_wrap=True)
+    has_intervals = any(line.interval for line in report.lines)
+    if has_intervals:
+        numbers.add_column("95 % interval", no_wrap=True)
     group = ""
     for line in report.lines:
         if line.group != group:
@@ -75,9 +78,12 @@ def show(report: Report) -> None:
         shown = "" if line.group == group else line.group
         group = line.group
         value = f"{round(line.value, 6) + 0:.6f}"  # + 0 turns -0 into 0
-        numbers.add_row(shown, line.name, value, f"{line.perfect:.4g}", f"{line.naive:.4g}", line.unit)
+        row = [shown, line.name, value, f"{line.perfect:.4g}", f"{line.naive:.4g}", line.unit]
+        numbers.add_row(*row, *[str(line.interval or "")] * has_intervals)
     console.print(numbers)
     console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]")
+    if has_intervals:
+        console.print(f"[dim]{INTERVAL_WORDS}[/dim]")
     for note in report.notes:
         console.print(f"[dim]{escape(note)}[/dim]")
     if report.calibration is not None:

@@ -1,5 +1,6 @@
 """Which bin a value falls in, and sums over bins, in plain torch."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,3 +41,51 @@ def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
     source = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
     index = index.unsqueeze(-2).expand(source.shape)
     return source.new_zeros((*source.shape[:-1], n_bins)).scatter_add(-1, index, source)
+
+
+_MOST_SUMS = 256  # from here on a matrix product costs more than to scatter
+_IN_MEMORY = 2**22  # elements of the matrix
+
+
+def bin_sums_in_ways(
+    index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_bins: int, finite: bool = False
+) -> Tensor:
+    """Sum every column over the samples of every bin, with the samples weighed in R ways, as a matrix product.
+
+    Args:
+        index: bin of every sample, int64 `(..., N)`.
+        columns: F tensors `(..., N)` of the wide dtype. They may be infinite where a weight is 0, but not NaN.
+        weights: `(R, ..., N)` of the wide dtype, its middle axes broadcastable.
+        n_bins: B.
+        finite: whether all columns are, which saves work.
+
+    Returns:
+        `(R, ..., F, B)`.
+    """
+    stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
+    *lead, n_columns, n = stacked.shape
+    weights = weights.expand(len(weights), *lead, n)
+    if n_columns * n_bins > _MOST_SUMS:
+        weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
+        return bin_sums(index, weighed, n_bins)
+    rows = weights.movedim(0, -2)
+    bins = torch.arange(n_bins, device=index.device)
+    total = rows.new_zeros(*lead, rows.shape[-2], n_columns * n_bins)
+    width = max(1, _IN_MEMORY // (n_columns * n_bins * max(1, math.prod(lead))))
+    for start in range(0, n, width):
+        part = slice(start, start + width)
+        inside = (index[..., part].unsqueeze(-1) == bins).unsqueeze(-2)
+        table = torch.where(inside, stacked[..., part].transpose(-1, -2).unsqueeze(-1), 0).flatten(-2)
+        total = total + _product(rows[..., part], table, finite)
+    return total.movedim(-2, 0).reshape(len(weights), *lead, n_columns, n_bins)
+
+
+def _product(weights: Tensor, table: Tensor, finite: bool) -> Tensor:
+    """Multiply `(..., R, N)` by `(..., N, K)`, with 0 times infinity as 0."""
+    if finite:
+        return weights @ table
+    infinite = (table == torch.inf, table == -torch.inf)
+    total = weights @ table.masked_fill(infinite[0] | infinite[1], 0)
+    for where, value in zip(infinite, (torch.inf, -torch.inf), strict=True):
+        total = torch.where(weights @ where.to(weights) > 0, total + value, total)
+    return total

@@ -5,6 +5,15 @@ number, in bounded memory. Drawing, pages and files are made further up, from th
 """
 
 from torchcalib.report.building import ReportBuilder, report
-from torchcalib.report.data import CalibrationGain, CalibrationStage, Line, Report
+from torchcalib.report.data import INTERVAL_WORDS, CalibrationGain, CalibrationStage, Line, LineInterval, Report
 
-__all__ = ["CalibrationGain", "CalibrationStage", "Line", "Report", "ReportBuilder", "report"]
+__all__ = [
+    "INTERVAL_WORDS",
+    "CalibrationGain",
+    "CalibrationStage",
+    "Line",
+    "LineInterval",
+    "Report",
+    "ReportBuilder",
+    "report",
+]

@@ -14,11 +14,13 @@ from torchcalib.calibrators import Calibrator, Transform
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
 from torchcalib.ranked import KS
 from torchcalib.reductions import Reduction, reductions_of
-from torchcalib.report.calibration import KeptSamples, calibration_stage
-from torchcalib.report.data import Report
+from torchcalib.report.calibration import calibration_stage
+from torchcalib.report.data import Line, Report
+from torchcalib.report.intervals import readings, with_intervals
+from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
 from torchcalib.report.sentence import sentence_of
-from torchcalib.statistics import BinStats
+from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
 
 T = TypeVar("T", bound=Transform)
@@ -35,6 +37,7 @@ def report(
     n_bins: int = 15,
     right: bool = False,
     with_calibration: bool = True,
+    with_intervals: bool = True,
     **options: Unpack[InputOptions],
 ) -> Report:
     """Compute every score and calibration error of a set of predictions.
@@ -57,6 +60,10 @@ def report(
     `preds`, for soft targets, and where a class, or either outcome of a label, has too few samples to be in two folds;
     `notes` says so. DP calibration is not tried where samples times squared classes are more than 2^31.
 
+    Every number has a 95 % percentile bootstrap interval of 199 replicates (of ECE, MCE, RMSCE and ACE with the upward
+    bias that they share with it, where it matters), up to 2^18 events (samples, or samples times classes), and 2^13 where samples are put in order; `notes` says
+    which have none. `torchcalib.bootstrap` computes intervals of anything else, among them those of calibration losses.
+
     Args:
         preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
             samples too.
@@ -65,6 +72,7 @@ def report(
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
         with_calibration: whether to try calibrators, which takes longer than all the rest and keeps a copy of `preds`.
+        with_intervals: whether to compute intervals, which takes some seconds at most and keeps that copy too.
         **options: see `torchcalib.InputOptions`.
 
     Returns:
@@ -80,7 +88,8 @@ def report(
         0.2
     """
     weights = options.pop("weights", None)
-    builder = ReportBuilder(task=task, n_bins=n_bins, right=right, with_calibration=with_calibration, **options)
+    wanted = {"with_calibration": with_calibration, "with_intervals": with_intervals}
+    builder = ReportBuilder(task=task, n_bins=n_bins, right=right, **wanted, **options)
     builder.update(preds, target, weights=weights)
     return builder.report()
 
@@ -89,16 +98,25 @@ class ReportBuilder:
     """Takes predictions piece by piece and makes a `Report` of all of them. Arguments are those of `report`.
 
     What order-based numbers are read from is every sample, up to 2^24 of them, and a sketch from there on; see
-    `BoundedSample`. `report.settings["order_based"]` says which. To try calibrators all predictions are kept as they
-    came, up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.report.calibration`, and none from there on.
+    `BoundedSample`. `report.settings["order_based"]` says which. To try calibrators, and for intervals, all predictions
+    are kept as they came, up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.report.kept`, and none from there on.
     """
 
     def __init__(
-        self, *, task: Task, n_bins: int = 15, right: bool = False, with_calibration: bool = True, **options: Any
+        self,
+        *,
+        task: Task,
+        n_bins: int = 15,
+        right: bool = False,
+        with_calibration: bool = True,
+        with_intervals: bool = True,
+        **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
         check_count("n_bins", n_bins, at_most=_MOST_BINS)
         check_flag("with_calibration", with_calibration)
+        check_flag("with_intervals", with_intervals)
+        self._with_calibration, self._with_intervals = with_calibration, with_intervals
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
@@ -106,7 +124,7 @@ class ReportBuilder:
         self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
         self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
-        self._kept = KeptSamples(self._format) if with_calibration else None
+        self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
         """Add predictions. If they are bad an error is raised and nothing is added."""
@@ -157,8 +175,14 @@ class ReportBuilder:
                 if tested is not None:
                     tests[reduction] = tested
         resolutions = {sample.resolution for sample in in_order.values()}
-        calibration, remarks = (None, ()) if self._kept is None else calibration_stage(self._kept)
         how, notes = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
+        calibration = None
+        if self._kept is not None and self._with_intervals:
+            lines, remarks = self._with_their_intervals(lines, self._kept, list(in_order), has_labels)
+            notes += remarks
+        if self._kept is not None and self._with_calibration:
+            calibration, remarks = calibration_stage(self._kept)
+            notes += remarks
         return Report(
             task=self._task,
             n=float(n.total.sum()),
@@ -181,12 +205,24 @@ class ReportBuilder:
             source=dict(source or {}),
             tests=tests,
             calibration=calibration,
-            notes=notes + remarks,
+            notes=notes,
         )
+
+    def _with_their_intervals(
+        self, lines: list[Line], kept: KeptSamples, ordered: list[Reduction], has_labels: bool
+    ) -> tuple[list[Line], tuple[str, ...]]:
+        """Return the lines with their intervals, and notes of which have none."""
+        if kept.why_not:
+            return lines, (f"Intervals are left out: {kept.why_not}.",)
+        p, bins = kept.read(), self._settings
+        recipes = {r: EqualWidthBins(r, bins["n_bins"], bins["right"]) for r in reductions_of(self._task)}
+        return with_intervals(lines, p, readings(p, recipes, ordered, has_labels))
 
     def why_no_calibration(self) -> str:
         """Say, in a clause, why the samples so far were not kept for calibrators; empty if they were."""
-        return "with_calibration is False" if self._kept is None else self._kept.why_not
+        if self._kept is None or not self._with_calibration:
+            return "with_calibration is False"
+        return self._kept.why_not or ("targets are shares, and no labels" if self._kept.has_shares else "")
 
     def fit(self, calibrator: Calibrator[T]) -> T:
         """Fit a calibrator to all samples, such as `report().calibration.calibrator`.
@@ -200,7 +236,7 @@ class ReportBuilder:
         Warns:
             UserWarning: see `Calibrator.fit`.
         """
-        if self._kept is None or self._kept.why_not or self._metrics is None:
+        if self._kept is None or self.why_no_calibration() or self._metrics is None:
             raise ValueError(
                 "samples must have been added and kept to fit a calibrator, got none: "
                 f"{self.why_no_calibration() or 'nothing was added'}."

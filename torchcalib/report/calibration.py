@@ -1,4 +1,4 @@
-"""What a calibration stage would gain: predictions that are kept whole, and the calibrators that are tried on them."""
+"""What a calibration stage would gain: the calibrators that are tried on predictions that were kept."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,21 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchcalib.calibration_loss.folds import FoldOptions, folds_of
 from torchcalib.calibration_loss.recommendation import name_of, recommendation_of
 from torchcalib.calibration_loss.training import out_of_fold
 from torchcalib.calibrators import Calibrator, DPCalibration, HistogramBinning, Isotonic, Temperature
-from torchcalib.predictions import InputFormat, InputOptions, Predictions, read_input
+from torchcalib.predictions import Predictions
 from torchcalib.report.data import CalibrationGain, CalibrationStage
+from torchcalib.report.kept import KeptSamples
 from torchcalib.scores import NLL, Brier, ScoreMetric, ScoreReading
-
-MOST_VALUES = 2**26
-"""Values of `preds` that are kept to try calibrators on: 50,000 samples of 1,000 classes, and some more."""
-
-MOST_SAMPLES = 2**20
-"""Samples, every label of a sample being one, that are kept to try calibrators on."""
 
 MOST_PRODUCTS = 2**31
 """Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
@@ -33,89 +27,9 @@ SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", Brier: "Brier score"}
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
 
-class KeptSamples:
-    """Predictions as they came, one series in one dtype, as long as calibrators can be tried on them.
-
-    Attributes:
-        why_not: why they cannot, a clause; empty as long as they can.
-    """
-
-    def __init__(self, input_format: InputFormat) -> None:
-        self.why_not = ""
-        self._format = input_format
-        self._pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        self._n_values = self._n_samples = 0
-
-    def add(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
-        """Keep a copy of a piece, which has been checked; or of nothing any more, from the first that does not fit."""
-        if self.why_not:
-            return
-        samples = self._flat(preds)
-        self._n_values += samples.numel()
-        self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
-        if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
-            self._give_up(
-                f"calibrators are tried on up to {MOST_SAMPLES:,} samples and {MOST_VALUES:,} values of predictions, "
-                "and there are more. Call torchcalib.recommend on a part of them"
-            )
-            return
-        weights = None if weights is None else weights.detach().reshape(-1)
-        labels = self._labels(target, weights, target.shape == preds.shape)
-        if labels is None:
-            self._give_up("calibrators are fitted to labels, and targets are shares")
-            return
-        # Copies: callers reuse their buffers.
-        piece = samples.detach().clone(), labels.clone(), None if weights is None else weights.clone()
-        self._pieces.append(piece)
-
-    def read(self) -> Predictions:
-        """Return all of them in canonical form."""
-        preds, target, options = self.given()
-        return read_input(self._format.task, preds, target, options, hard_targets=True)
-
-    def given(self) -> tuple[Tensor, Tensor, InputOptions]:
-        """Return predictions, targets and options of input, as `Calibrator.fit` takes them; classes are last."""
-        preds, target, weights = zip(*self._pieces, strict=True)
-        joined = None
-        if any(w is not None for w in weights):
-            ones = [x.new_ones(len(x), dtype=torch.float64) for x in preds]
-            joined = torch.cat([one if w is None else w.to(one) for w, one in zip(weights, ones, strict=True)])
-        self._pieces = [(torch.cat(preds), torch.cat(target), joined)]  # nor are the pieces held beside them
-        options = InputOptions(
-            from_logits=self._format.from_logits,
-            weights=joined,
-            ignore_index=self._format.ignore_index,
-            positive_classes=self._format.positive_classes,
-            validate_args=False,  # every piece has been checked
-        )
-        return *self._pieces[0][:2], options
-
-    def _flat(self, x: Tensor) -> Tensor:
-        """Return `(N,)`, or `(N, C)` where there are classes or labels."""
-        if self._format.task == "binary":
-            return x.reshape(-1)
-        return x.movedim(self._format.class_axis, -1).flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
-
-    def _labels(self, target: Tensor, weights: Tensor | None, like_preds: bool) -> Tensor | None:
-        """Return integer labels, `(N,)` or for labels `(N, L)`; None if some are shares."""
-        labels = self._flat(target) if like_preds else target.reshape(-1)
-        if not labels.is_floating_point():
-            return labels
-        present = torch.ones_like(labels, dtype=torch.bool)
-        if weights is not None:
-            present &= (weights != 0).unsqueeze(-1) if labels.dim() == 2 else weights != 0
-        if bool((present & (labels != labels.round())).any()):
-            return None
-        labels = torch.where(present, labels, 0).long()
-        return labels.argmax(-1) if self._format.task == "multiclass" else labels
-
-    def _give_up(self, why: str) -> None:
-        self.why_not, self._pieces = why, []
-
-
 def calibration_stage(kept: KeptSamples) -> tuple[CalibrationStage | None, tuple[str, ...]]:
     """Try every calibrator that applies; None, and a note of why, where this cannot be done."""
-    why_not = kept.why_not
+    why_not = "calibrators are fitted to labels, and targets are shares" if kept.has_shares else kept.why_not
     if not why_not:
         try:
             p = kept.read()

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from torchcalib._version import __version__
@@ -13,6 +13,30 @@ from torchcalib.calibration_loss.recommendation import name_of
 from torchcalib.calibrators import Calibrator
 from torchcalib.predictions import Task
 from torchcalib.reductions import Reduction
+
+INTERVAL_WORDS = (
+    "95 % interval: where the number lies for other samples of this size (bootstrap). High by: chance gaps make the "
+    "number, and the interval with it, too large by about that much."
+)
+
+
+@dataclass(frozen=True)
+class LineInterval:
+    """95 % bootstrap interval of a number; see `torchcalib.Interval`.
+
+    Attributes:
+        low: lower end.
+        high: upper end.
+        bias: by about how much the number, and the interval with it, is too high, where that is known and matters.
+    """
+
+    low: float
+    high: float
+    bias: float | None = None
+
+    def __str__(self) -> str:
+        """Ends, and the bias if there is one."""
+        return f"{self.low:.4g} to {self.high:.4g}" + (f"; high by {self.bias:.2g}" if self.bias else "")
 
 
 @dataclass(frozen=True)
@@ -29,6 +53,7 @@ class Line:
         naive: what always predicting the class shares of this data gets.
         question: what the number answers.
         source: publication and equation.
+        interval: of the number; None where it was left out.
     """
 
     key: str
@@ -40,6 +65,11 @@ class Line:
     naive: float
     question: str
     source: str
+    interval: LineInterval | None = None
+
+    def with_interval(self, interval: LineInterval) -> "Line":
+        """Return the line with its interval."""
+        return replace(self, interval=interval)
 
 
 @dataclass(frozen=True)
@@ -180,12 +210,13 @@ class Report(Mapping[str, float]):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  unit"]
+        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  {'unit':15}  95 % interval"]
         group = None
         for line in self.lines:
             shown = "" if line.group == group else line.group
             rows.append(
-                f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit}"
+                f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit:15}"
+                f"  {line.interval or ''}".rstrip()
             )
             group = line.group
         stage = self.calibration
