@@ -254,6 +254,67 @@ def test_samples_of_infinite_nll_are_left_out_and_named(calibrator):
     assert transform(broken)[0].softmax(-1)[0] == 0
 
 
+@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float32).min, -1e300, torch.finfo(torch.float64).min])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_masked_classes_are_those_of_probability_0(calibrator, mask):
+    """Masks as of attention layers: how low they are says nothing of the scale of the other logits."""
+    logits, target = data(200, 4)
+    masked = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.3
+    masked[torch.arange(200), target] = False
+    exact = calibrator.fit(logits.masked_fill(masked, -math.inf), target, **multi)
+    found = calibrator.fit(logits.masked_fill(masked, mask), target, **multi)
+    assert exact.converged
+    assert found.converged
+    assert found.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert found.beta.tolist() == pytest.approx(exact.beta.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrator, from_logits):
+    """Certain and right beside uncertain and wrong: the NLL falls towards a temperature of infinity, which is said."""
+    logits = torch.tensor([-math.inf, math.inf, 0.5, -0.5, math.inf, 1.0], dtype=torch.float64)
+    target = torch.tensor([0, 1, 0, 1, 1, 0])
+    preds = logits if from_logits else logits.sigmoid()
+    with pytest.warns(UserWarning, match="fitted scale is 0"):
+        transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
+    assert transform.outcome == AT_ZERO
+    assert transform.alpha == 0
+    p = transform(preds).sigmoid() if from_logits else transform(preds)
+    shares = [1 / 3] * 3 if calibrator is D else [0.5] * 3  # of the uncertain ones
+    assert p[[0, 1, 4]].tolist() == [0, 1, 1]
+    assert p[[2, 3, 5]].tolist() == pytest.approx(shares, abs=1e-9)
+    two = (
+        torch.stack((-preds.clamp(min=0), preds.clamp(max=0)), -1)
+        if from_logits
+        else torch.stack((1 - preds, preds), -1)
+    )
+    with pytest.warns(UserWarning, match="fitted scale is 0"):
+        of_classes = calibrator.fit(two, target, task="multiclass", from_logits=from_logits)
+    q = of_classes(two).softmax(-1) if from_logits else of_classes(two)
+    assert q[:, 1].tolist() == pytest.approx(p.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_small_log_odds_lose_no_digits(calibrator):
+    """Of log-odds of 1e-6 a float32 log-probability, near -log 2, would keep one digit."""
+    logits, target = single(200)
+    small = (1e-6 * logits).float()
+    transform = calibrator.fit(small, target, task="binary", from_logits=True)
+    exact = calibrator.fit(1e6 * small.double(), target, task="binary", from_logits=True)
+    assert 1e-6 * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert transform(small).double().allclose(exact(1e6 * small.double()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_no_series_and_no_labels_have_no_fits(calibrator):
+    none = calibrator.fit(torch.rand(0, 5), torch.zeros(0, 5, dtype=torch.int64), task="binary")
+    assert none.converged.shape == (0,)
+    assert none(torch.rand(0, 7)).shape == (0, 7)
+    labels = calibrator.fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
+    assert labels(torch.rand(7, 0)).shape == (7, 0)
+
+
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
 def test_without_data_a_fit_is_not_converged(calibrator):
     preds, target = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
@@ -405,6 +466,48 @@ def test_numbers_stay_float64_when_the_model_is_halved(calibrator):
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), transform).to(torch.bfloat16).half()
     assert model[0].weight.dtype == torch.float16
     assert torch.equal(model[1](logits), before)
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_counts_and_flags_keep_their_kind_when_a_model_changes_type(calibrator):
+    transform = calibrator.fit(*single(50), task="binary", from_logits=True)
+    before = {key: x.dtype for key, x in transform.named_buffers()}
+    transform.type(torch.float16)
+    assert {key: x.dtype for key, x in transform.named_buffers()} == before
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_a_transform_fitted_in_inference_mode_takes_gradients(calibrator):
+    logits, target = single(50)
+    with torch.inference_mode():
+        transform = calibrator.fit(logits.clone(), target, task="binary", from_logits=True)
+    x = logits.clone().requires_grad_()
+    transform(x).clamp(-9, 9).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_nan_stays_nan(calibrator):
+    transform = calibrator.fit(*single(50), task="binary", from_logits=True)
+    assert transform(torch.tensor([math.nan, 0.3])).isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_wrong_axes_of_predictions(calibrator):
+    logits, target = single(30, lead=(2,))
+    series = calibrator.fit(logits, target, task="binary", from_logits=True)
+    labels = calibrator.fit(logits.T, target.T, task="multilabel", from_logits=True)
+    for call, part in (
+        (lambda: series(torch.tensor(0.3)), r"at least 1 axes.*got shape \(\)"),
+        (lambda: series(logits[0]), r"leading axes \(2,\) of the batch.*got \(\)"),
+        (lambda: series(torch.rand(3, 30)), r"leading axes \(2,\) of the batch.*got \(3,\)"),
+        (lambda: labels(torch.rand(7)), "at least 2 axes"),
+        (lambda: labels(torch.rand(2, 7)), r"leading axes \(2,\).*labels last, got \(7,\)"),
+    ):
+        with pytest.raises(ValueError, match=part):
+            call()
+    assert series(torch.rand(5, 2, 3)).shape == (5, 2, 3)
+    assert series.part(1)(torch.rand(4)).shape == (4,)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])

@@ -17,7 +17,7 @@ from torchcalib.kernels.newton import (
     fit_dp,
     fit_temperature,
 )
-from torchcalib.kernels.row_stats import binary_log_probs, safe_log, xmul
+from torchcalib.kernels.row_stats import binary_log_probs, safe_log, wide_dtype
 from torchcalib.predictions import Predictions
 
 _REMARKS = {
@@ -41,7 +41,8 @@ class AffineTransform(Transform):
         outcome: how the fit ended, int64 `(...)`, a code of `torchcalib.kernels.newton`.
         lost: weight of the samples that were given probability 0 for their label, `(...)`; the fit is to the others.
 
-    A prediction that is certain of a class whose beta is -inf is left as it is.
+    A probability of 0 stays 0, whatever alpha. A prediction that is certain of a class whose beta is -inf is left as
+    it is.
     """
 
     alpha: Tensor
@@ -62,23 +63,21 @@ class AffineTransform(Transform):
 
     def calibrated(self, values: Tensor) -> Tensor:
         """Scale and shift log-probabilities."""
-        single = self.task != "multiclass"
-        if single:
-            log_p, log_not_p = binary_log_probs(values, self.from_logits)
-            log_q = torch.stack((log_not_p, log_p), -1)
-        else:
-            log_q = values.log_softmax(-1) if self.from_logits else safe_log(values)
+        if self.task != "multiclass":
+            log_odds = _log_odds(values, self.from_logits)
+            alpha, beta = self.alpha.to(log_odds), self.beta.to(log_odds)
+            shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
+            log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
+            return log_odds if self.from_logits else log_odds.sigmoid()
+        log_q = values.log_softmax(-1) if self.from_logits else safe_log(values)
         if log_q.shape[-1] != self.beta.shape[-1]:
             raise ValueError(
                 f"`preds` must have {self.beta.shape[-1]} classes, as those the calibrator was fitted to, got "
                 f"{log_q.shape[-1]}. Set class_axis if the classes are on another axis."
             )
         alpha, beta = self.alpha.to(log_q)[..., None, None], self.beta.to(log_q)[..., None, :]
-        z = xmul(alpha, log_q) + beta
+        z = (alpha * log_q).masked_fill(log_q == -torch.inf, -torch.inf) + beta
         z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
-        if single:
-            log_odds = z[..., 1] - z[..., 0]
-            return log_odds if self.from_logits else log_odds.sigmoid()
         return z.log_softmax(-1) if self.from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
@@ -102,6 +101,13 @@ class AffineTransform(Transform):
         return found
 
 
+def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
+    if from_logits:
+        return values
+    log_p, log_not_p = binary_log_probs(values, from_logits=False)
+    return log_p - log_not_p
+
+
 class _Affine(Calibrator[AffineTransform]):
     @abstractmethod
     def _solve(self, scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit: ...
@@ -112,18 +118,18 @@ class _Affine(Calibrator[AffineTransform]):
             if p.task == "multiclass":
                 scores, target = (p.values if p.from_logits else p.log_probs), p.target
             else:
-                log_p, log_not_p = p.binary_log_probs
-                scores, target = torch.stack((log_not_p, log_p), -1), p.target.long()
+                log_odds = _log_odds(p.values.to(wide_dtype(p.values.device)), p.from_logits)
+                scores, target = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1), p.target.long()
             w = series_weights(p, weights)
-            batch, samples = w.shape[:-1], target.shape
-            n_series = samples[:-1].numel()
+            batch, samples, n_classes = w.shape[:-1], target.shape, scores.shape[-1]
+            n_series, n_weightings = samples[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
             fit = self._solve(
-                scores.reshape(n_series, samples[-1], scores.shape[-1]),
+                scores.reshape(n_series, samples[-1], n_classes),
                 target.reshape(n_series, samples[-1]),
-                w.reshape(-1, n_series, samples[-1]) if w.numel() else w.new_zeros(batch.numel(), 1, samples[-1]),
+                w.reshape(n_weightings, n_series, samples[-1]),
             )
         transform = AffineTransform(p.task, from_logits=p.from_logits)
-        transform.alpha, transform.beta = fit.alpha.reshape(batch), fit.beta.reshape(*batch, -1)
+        transform.alpha, transform.beta = fit.alpha.reshape(batch), fit.beta.reshape(*batch, n_classes)
         transform.grad_norm, transform.outcome = fit.grad_norm.reshape(batch), fit.outcome.reshape(batch)
         transform.lost = fit.lost.reshape(batch)
         transform.converged = (transform.outcome == CONVERGED) | (transform.outcome == AT_ZERO)

@@ -38,7 +38,7 @@ class HistogramTransform(Transform):
         batch = torch.broadcast_shapes(self.rate.shape[:-1], index.shape[:-1])  # type: ignore[no-untyped-call]
         index = index.expand(*batch, index.shape[-1])
         rate = self.rate.expand(*batch, self.rate.shape[-1]).gather(-1, index).to(values.dtype)
-        return torch.where(rate.isnan(), values, rate.logit() if self.from_logits else rate)
+        return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if self.from_logits else rate)
 
     def remarks(self) -> list[str]:
         """Return what there is to say against the fit."""

@@ -59,12 +59,14 @@ class Transform(nn.Module, ABC):
 
         Raises:
             TypeError: `preds` is not floating.
+            ValueError: too few axes, or other leading axes than those of the batch that it was fitted to.
 
         Gradient:
             In `preds`, wherever the transform has one.
         """
         if not preds.is_floating_point():
             raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass what the calibrator was fitted to.")
+        self._check_axes(preds)
         values = preds.to(torch.promote_types(preds.dtype, torch.float32))
         if self.task == "binary":
             return self.calibrated(values)
@@ -73,6 +75,23 @@ class Transform(nn.Module, ABC):
             values = spread_infinite_logits(values) if self.from_logits else values
             return self.calibrated(values).movedim(-1, self.class_axis)
         return self.calibrated(values.transpose(-1, -2)).transpose(-1, -2).movedim(-1, self.class_axis)
+
+    def _check_axes(self, preds: Tensor) -> None:
+        n_axes, batch = 1 + (self.task != "binary"), self.grad_norm.shape
+        if preds.dim() < n_axes:
+            raise ValueError(
+                f"`preds` must have at least {n_axes} axes for task={self.task!r}, got shape {tuple(preds.shape)}. "
+                "Add the missing axis with unsqueeze."
+            )
+        samples = preds if self.task == "binary" else preds.movedim(self.class_axis, -1)
+        # Of labels, which are series, the axis comes before that of the samples.
+        leading = samples.shape[:-2] + samples.shape[-1:] if self.task == "multilabel" else samples.shape[:-n_axes]
+        if len(leading) < len(batch) or leading[len(leading) - len(batch) :] != batch:
+            raise ValueError(
+                f"`preds` must have the leading axes {tuple(batch)} of the batch that the calibrator was fitted to"
+                f"{', labels last' if self.task == 'multilabel' else ''}, got {tuple(leading)} of shape "
+                f"{tuple(preds.shape)}. Take one of its transforms with part(index), or set class_axis."
+            )
 
     def part(self, index: int) -> Self:
         """Return the transform of one entry of the first batch axis."""
@@ -104,10 +123,11 @@ class Transform(nn.Module, ABC):
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():
-            after = self._buffers[name]
-            if after is not None and after.is_floating_point() and after.dtype != wide_dtype(after.device):
+            device = self._buffers[name].device  # type: ignore[union-attr]
+            dtype = wide_dtype(device) if buffer.is_floating_point() else buffer.dtype
+            if self._buffers[name].dtype != dtype:  # type: ignore[union-attr]
                 # A half keeps three digits of a scale: move the numbers, and leave them as they are.
-                self._buffers[name] = buffer.to(after.device, wide_dtype(after.device))
+                self._buffers[name] = buffer.to(device, dtype)
         return self
 
 
@@ -147,7 +167,8 @@ class Calibrator(ABC, Generic[T]):
                 probability 0; see `Transform.remarks`.
         """
         p = self.read(preds, target, task=task, options=options)
-        transform = self.fit_to(p)
+        with torch.inference_mode(False):  # whose tensors no gradient could ever pass
+            transform = self.fit_to(p)
         transform.class_axis = options.get("class_axis", -1)
         for remark in transform.remarks():
             warnings.warn(remark, UserWarning, stacklevel=2)

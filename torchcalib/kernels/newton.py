@@ -23,11 +23,14 @@ from torchcalib.kernels.row_stats import wide_dtype
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
 """How a fit can end; see `AffineFit`."""
 
-GRADIENT = 1e-10  # norm of the gradient of the mean NLL, in units of the scores given: a tenth of what is promised
+GRADIENT = (
+    1e-10  # norm of the gradient of the mean NLL, of the scores given and of scale 1: a tenth of what is promised
+)
 DECREMENT = 1e-15  # what a further Newton step would take off the NLL, twice
 FLAT = 1e-14  # a slope that is rounding
 ROUNDS = 200
 FAR = -1e18  # stands for a score of -inf: its probability is 0, and 0 times it is 0
+UNUSUAL = 1e6  # a scale from which scores are looked at for such as stand for -inf
 PIECE = 2**17  # scores that are worked on at a time
 
 
@@ -35,7 +38,8 @@ class AffineFit(NamedTuple):
     """Fits of softmax(alpha s + beta).
 
     Attributes:
-        alpha: `(R, S)`, positive; 0 under `AT_ZERO`, 1 under `SEPARABLE`.
+        alpha: `(R, S)`, positive; 0 under `AT_ZERO`, where it is the limit: a score of -inf stays so; 1 under
+            `SEPARABLE`.
         beta: `(R, S, C)`, of sum 0 over the classes that have samples, and -inf for those that have none; 0 under
             `SEPARABLE`.
         grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound `(R, S)`; NaN under
@@ -151,19 +155,20 @@ def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable
 
     if look(unread.any()):
         s = s.masked_fill_(unread.unsqueeze(-1), 0)
-    norm = torch.linalg.vector_norm(s, dim=(-1, -2))
-    far = None
-    if not look(norm.isfinite().all()):
-        far = s == -torch.inf
-        norm = torch.linalg.vector_norm(s.masked_fill(far, 0), dim=(-1, -2))
-    scale = torch.where(norm > 0, norm, 1) / math.sqrt(max(1, n * n_classes))
+    scale = torch.linalg.vector_norm(s, dim=(-1, -2)) / math.sqrt(max(1, n * n_classes))
+    usual = look((scale <= UNUSUAL).all())
+    scale = scale if usual else _scale_of_near(s, scale)
+    scale = torch.where(scale > 0, scale, 1)
     s = s.div_(scale[:, None, None])
-    s = s if far is None else s.masked_fill_(far, FAR)
-    s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unread, 0)
+    s = s if usual else s.clamp_(min=FAR)
+    s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unread, 0).clamp(min=FAR)
     share = w.new_zeros((*w.shape[:-1], s.shape[-1])).scatter_add(-1, target.expand(w.shape), w)
     whole = _Problem(s, s_label, target, w, share, scale, (w * s_label).sum(-1))
 
     alpha, beta, grad_norm, outcome = solve(whole)
+    if not usual:  # where a score is FAR, alpha is never 0 but may have no other limit
+        vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
+        alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
     empty = ~(total > 0)
     outcome = outcome.masked_fill(empty, NO_DATA)
     separable = outcome == SEPARABLE
@@ -174,6 +179,23 @@ def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable
         outcome,
         weights.masked_fill(~lost, 0).sum(-1),
     )
+
+
+def _scale_of_near(s: Tensor, scale: Tensor) -> Tensor:
+    """Return the scale of the scores that do not stand for -inf, as masked classes do, or are it.
+
+    Which these are is told by how far the second class of a row is from its first, in the median row.
+    """
+    if not s.shape[1]:
+        return scale
+    second = -s.topk(2, -1).values[..., 1]
+    usual = second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values
+    near = s >= -1e9 * usual[:, None, None]
+    size = s.masked_fill(~near, 0).abs_().amax((-1, -2))
+    size = torch.where(size > 0, size, 1)
+    square = (s / size[:, None, None]).masked_fill_(~near, 0).square_().sum((-1, -2))
+    found = size * (square / near.sum((-1, -2))).sqrt()
+    return torch.where(usual.isnan(), scale.nan_to_num(1, 1, 1), found)
 
 
 def _slope_at_zero(p: _Problem, share: Tensor) -> Tensor:
@@ -245,7 +267,7 @@ def _bracketed(
     for _ in range(rounds):
         slope, curvature = _slope_and_curvature(p, x)
         step = -slope / curvature
-        exact = ((slope * p.scale).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
+        exact = ((slope * p.scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
         done = exact if relative is None else step.abs() <= relative * x
         low, high = torch.where(slope < 0, x, low), torch.where(slope < 0, high, x)
         stays = done | fixed | slope.isnan() | (high - low <= 1e-15 * x)
@@ -284,7 +306,7 @@ def _solve_dp(p: _Problem) -> _Solved:
 
     # Few weightings at a time, which then need no more rounds than they do themselves.
     at_once = max(1, PIECE // max(1, p.s.numel()))
-    pieces = [slice(i, i + at_once) for i in range(0, p.w.shape[0], at_once)]
+    pieces = [slice(i, i + at_once) for i in range(0, max(1, p.w.shape[0]), at_once)]
     starts = theta.expand(p.w.shape[0], -1, -1)
     found = [_damped(p.some(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
     theta, gradient, outcome = (torch.cat(column) for column in zip(*found, strict=True))
@@ -317,7 +339,7 @@ def _damped(
     present = p.share > 0
     theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, FAR)), -1)
     eps = torch.finfo(theta.dtype).eps
-    in_units = torch.cat((p.scale[:, None], torch.ones_like(p.share[0])), -1)  # of a gradient in the scores given
+    in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # of a gradient
     least = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
     value = _evaluate(p, theta)
     part = torch.ones_like(p.of_label)
