@@ -262,17 +262,20 @@ def _solve_temperature(p: _Problem) -> _Solved:
     # The NLL is convex: where it does not fall from alpha = 0 on, no positive alpha is better.
     at_bound = (p.w * p.mean).sum(-1) - p.of_label >= -FLAT
     separable = p.of_label >= 0  # every label has the largest score of its row
-    # A thousand samples lead near the optimum, all of them to it: to seven digits, and then to all.
-    start = p.scale.float().clamp(0.1, 100).expand_as(p.of_label[:1])  # alpha = 1 for scores of a usual size
-    free = torch.zeros_like(start, dtype=torch.bool)
-    for at_most, step in ((1024, 0.3), (None, 0.05)):
-        start, *_ = _bracketed(p.rough(at_most), start, free, step, 15)
-        start = start.nan_to_num(1).clamp(1e-3, 1e3)
+    # A thousand samples lead near the optimum, all of them to it: in float32, and then to the last digit.
+    start = _rough_alpha(p.rough(), _rough_alpha(p.rough(1024), p.scale), 0.05)
     alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
 
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
     grad_norm = (slope * p.scale).abs().masked_fill(at_bound, 0)
     return alpha.masked_fill(at_bound, 0), torch.zeros_like(p.share), grad_norm, outcome
+
+
+def _rough_alpha(p: _Problem, start: Tensor, relative: float = 0.3) -> Tensor:
+    """Return alpha `(1, S)` to a few digits, within reason; see `_bracketed`."""
+    start = start.float().clamp(0.1, 100).expand_as(p.of_label)
+    alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
+    return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 
 def _derivatives(p: _Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -348,11 +351,10 @@ def _solve_dp(p: _Problem) -> _Solved:
     present = p.share > 0
     at_bound = _slope_at_zero(p) >= -FLAT
     rough = p.rough()
-    ahead = torch.ones_like(rough.of_label).unsqueeze(-1)
-    theta, *_ = _damped(rough, torch.cat((ahead, torch.zeros_like(rough.share)), -1), rough.of_label > 0, 1e-3, 25)
-    theta = theta.to(p.w.dtype)
-    begin = torch.cat((torch.ones_like(theta[..., :1]), torch.zeros_like(theta[..., 1:])), -1)
-    theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, begin)
+    ahead = _rough_alpha(p.rough(1024), p.scale).unsqueeze(-1)
+    begin = torch.cat((ahead, torch.zeros_like(rough.share)), -1)
+    theta, *_ = _damped(rough, begin, rough.of_label > 0, 1e-3, 25)
+    theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, begin).to(p.w.dtype)
 
     # Few weightings at a time, which then need no more rounds than they do themselves.
     at_once = max(1, PIECE // max(1, p.scores.numel()))
