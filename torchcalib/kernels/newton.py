@@ -404,7 +404,7 @@ def _damped(
     eps = torch.finfo(theta.dtype).eps
     in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # of a gradient
     least = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
-    value = _evaluate(p, theta)
+    value, kept = _evaluate(p, theta), False
     part = torch.ones_like(p.of_label)
     for _ in range(rounds):
         step = _newton_step(value, present)
@@ -420,7 +420,9 @@ def _damped(
         if _all(stays):
             break
         moved = theta + part.unsqueeze(-1) * step
-        new = _evaluate(p, moved)
+        # After a step this short the Hessian is as good as it was, and mostly nothing is left to do with it.
+        kept = not kept and relative is None and _all(stays | (part * length <= 1e-5))
+        new = _evaluate(p, moved, value.hessian if kept else None)
         better = ~stays & (new.nll <= value.nll + 1e-4 * part * slope + 4 * eps * (1 + value.nll))
         theta = torch.where(better[..., None], moved, theta)
         value = _Value(
@@ -457,37 +459,46 @@ def _never_falls(p: _Problem, step: Tensor, present: Tensor) -> Tensor:
     return worst >= -1e-6 * step.abs().amax(-1)
 
 
-def _evaluate(p: _Problem, theta: Tensor) -> _Value:
-    """Sum the NLL and its derivatives over the pieces.
+def _evaluate(p: _Problem, theta: Tensor, hessian: Tensor | None = None) -> _Value:
+    """Sum the NLL and its derivatives over the pieces; if a Hessian is given, it stands for the one here.
 
     With q the softmax of a row and m = sum_k q_k s_k, the Hessian is the weighted mean of sum_k q_k s_k^2 - m^2 in
     alpha, of q_k (s_k - m) between alpha and beta_k, and of diag(q) - q q' in beta.
     """
     alpha, beta = theta[..., :1, None], theta[..., None, 1:]
     nll = -theta[..., 0] * p.of_label - (theta[..., 1:] * p.share).sum(-1)
-    mean_qs, mixed, square = torch.zeros_like(p.share), torch.zeros_like(p.share), torch.zeros_like(p.of_label)
-    outer: Tensor | None = None
+    mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
+    square = torch.zeros_like(p.of_label)
+    outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
+    rooms: tuple[Tensor, Tensor] | None = None  # fresh memory for every piece costs more than the arithmetic
     for s, w in p.pieces():
-        q = torch.addcmul(beta, alpha, s)
+        if rooms is None:
+            rooms = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
+        room, spare = (x[..., : s.shape[1], :] for x in rooms)
+        q = torch.addcmul(beta, alpha, s, out=room)
         top = q.amax(-1, keepdim=True)
         q = q.sub_(top).exp_()
         norm = q.sum(-1, keepdim=True)
         q = q.div_(norm)
-        qs = q * s
-        m = qs.sum(-1, keepdim=True)
+        qs = torch.mul(q, s, out=spare)
         row = w.unsqueeze(-2)
-        nll = nll + (row @ norm.log_().add_(top)).squeeze((-1, -2))
+        nll = nll + (row @ norm.log().add_(top)).squeeze((-1, -2))
         mean_qs = mean_qs + (row @ qs).squeeze(-2)
+        if hessian is not None:
+            mean_q = mean_q + (row @ q).squeeze(-2)
+            continue
+        m = qs.sum(-1, keepdim=True)
         square = square + (row @ qs.mul_(s)).sum((-1, -2)) - (row @ m.square()).squeeze((-1, -2))
-        weighted = torch.mul(q, w.unsqueeze(-1), out=qs).mT
+        weighted = torch.mul(q, w.unsqueeze(-1), out=spare).mT
         mixed = mixed + (weighted @ m).squeeze(-1)
-        outer = weighted @ q if outer is None else outer + weighted @ q
-    assert outer is not None
-    mean_q = outer.sum(-1)  # for the q of a row sum to 1
+        outer = outer + weighted @ q
+    if hessian is None:
+        mean_q = outer.sum(-1)  # for the q of a row sum to 1
+        mixed = (mean_qs - mixed).unsqueeze(-1)
+        left = torch.cat((square[..., None, None], mixed), -2)
+        hessian = torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1)
     gradient = torch.cat((mean_qs.sum(-1, keepdim=True) - p.of_label.unsqueeze(-1), mean_q - p.share), -1)
-    mixed = (mean_qs - mixed).unsqueeze(-1)
-    left = torch.cat((square[..., None, None], mixed), -2)
-    return _Value(nll, gradient, torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1))
+    return _Value(nll, gradient, hessian)
 
 
 def _newton_step(value: _Value, present: Tensor) -> Tensor:
