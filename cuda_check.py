@@ -2,14 +2,16 @@
 
 Every function and streaming class (samples kept whole, and as a sketch), in float32, float16 and bfloat16, against the
 float64 result of the same numbers on the CPU, with gradients; `update` must never wait for the device; bad rows must
-be raised by `compute`. The isotonic kernels must find the blocks that the CPU finds. Prints a table, writes JSON, and
-exits with 1 on any failure. Without a GPU it says so and exits with 0.
+be raised by `compute`. The isotonic kernels must find the blocks that the CPU finds, calibrators the optimum, and the
+bootstrap must draw what it draws there. Prints a table, writes JSON, and exits with 1 on any failure. Without a GPU it
+says so and exits with 0.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+from torchcalib.kernels.draws import random_words
 from torchcalib.kernels.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
 from torchcalib.streaming import StreamingMetric
 
@@ -255,6 +258,43 @@ def check_isotonic_regression(name: str, rows: int, length: int) -> Iterator[Che
     yield Check(name, "float64", "gradient of the fit", relative_error(gpu.grad, reference.grad), 1e-12)
 
 
+def check_calibrators(from_logits: bool) -> Iterator[Check]:
+    """Fits reach the optimum that they reach on the CPU; so does the loss, cross-validated on the same folds."""
+    preds, target = sample("multiclass", from_logits, torch.float64)
+    options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
+    name = f"calibrators {'logits' if from_logits else 'probs'}"
+    for calibrator in (tc.Temperature(), tc.DPCalibration()):
+        what = type(calibrator).__name__
+        here = calibrator.fit(preds, target, **options)
+        there = calibrator.fit(preds.cuda(), target.cuda(), **options)
+        yield Check(name, "float64", f"{what} scale", relative_error(there.alpha, here.alpha), 1e-8)
+        yield Check(name, "float64", f"{what} gradient", float(there.grad_norm.max()), 1e-9)
+        loss = tc.calibration_loss(preds, target, calibrator=calibrator, **options)
+        on_gpu = tc.calibration_loss(preds.cuda(), target.cuda(), calibrator=calibrator, **options)
+        yield Check(name, "float64", f"{what} loss", relative_error(on_gpu, loss), 1e-8)
+
+
+def check_bootstrap() -> Iterator[Check]:
+    """Draws are those of the CPU, bit for bit; intervals of functions, of a calibration loss, and streamed."""
+    streams, counters = torch.arange(40), torch.arange(1000)
+    words = random_words(7, streams.cuda(), counters.cuda()).cpu()
+    yield Check("bootstrap", "int64", "words", int((words != random_words(7, streams, counters)).sum()), 0)
+    preds, target = sample("multiclass", True, torch.float64)
+    options: dict[str, Any] = {"task": "multiclass", "from_logits": True, "n_replicates": 40}
+    for function in (tc.nll, tc.ece, tc.ks, tc.rcl):
+        expected = tc.bootstrap(function, preds, target, **options).replicates
+        found = tc.bootstrap(function, preds.cuda(), target.cuda(), **options).replicates
+        tolerance = 1e-8 if function is tc.rcl else VALUE_TOLERANCE
+        yield Check("bootstrap", "float64", function.__name__, relative_error(found, expected), tolerance)
+    here = tc.Bootstrapped(tc.ECE(task="multiclass", from_logits=True), n_replicates=40)
+    there = deepcopy(here).to("cuda")
+    here.update(preds, target)
+    here.update(preds, target)
+    on_gpu_without_waiting(there, preds.cuda(), target.cuda())
+    error = relative_error(there.interval().replicates, here.interval().replicates)
+    yield Check("bootstrap", "float64", "stream, no host sync", error, VALUE_TOLERANCE)
+
+
 def guarded(name: str, dtype: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
     """Turn an exception into a failed check, so that one failure does not hide the others."""
     try:
@@ -272,6 +312,9 @@ def run() -> list[Check]:
             results += guarded(name, str(dtype).removeprefix("torch."), work)
     results += guarded("bad rows", "float32", check_bad_rows)
     results += guarded("collection", "float32", check_collection)
+    for from_logits in (False, True):
+        results += guarded("calibrators", "float64", partial(check_calibrators, from_logits))
+    results += guarded("bootstrap", "float64", check_bootstrap)
     for rows, length in SHAPES:
         name = f"isotonic kernels {rows} x {length}"
         results += guarded(name, "int64", partial(check_blocks, name, rows, length))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from conftest import CASES
 
 import torchcalib as tc
+from torchcalib.kernels.draws import poisson_counts
 
 
 def close(a, b):
@@ -91,6 +92,29 @@ def a_collection_of_samples_and_sums_takes_two_collectives(rank, world):
     assert sorted(calls) == ["all_gather", "all_reduce"], calls
     for function, value in zip((tc.nll, tc.ece, tc.ace, tc.tce, tc.ks), values.values(), strict=True):
         close(value, function(preds, target, task="binary"))
+
+
+def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(60, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 2, (60,), generator=generator)
+    metrics = tc.CalibrationCollection({"nll": tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=5)})
+    alone = tc.Bootstrapped(tc.ECE(task="binary"), n_replicates=39, seed=5)
+    mine = share(rank, world, 60)
+    times = []
+    for r in range(world):
+        rows = torch.arange(60)[share(r, world, 60)]
+        streams = torch.arange(39) + (r << 32)
+        times.append(poisson_counts(5, streams, torch.arange(len(rows)), torch.float64))
+    for metric in (metrics, alone):
+        if rank != world - 1:
+            metric.update(preds[mine], target[mine])
+    times = torch.cat(times, -1)
+    assert len(times.unique(dim=1).T) > 50, "ranks draw alike"
+    close(metrics.compute()["nll"], tc.nll(preds, target, task="binary"))
+    close(metrics["nll"].interval().replicates, tc.nll(preds, target, task="binary", weights=times))
+    close(alone.interval().replicates, tc.ece(preds, target, task="binary", weights=times))
+    dist.barrier()
 
 
 def a_rank_goes_on_after_a_sync(rank, world):
@@ -183,6 +207,7 @@ def main(rank, world, path):
     every_metric_agrees_with_one_process(rank, world)
     samples_of_all_kinds_meet(rank, world)
     a_collection_of_samples_and_sums_takes_two_collectives(rank, world)
+    replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world)
     a_rank_goes_on_after_a_sync(rank, world)
     ranks_that_sync_different_things_are_told(rank, world)
     a_collection_syncs_once(rank, world)

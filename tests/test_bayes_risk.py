@@ -39,6 +39,14 @@ def test_cost_matrix_helpers():
     assert (tc.CostMatrix.zero_one(2).with_reject(0.1).num_decisions, tc.CostMatrix.zero_one(4).num_classes) == (3, 4)
 
 
+def test_costs_may_be_numbers_of_other_libraries():
+    rows = [[np.float32(0), np.int64(1)], [1, torch.tensor(0.5).item()]]
+    assert tc.CostMatrix(rows).costs == ((0, 1), (1, 0.5))
+    matrix = tc.CostMatrix.zero_one(2)
+    for cost in (np.float32(0.25), torch.tensor(0.25), torch.tensor([0.25, 0.25]), np.array([0.25, 0.25])):
+        assert matrix.with_reject(cost) == matrix.with_reject(0.25)
+
+
 @pytest.mark.parametrize("make", [torch.tensor, np.array, tuple], ids=["tensor", "array", "tuple"])
 def test_cost_matrix_is_a_value(make):
     rows = [[0.0, 1.0, 0.25], [4.0, 0.0, 0.25]]
@@ -330,6 +338,13 @@ CALLS = [
     ("no classes", lambda: tc.CostMatrix.zero_one(1), ValueError, ["`num_classes`", "at least 2"]),
     ("important class 5 of 3", lambda: tc.CostMatrix.imbalanced(3, important=5), ValueError, ["`important`", "got 5"]),
     ("too few rejects", lambda: tc.CostMatrix.zero_one(3).with_reject([0.1]), ValueError, ["`cost`", "3 classes"]),
+    ("reject of text", lambda: tc.CostMatrix.zero_one(2).with_reject("ab"), TypeError, ["`cost`", "'ab'"]),
+    ("reject of True", lambda: tc.CostMatrix.zero_one(2).with_reject(True), TypeError, ["`cost`", "True"]),
+    ("cost of 400 digits", lambda: risk(cost=[[0, 10**400], [1, 0]]), ValueError, ["`cost`", "finite", "inf"]),
+    ("cost of 300 digits", lambda: risk(cost=[[0, 10**300], [1, 0]]), ValueError, ["`cost`", "at most 1e+150"]),
+    ("factor of text", lambda: tc.CostMatrix.imbalanced(2, factor="3"), TypeError, ["`factor`", "'3'"]),
+    ("negative factor", lambda: tc.CostMatrix.imbalanced(2, factor=-3), ValueError, ["`factor`", "-3"]),
+    ("factor NaN", lambda: tc.CostMatrix.imbalanced(2, factor=math.nan), ValueError, ["`factor`", "nan"]),
     ("reject at infinity", lambda: tc.CostMatrix.zero_one(2).with_reject(math.inf), ValueError, ["finite"]),
     ("unknown normalize", lambda: risk(normalize="max"), ValueError, ["`normalize`", "'max'"]),
     ("priors of 3", lambda: risk(priors=[0.2, 0.3, 0.5]), ValueError, ["`priors`"]),

@@ -9,6 +9,8 @@ from test_calibrators import data, single
 
 import torchcalib as tc
 from torchcalib.calibration_loss.folds import folds_of
+from torchcalib.calibration_loss.recommendation import recommendation_of
+from torchcalib.kernels.newton import fit_dp
 from torchcalib.predictions import read_input
 
 T, D, H, ISO = tc.Temperature(), tc.DPCalibration(), tc.HistogramBinning(n_bins=5), tc.Isotonic()
@@ -99,6 +101,38 @@ def test_any_function_is_a_score():
     assert tc.calibration_loss(logits, target, score=error, folds=folds, **multi) == expected
     ece = tc.calibration_loss(logits, target, score=partial(tc.ece, n_bins=5), train_on_test=True, **multi)
     assert 0 < ece < 1
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_bayes_risk_is_a_score(task):
+    """By a loop over folds; and its divergence, what decisions cost if classes are drawn from the calibrated."""
+    logits, target = data(80, 3) if task == "multiclass" else single(80)
+    cost = tc.CostMatrix.imbalanced(3 if task == "multiclass" else 2).with_reject(0.4)
+    given, folds = {"task": task, "from_logits": True}, turns(80)
+    after = torch.empty_like(logits)
+    for f in range(5):
+        after[folds == f] = T.fit(logits[folds != f], target[folds != f], **given)(logits[folds == f])
+    raw, cal = (tc.bayes_risk(preds, target, cost=cost, **given) for preds in (logits, after))
+    options = {"score": partial(tc.bayes_risk, cost=cost), "calibrator": T, "folds": folds, **given}
+    assert raw != cal
+    assert tc.calibration_loss(logits, target, **options).item() == pytest.approx((raw - cal).item(), abs=1e-12)
+    assert tc.rcl(logits, target, **options).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-9)
+    seen = after.exp() if task == "multiclass" else after.sigmoid()
+    expected, least = (tc.bayes_risk(preds, seen, cost=cost, **given) for preds in (logits, after))
+    found = tc.score_divergence(logits, target, **options)
+    assert found.semi_empirical.item() == pytest.approx(expected.item(), abs=1e-8)
+    assert found.divergence.item() == pytest.approx((expected - least).item(), abs=1e-8)
+    assert found.divergence >= 0  # a proper score
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll, tc.bayes_risk])
+@pytest.mark.parametrize("n", [0, 6])
+def test_no_data_give_nan(score, n):
+    preds, target = torch.full((n,), 0.3), torch.zeros(n, dtype=torch.int64)
+    given = {"task": "binary", "weights": torch.zeros(n), "score": score}
+    assert tc.calibration_loss(preds, target, **given).isnan()
+    assert tc.rcl(preds, target, **given).isnan()
+    assert all(value.isnan() for value in tc.score_divergence(preds, target, **given))
 
 
 def test_divergence_of_the_nll_is_a_loop():
@@ -211,6 +245,31 @@ def test_gradient_in_the_predictions_at_a_fixed_transform():
     assert x.grad.allclose(y.grad, atol=1e-14)
 
 
+@pytest.mark.parametrize("calibrator", [T, D, H, ISO], ids=lambda c: type(c).__name__)
+def test_fits_map(calibrator):
+    logits, target = single(60, lead=(3,))
+
+    def loss(logits, target):
+        return tc.calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
+
+    expected = loss(logits, target)
+    assert torch.vmap(loss)(logits, target).allclose(expected, atol=1e-12)
+    assert torch.vmap(loss, in_dims=(1, 1))(logits.T, target.T).allclose(expected, atol=1e-12)
+    spoiled = logits.masked_fill(torch.arange(60) + torch.zeros(3, 1) == torch.tensor([[-1], [5], [-1]]), math.nan)
+    assert torch.vmap(loss)(spoiled, target).isnan().tolist() == [False, True, False]
+
+
+def test_a_fit_compiles_to_one_operation():
+    """Unrolled, its rounds took minutes to trace."""
+    logits, target = data(60, 3)
+    p = D.read(logits, target, task="multiclass", options={"from_logits": True})
+    weights = torch.ones(2, 1, 60, dtype=torch.float64)
+    expected = fit_dp(p.values[None], p.target[None], weights)
+    found = torch.compile(fit_dp, fullgraph=True, backend="eager")(p.values[None], p.target[None], weights)
+    for name, a, b in zip(expected._fields, found, expected, strict=True):
+        assert torch.equal(a, b), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_results_have_the_dtype_of_the_predictions(dtype):
     logits, target = data(60, 3, dtype=dtype)
@@ -297,6 +356,29 @@ def test_words_for_predictions_that_are_too_sure():
     assert "add temperature scaling; DP calibration gains" in found.text
 
 
+def test_words_for_bayes_risk():
+    found = tc.recommend(*shifted(2, 3), score=partial(tc.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
+    assert found.score == "bayes_risk"
+    assert found.text.startswith("Calibration would cut Bayes risk by ")
+
+
+def test_calibrators_of_one_kind_are_told_apart():
+    few, many = tc.HistogramBinning(n_bins=2), tc.HistogramBinning(n_bins=20)
+    found = tc.recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
+    assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
+
+
+@pytest.mark.parametrize(
+    ("gains", "best"),
+    [((10.0, 10.9), 0), ((10.0, 11.1), 1), ((-10.0, -10.5), 0), ((-10.0, -9.9), 1), ((-3.0, 2.0), 1),
+     ((math.nan, 20.0), 1), ((20.0, math.nan), 0), ((-math.inf, -1.0), 1), ((-math.inf, -math.inf), 0)],
+)  # fmt: skip
+def test_a_later_calibrator_must_gain_more(gains, best):
+    """A tenth more; and of two that harm, the one that harms less is named."""
+    found = recommendation_of("nll", 1.0, dict(zip("ab", gains, strict=True)), worthwhile=-math.inf)
+    assert found.best == "ab"[best]
+
+
 def test_words_for_calibrated_predictions():
     found = tc.recommend(*shifted(1, 0), **binary)
     assert found.best is None
@@ -315,6 +397,7 @@ CALLS = [
     ("one fold", {"n_folds": 1}, ValueError, "`n_folds` must be at least 2"),
     ("half a fold", {"n_folds": 2.5}, TypeError, "`n_folds` must be an int"),
     ("seed is text", {"seed": "a"}, TypeError, "`seed` must be an int"),
+    ("seed of 70 bits", {"seed": 2**70}, ValueError, "`seed` must fit in 64 bits"),
     ("seed is True", {"seed": True}, TypeError, "`seed` must be an int"),
     ("folds of another length", {"folds": torch.arange(5)}, ValueError, "`folds` must have one number per sample"),
     ("folds are floats", {"folds": P}, TypeError, "`folds` must be a tensor of integers"),
@@ -331,6 +414,8 @@ CALLS = [
     ("seed and calibration", {"calibration": (P, Y), "seed": 3}, ValueError, "`seed` must be left out"),
     ("calibration is a tensor", {"calibration": P}, TypeError, r"`calibration` must be \(preds, target\)"),
     ("calibration of one", {"calibration": (P,)}, TypeError, r"`calibration` must be \(preds, target\)"),
+    ("calibration of no samples", {"calibration": (P[:0], Y[:0])}, ValueError, "`calibration` must have samples"),
+    ("calibration of no weight", {"calibration": (P, Y, 0 * P)}, ValueError, "`calibration` must have samples"),
     ("calibration of another shape", {"calibration": (P[None], Y[None])}, ValueError, "`calibration` must have"),
     ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
     ("calibrator is a class", {"calibrator": tc.Temperature}, TypeError, "`calibrator` must be"),

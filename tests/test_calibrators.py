@@ -112,6 +112,24 @@ def test_recorded_systems_are_fitted_no_worse_than_lbfgs(recorded, system, calib
         assert scale * transform.alpha == pytest.approx(calibrator.fit(scores, arrays["targets"], **multi).alpha.item())
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("system", ["cal", "mcp", "mcs", "mcps"])
+@pytest.mark.parametrize("n_classes", [2, 10])
+def test_simulated_systems_are_fitted_no_worse_than_lbfgs(recorded, n_classes, system, calibrator, scale):
+    arrays = recorded(f"sim_ferrer_k{n_classes}.npz")
+    check_optimal(calibrator, scale * arrays[system], arrays["targets"].long())
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("case", ["50-50", "50-40", "50-60", "01-01", "01-02"])
+def test_gaussian_discriminants_are_fitted_no_worse_than_lbfgs(recorded, case, calibrator, scale):
+    arrays = recorded("sim_gda.npz")
+    log_odds = scale * arrays[f"p_{case}"].logit()
+    check_optimal(calibrator, torch.stack((-log_odds / 2, log_odds / 2), -1), arrays[f"y_{case}"].long())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
@@ -310,6 +328,16 @@ def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrat
         of_classes = calibrator.fit(two, target, task="multiclass", from_logits=from_logits)
     q = of_classes(two).softmax(-1) if from_logits else of_classes(two)
     assert q[:, 1].tolist() == pytest.approx(p.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_logits_of_any_size_are_one_problem(calibrator, scale):
+    logits, target = data(200, 4)
+    transform, exact = (calibrator.fit(scores, target, **multi) for scores in (scale * logits, logits))
+    assert transform.converged
+    assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert transform(scale * logits).allclose(exact(logits), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
@@ -588,7 +616,7 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*fits:UserWarning")
+@pytest.mark.filterwarnings("ignore:no finite scale:UserWarning")
 @pytest.mark.parametrize(("call", "error", "part"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
 def test_wrong_fit(calibrator, call, error, part):

@@ -156,6 +156,11 @@ def test_recorded_simulated_systems(recorded, expected, k, system):
     assert tc.nll(**given, normalize="prior").item() == pytest.approx(answer["nce"], abs=1e-6)
     assert tc.brier_score(**given, normalize="prior").item() == pytest.approx(answer["nbs"], abs=1e-6)
     assert 100 * tc.ece(**given, right=True).item() == pytest.approx(answer["eceMC15"], abs=2e-4)
+    if k == 2:
+        of_class_1 = tc.ece(arrays[system][:, 1].exp(), arrays["targets"], task="binary", right=True)
+        assert 100 * of_class_1.item() == pytest.approx(answer["eceBIN15"], abs=2e-4)
+    counts = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{k}|counts")
+    assert arrays["targets"].bincount().tolist() == counts
     for costs, make in COSTS.items():
         risk = tc.bayes_risk(**given, cost=make(k), normalize="prior")
         assert risk.item() == pytest.approx(answer[f"nrisk{costs}"], abs=1e-6)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from torchcalib import Report, TCETable, html
+from torchcalib.files import write_whole
 from torchcalib.html import render, save_report
 from torchcalib.plots import DARK, LIGHT
 from torchcalib.report import ReportBuilder
@@ -208,6 +209,58 @@ def test_tests_of_no_data_are_said_to_be_of_none():
     assert "TCE =" not in " ".join(Checker(text).words)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_gain_of_a_calibration_stage_is_on_the_page(task):
+    stage, checker = made(task).calibration, parsed(task)
+    values = [data["value"] for data in checker.every("data")]
+    words = " ".join(checker.words)
+    assert stage.recommendation.text in words
+    assert "What a calibration stage would gain" in words
+    for gain in stage.gains:
+        assert {str(gain.value), str(gain.rcl)} <= set(values)
+        assert html._gain(gain.rcl) in words
+    assert {str(raw) for raw in stage.raw.values()} <= set(values)
+    bars = [float(span["style"].split()[1][:-1]) for span in checker.every("span") if "style" in span]
+    finite = [x for x in [*stage.raw.values(), *(gain.value for gain in stage.gains)] if math.isfinite(x)]
+    assert len(bars) == len(finite)
+    assert max(bars) == 100
+    assert min(bars) >= 0
+
+
+def test_a_bar_of_an_infinite_score_has_no_end_and_notes_are_there():
+    r = made("binary")
+    lost = replace(r.calibration.gains[0], value=math.inf, rcl=-math.inf)
+    stage = replace(r.calibration, gains=(lost, *r.calibration.gains[1:]), notes=(HOSTILE,))
+    checker = Checker(render(replace(r, calibration=stage, tables={}, tests={})))
+    n_infinite = sum(math.isinf(gain.value) for gain in stage.gains)
+    assert sum(span.get("class") == "endless" for span in checker.every("span")) == n_infinite >= 1
+    assert "−infinite" in checker.words
+    assert HOSTILE in checker.words
+    assert "A calibrator that makes the NLL infinite" in " ".join(checker.words)
+
+
+def test_without_a_calibration_stage_there_is_no_section():
+    text = render(replace(made("binary"), calibration=None, tables={}, tests={}))
+    assert "calibration stage" not in text.lower()
+
+
+@pytest.mark.parametrize("best", [None, "DP calibration"])
+def test_the_page_says_what_the_command_would_save(best):
+    r = made("binary")
+    stage = replace(r.calibration, recommendation=replace(r.recommendation, best=best))
+    words = " ".join(" ".join(Checker(render(replace(r, calibration=stage, tables={}, tests={}))).words).split())
+    assert f"fits {stage.name} to all samples and saves it" in words
+    assert ("though no calibrator is worth its trouble" in words) == (best is None)
+
+
+@pytest.mark.parametrize(
+    ("rcl", "expected"),
+    [(8.4163, "8.4%"), (-0.02, "0.0%"), (-4.44, "−4.4%"), (math.nan, "undefined"), (-math.inf, "−infinite")],
+)
+def test_gains_have_one_decimal(rcl, expected):
+    assert html._gain(rcl) == expected
+
+
 def test_tests_are_files_and_data_without_their_quantiles(tmp_path):
     written = save_report(replace(made("binary"), tables={}, tests={"top_label": TESTED}), tmp_path)
     assert [path.name for path in written] == [
@@ -389,7 +442,7 @@ def test_failed_write_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="no"):
-        html._write(tmp_path / "x", b"new")
+        write_whole(tmp_path / "x", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
 
 

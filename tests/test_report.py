@@ -144,7 +144,8 @@ def test_law_the_sentence_rarely_accuses_a_calibrated_model(draw):
     generator, accused = torch.Generator().manual_seed(0), 0
     for _ in range(400):
         p = draw(generator)
-        report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary")
+        target = torch.bernoulli(p, generator=generator).long()
+        report = tc.report(p, target, task="binary", with_calibration=False)
         accused += "can be trusted" not in report.sentence
     assert accused <= 32
 

@@ -56,7 +56,7 @@ def check_tables(report, preds, target, **given):
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_and_tables_are_those_of_the_functions(task, n):
     logits, target = predictions(task, n)
-    report = tc.report(logits, target, task=task, from_logits=True, n_bins=7)
+    report = tc.report(logits, target, task=task, from_logits=True, n_bins=7, with_calibration=False)
     assert set(ordered(report)) == keys(task)
     assert report.settings["order_based"] == "exact"
     assert report.notes == ()
@@ -274,7 +274,7 @@ def test_soft_targets_leave_out_what_counts_labels(task, most, monkeypatch):
     assert set(ordered(report)) == keys(task, ("ace", "ks"))
     assert report.tests == {}
     assert "TCE, MCB, DSC and UNC are left out: they count labels, and targets are shares." in report.notes
-    assert len(report.notes) == 1 + (most == 60)
+    assert len([note for note in report.notes if "calibration stage" not in note]) == 1 + (most == 60)
     for key, value in expected.items():
         assert report[key] == pytest.approx(value.item(), abs=1e-12 if most > 60 else 0.01)
 

@@ -23,6 +23,7 @@ from torchcalib.binned import (
 )
 from torchcalib.binomial import betainc, binomial_test
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.bootstrap import Bootstrapped, Interval, bootstrap
 from torchcalib.calibration_loss import (
     Recommendation,
     ScoreDivergence,
@@ -32,7 +33,14 @@ from torchcalib.calibration_loss import (
     recommend,
     score_divergence,
 )
-from torchcalib.calibrators import DPCalibration, HistogramBinning, Isotonic, Temperature
+from torchcalib.calibrators import (
+    DPCalibration,
+    HistogramBinning,
+    Isotonic,
+    Temperature,
+    load_calibrator,
+    save_calibrator,
+)
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
@@ -94,6 +102,7 @@ __all__ = [
     "BayesRisk",
     "BayesRiskCurve",
     "BinTable",
+    "Bootstrapped",
     "Brier",
     "CORPDecomposition",
     "CalibrationCollection",
@@ -101,6 +110,7 @@ __all__ = [
     "DPCalibration",
     "HistogramBinning",
     "InputOptions",
+    "Interval",
     "Isotonic",
     "Recommendation",
     "Report",
@@ -117,6 +127,7 @@ __all__ = [
     "betainc",
     "bin_table",
     "binomial_test",
+    "bootstrap",
     "brier_per_sample",
     "brier_score",
     "calibrated",
@@ -129,6 +140,7 @@ __all__ = [
     "expected_cost",
     "gce",
     "ks",
+    "load_calibrator",
     "mce",
     "nees",
     "nees_per_sample",
@@ -139,6 +151,7 @@ __all__ = [
     "recommend",
     "report",
     "rmsce",
+    "save_calibrator",
     "score_divergence",
     "tce",
     "tce_table",

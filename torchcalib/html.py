@@ -4,7 +4,6 @@ The page loads nothing: pictures and style are in it. Every picture is there twi
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.files import write_whole
 from torchcalib.plots import (
     DARK,
     LIGHT,
@@ -23,7 +23,7 @@ from torchcalib.plots import (
     to_png,
     to_svg,
 )
-from torchcalib.report import Line, Report
+from torchcalib.report import CalibrationStage, Line, Report
 
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -56,6 +56,9 @@ _EVENTS = {
     ),
 }
 """What a table's confidence is of: a name, and an explanation."""
+
+_RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2."
+"""Where the gain of a calibrator, as a share of the score, comes from."""
 
 _GROUPS = {
     "scores": "means over the data",
@@ -92,6 +95,15 @@ class _TestSection:
     n: float
 
 
+@dataclass(frozen=True)
+class _CalibrationSection:
+    """What a calibration stage would gain, on the page: for every score its rows, the predictions as they are first."""
+
+    stage: CalibrationStage
+    groups: list[tuple[str, list[dict[str, Any]]]]
+    made_infinite: bool
+
+
 def render(report: Report) -> str:
     """Return the report as one HTML page that loads nothing from anywhere.
 
@@ -104,7 +116,9 @@ def render(report: Report) -> str:
     with matplotlib_style.context("default"):  # what the process has set must not show in a report
         sections = [_section(report, name, table) for name, table in report.tables.items()]
         tests = [_test_section(name, table) for name, table in report.tests.items()]
-    sources = list(dict.fromkeys(line.source for line in report.lines if line.source))
+    calibration = None if report.calibration is None else _calibration_section(report.calibration)
+    of_gains = [] if calibration is None else [_RCL_SOURCE]
+    sources = list(dict.fromkeys([*(line.source for line in report.lines if line.source), *of_gains]))
     shown = [line.value for line in report.lines] + [row["ecd"] for section in sections for row in section.rows]
     return (
         _environment()
@@ -115,6 +129,8 @@ def render(report: Report) -> str:
             facts=_facts(report),
             groups=[(name, _GROUPS.get(name, ""), list(lines)) for name, lines in groupby(report.lines, _group_of)],
             sources=sources,
+            calibration=calibration,
+            rcl_source=_RCL_SOURCE,
             sections=sections,
             tests=tests,
             worst=_worst_classes(report),
@@ -159,7 +175,7 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
         raise NotADirectoryError(
             f"`out` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
         ) from error
-    return tuple(_write(folder / name, content) for name, content in files.items())
+    return tuple(write_whole(folder / name, content) for name, content in files.items())
 
 
 def _pictures(name: str, ax: Axes) -> dict[str, bytes]:
@@ -175,7 +191,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=_number, decimals=_decimals, count=_count, percent=_percent, edge=_edge)
+    environment.filters.update(
+        number=_number, decimals=_decimals, count=_count, percent=_percent, edge=_edge, gain=_gain
+    )
     return environment
 
 
@@ -200,6 +218,20 @@ def _section(report: Report, name: str, table: BinTable) -> _Section:
         rows=rows,
         is_main=table is report.main_table,
     )
+
+
+def _calibration_section(stage: CalibrationStage) -> _CalibrationSection:
+    groups = []
+    for score, raw in stage.raw.items():
+        gains = [gain for gain in stage.gains if gain.score == score]
+        rows: list[dict[str, Any]] = [{"calibrator": "none: as they are", "value": raw, "rcl": None}]
+        rows += [{"calibrator": gain.calibrator, "value": gain.value, "rcl": gain.rcl} for gain in gains]
+        longest = max((row["value"] for row in rows if math.isfinite(row["value"])), default=0)
+        for row in rows:  # the length of its bar in percent, None for one without an end
+            row["bar"] = 100 * row["value"] / (longest or 1) if math.isfinite(row["value"]) else None
+        groups.append((score, rows))
+    made_infinite = any(math.isinf(gain.value) and math.isfinite(stage.raw[gain.score]) for gain in stage.gains)
+    return _CalibrationSection(stage, groups, made_infinite)
 
 
 def _test_section(name: str, table: TCETable) -> _TestSection:
@@ -324,6 +356,13 @@ def _percent(share: float) -> str:
     return "undefined" if math.isnan(share) else f"{share:.2%}"
 
 
+def _gain(rcl: float) -> str:
+    """Write what a calibrator gains in percent, or words where the score is or becomes infinite."""
+    if not math.isfinite(rcl):
+        return "undefined" if math.isnan(rcl) else "−infinite"
+    return _signed(rcl, f"{abs(rcl):.1f}") + "%"
+
+
 def _edge(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
@@ -344,14 +383,3 @@ def _words(value: Any) -> str:
         more = [f"and {len(value) - 5} more"] if len(value) > 5 else []
         return ", ".join([_words(item) for item in value[:5]] + more)
     return str(value)
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Write beside the target, then rename, so that nobody ever sees half a file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path

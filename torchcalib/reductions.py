@@ -134,6 +134,11 @@ def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
     return reduction
 
 
+def n_events(p: Predictions, reduction: Reduction) -> int:
+    """Return how many events a reduction makes of the samples."""
+    return p.given.numel() if reduction == "classwise" else p.samples.numel()
+
+
 def reduce_to_events(p: Predictions, reduction: Reduction, with_ecd: bool = False) -> Events:
     """Apply a reduction that `resolve_reduction` has let through."""
     return _REDUCTIONS[p.task][reduction](p, with_ecd)

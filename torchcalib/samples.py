@@ -20,7 +20,7 @@ from torchcalib.kernels.once import once
 from torchcalib.kernels.ranking import sort_labelled, sorted_columns
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, Task, check_count
-from torchcalib.reductions import Reduction, reduce_to_events, reduce_to_scores
+from torchcalib.reductions import Reduction, n_events, reduce_to_events, reduce_to_scores
 from torchcalib.statistics import BinStats, series_shape, weighted
 
 MOST_CELLS_PER_UNIT = 2**14
@@ -193,12 +193,16 @@ class ExactSample:
             return RankedSample(score, outcome, None, scores.from_logits)
         weights = p.weights.unsqueeze(-2) if p.task == "multiclass" and self.reduction == "classwise" else p.weights
         absent = ~(weights > 0)  # 0 is left out; NaN is a bad row that could not be raised
-        score = score.masked_fill(absent, torch.nan)
+        score = torch.where(absent, torch.nan, score)
         poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
             return RankedSample(score, outcome.masked_fill(absent, 0), None, scores.from_logits, poisoned)
         n = weights.masked_fill(absent, 0).expand(score.shape)
         return RankedSample(score, (n * outcome).masked_fill(absent, 0), n, scores.from_logits, poisoned)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of elements."""
+        return n_events(p, self.reduction)
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,10 @@ class LogitCells:
             n, confidence, positives, held = (t[..., some] for t in (n, confidence, positives, held))
         mean = confidence / n
         return RankedSample(mean.clamp(0, 1).masked_fill(~held, torch.nan), positives, n, False)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of events, and of cells where these are more."""
+        return max(n_events(p, self.reduction), math.prod(self.shape(p.task, p.num_classes)) // 3)
 
 
 def sample_recipe(reduction: Reduction, resolution: int | None) -> ExactSample | LogitCells:

@@ -126,6 +126,7 @@ def mismatched_systems(
     for name, value in (("variance", variance), ("scale", scale)):
         _check_positive(name, value)
     for name, value in (("prior", prior), ("assumed_prior", assumed_prior)):
+        _check_number(name, value)
         if not 0 < value < 1:
             raise ValueError(f"`{name}` must be in (0, 1), got {value!r}.")
     rest = [(1 - prior) / (num_classes - 1)] * (num_classes - 1)
@@ -219,6 +220,10 @@ def gaussian_discriminant(
     check_count("n_test", n_test)
     _check_positive("std", std)
     _check_positive("ridge", ridge, zero=True)
+    for name, value in (("train_share", train_share), ("test_share", test_share), ("mean", mean)):
+        _check_number(name, value)
+    if not np.isfinite(mean):
+        raise ValueError(f"`mean` must be finite, got {mean!r}.")
     if not (0 < train_share < 1 and 0 <= test_share <= 1):
         raise ValueError(
             f"`train_share` must be in (0, 1) and `test_share` in [0, 1], got {train_share!r} and {test_share!r}."
@@ -275,10 +280,14 @@ def _sigmoid(z: np.ndarray) -> np.ndarray:
 
 
 def _check_positive(name: str, value: float, zero: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be a number, got {value!r}.")
+    _check_number(name, value)
     if not (np.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise ValueError(f"`{name}` must be finite and {'at least' if zero else 'above'} 0, got {value!r}.")
+
+
+def _check_number(name: str, value: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, got {value!r}.")
 
 
 def _moved(x: np.ndarray, device: torch.device | str | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.row_stats import wide_dtype, xmul
 from torchcalib.predictions import Predictions, Task
-from torchcalib.reductions import Reduction, reduce_to_events
+from torchcalib.reductions import Reduction, n_events, reduce_to_events
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +110,9 @@ class SumsRecipe(Protocol[S]):
     def wrap(self, sums: Tensor) -> S:
         """Return sums that were taken earlier as the statistic they are."""
 
+    def n_events(self, p: Predictions) -> int:
+        """Return how many elements a sum is taken over, all series together: what one way of weighing has in memory."""
+
 
 @dataclass(frozen=True)
 class ScoreRecipe:
@@ -151,6 +154,10 @@ class ScoreRecipe:
         """Return `sums` as a `ScoreSum`."""
         return ScoreSum(sums)
 
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of samples; with soft targets by class each is one of every class."""
+        return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
+
 
 @dataclass(frozen=True)
 class EqualWidthBins:
@@ -178,6 +185,10 @@ class EqualWidthBins:
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
         return BinStats(sums)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of events."""
+        return n_events(p, self.reduction)
 
 
 def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:

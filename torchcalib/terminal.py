@@ -18,7 +18,7 @@ except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
 from torchcalib.bins import BinTable
-from torchcalib.report import Report
+from torchcalib.report import CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
@@ -80,6 +80,13 @@ def show(report: Report) -> None:
     console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]")
     for note in report.notes:
         console.print(f"[dim]{escape(note)}[/dim]")
+    if report.calibration is not None:
+        console.print()
+        console.print(f"[bold]{escape(report.calibration.recommendation.text)}[/bold]")
+        console.print()
+        console.print(_gain_table(report.calibration))
+        for note in report.calibration.notes:
+            console.print(f"[dim]{escape(note)}[/dim]")
     console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
 
@@ -99,6 +106,38 @@ def _bin_table(table: BinTable, title: str) -> Table:
         edges = f"{row['lower']:.4f} - {row['upper']:.4f}"
         drawn.add_row(edges, f"{n:,.10g}", f"{row['share']:.4f}", *means, style="" if n else "dim")
     return drawn
+
+
+def _gain_table(stage: CalibrationStage) -> Table:
+    drawn = Table(
+        title=f"what a calibration stage would gain, in {stage.n_folds} folds",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for header in ("", "calibrator"):
+        drawn.add_column(header, no_wrap=True)
+    for header in ("score", "gain"):
+        drawn.add_column(header, justify="right", no_wrap=True)
+    for score, raw in stage.raw.items():
+        drawn.add_section()
+        drawn.add_row(score, "none", f"{raw:.6f}", "")
+        for gain in stage.gains:
+            if gain.score == score:
+                drawn.add_row("", gain.calibrator, f"{gain.value:.6f}", f"{round(gain.rcl, 2) + 0:.2f} %")
+    return drawn
+
+
+def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
+    """Print which calibrator was saved, why this one, and how it is used."""
+    console = _console()
+    why = "as recommended" if stage.recommendation.best else "though no calibrator is worth its trouble here"
+    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+    kind = "logits" if from_logits else "probabilities"
+    call = f"torchcalib.load_calibrator({str(path)!r})"
+    console.print(
+        f"[dim]{escape(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
+    )
 
 
 def show_paths(paths: Sequence[Path]) -> None:

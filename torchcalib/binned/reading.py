@@ -14,6 +14,7 @@ from torchcalib.predictions import (
     InputFormat,
     InputOptions,
     Task,
+    by_replicates,
     check_average,
     check_flag,
     check_task,
@@ -117,8 +118,9 @@ def evaluate(
     options: InputOptions,
 ) -> Tensor:
     """Read the input, put it into bins, and read the value."""
-    statistic, dtype = statistic_of(reading, task, preds, target, options)
-    return reading.read(from_bins, statistic).to(dtype)
+    p = read_input(task, preds, target, options, **reading.demands)
+    recipe = reading.recipe()
+    return by_replicates(lambda p: reading.read(from_bins, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
 class BinnedMetric(StreamingMetric[BinStats | RankedSample]):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.calibration_loss.losses import Score, ScoreFunction, score_function
-from torchcalib.calibration_loss.training import DEFAULT, CalibrationOptions, calibrate
+from torchcalib.calibration_loss.training import DEFAULT, CalibrationOptions, training
 from torchcalib.calibrators import Calibrator
 from torchcalib.calibrators.transform import series_weights
 from torchcalib.kernels.row_stats import wide_dtype
@@ -70,7 +70,8 @@ def score_divergence(
         tensor(0.0470, dtype=torch.float64)
     """
     function = score_function(score)
-    p, values = calibrate(preds, target, task, calibrator, options)
+    p, calibrate, _ = training(preds, target, task, calibrator, options)
+    values = calibrate(p)
     after = replace(p, given=values.to(p.values.dtype))
     q = after.probs
     if callable(score):
@@ -109,9 +110,10 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
         # Weights below what a score accepts are none at all.
         of_class = of_class.masked_fill(of_class < 1e-150, 0).detach()
         share = of_class.sum(-1) / total
-        target = torch.full(p.target.shape, k, dtype=torch.int64, device=w.device)
         given: dict[str, Any] = {"task": p.task, "from_logits": p.from_logits, "weights": of_class}
         for which, preds in (("raw", p.values), ("own", after.values)):
-            value = torch.where(share > 0, share * function(preds, target, **given), 0)
+            samples = preds.shape[:-1] if p.task == "multiclass" else preds.shape
+            target = torch.full(samples, k, dtype=torch.int64, device=w.device)
+            value = torch.where(share == 0, 0, share * function(preds, target, **given))
             raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
     return ScoreDivergence(raw - own, raw)

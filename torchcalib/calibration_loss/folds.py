@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.looking import look
-from torchcalib.predictions import Predictions, check_count
+from torchcalib.predictions import Predictions, check_count, in_all_replicates
 
 
 class FoldOptions(TypedDict, total=False):
@@ -37,9 +37,11 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     check_count("n_folds", n_folds, at_least=2)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"`seed` must be an int, got {seed!r}.")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
     present = torch.ones_like(p.target, dtype=torch.bool)
     if p.weights is not None:
-        present = (p.weights != 0).expand(p.target.shape)
+        present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)
     target = p.target.masked_fill(~present, 0).long()
     if folds is not None:
         if groups is not None:

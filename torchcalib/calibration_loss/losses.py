@@ -3,11 +3,19 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack
 
+import torch
 from torch import Tensor
 
-from torchcalib.calibration_loss.training import DEFAULT, CalibrationOptions, as_given, calibrate, input_options
+from torchcalib.calibration_loss.training import (
+    DEFAULT,
+    CalibrationOptions,
+    as_given,
+    class_axis_from_the_end,
+    input_options,
+    training,
+)
 from torchcalib.calibrators import Calibrator
-from torchcalib.predictions import Task
+from torchcalib.predictions import Predictions, Task, replicates_at_once
 from torchcalib.scores import brier_score, nll
 
 ScoreFunction = Callable[..., Tensor]
@@ -34,7 +42,8 @@ def calibration_loss(
         target: integer labels; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         score: `"nll"`, `"brier"`, or any function that is called as `score(preds, target, task=..., **input options)`
-            and is small for good predictions. Calibrators are always fitted to the NLL.
+            and is small for good predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators are always
+            fitted to the NLL.
         calibrator: what to fit; see `torchcalib.calibrators`.
         **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and for other ways of training.
 
@@ -55,6 +64,11 @@ def calibration_loss(
         >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
         >>> calibration_loss(preds, target, task="binary", train_on_test=True)
         tensor(0.0470)
+        >>> from functools import partial
+        >>> from torchcalib import bayes_risk
+        >>> dear = partial(bayes_risk, cost=[[0, 1], [2, 0]])
+        >>> calibration_loss(1 - preds, target, task="binary", score=dear, train_on_test=True)
+        tensor(0.6000)
     """
     raw, after = both_scores(preds, target, task, score, calibrator, options)
     return raw - after
@@ -108,12 +122,27 @@ def score_function(score: object) -> ScoreFunction:
 def both_scores(
     preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator[Any], options: CalibrationOptions
 ) -> tuple[Tensor, Tensor]:
-    """Score the predictions as they are, and calibrated."""
+    """Score the predictions as they are, and calibrated; `(R, ...)` each if rows are weighed in R ways."""
     function = score_function(score)
-    p, values = calibrate(preds, target, task, calibrator, options)
-    given = {name: value for name, value in input_options(options).items() if value is not None}
+    p, calibrate, n_fits = training(preds, target, task, calibrator, options)
+    given: dict[str, Any] = {name: value for name, value in input_options(options).items() if value is not None}
     if p.task != task:  # a set of classes against the rest: from here on there is one value for a sample
         preds, target, task = p.values.to(p.dtype), p.target.long(), p.task
         given = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": p.weights})
-    after = values.to(p.dtype) if p.task == "binary" else as_given(p, values, options)
-    return function(preds, target, task=task, **given), function(after, target, task=task, **given)
+    if p.replicates and "class_axis" in given:
+        given["class_axis"] = class_axis_from_the_end(p, options)
+
+    def scored(p: Predictions, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        after = as_given(p, calibrate(p), options)
+        labels = target.expand(*after.shape[: after.dim() - preds.dim()], *target.shape)
+        return function(preds, target, task=task, **given), function(after, labels, task=task, **given)
+
+    if not p.replicates:
+        return scored(p, given)
+    assert p.weights is not None
+    at_once, n_axes = replicates_at_once(p.given.numel() * (n_fits + 1)), len(p.replicates)
+    # The weights as they were given, for that is what a score takes, and as they were read.
+    ways = [torch.split(w.flatten(0, n_axes - 1), at_once) for w in (given.pop("weights"), p.weights)]
+    scores = [scored(p.weighed(read), {**given, "weights": raw}) for raw, read in zip(*ways, strict=True)]
+    raw, after = (torch.cat(part).reshape(*p.replicates, *part[0].shape[1:]) for part in zip(*scores, strict=True))
+    return raw, after

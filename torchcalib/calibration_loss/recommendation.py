@@ -1,5 +1,6 @@
 """Whether to calibrate, in words."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -34,7 +35,7 @@ class Recommendation:
 
 _NAMES = {"Temperature": "temperature scaling", "DPCalibration": "DP calibration",
           "HistogramBinning": "histogram binning", "Isotonic": "isotonic calibration"}  # fmt: skip
-_SCORE_NAMES = {"nll": "NLL", "brier": "Brier score"}
+_SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 
 
 def recommend(
@@ -79,29 +80,52 @@ def recommend(
         raise ValueError("`calibrators` must hold at least one calibrator, got none.")
     gains: dict[str, float] = {}
     raw = torch.tensor(torch.nan)
-    for calibrator in calibrators:
+    names = [name_of(calibrator) for calibrator in calibrators]
+    for name, calibrator in zip(names, calibrators, strict=True):
         raw, after = both_scores(preds, target, task, score, calibrator, options)
         if raw.dim():
             raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Take one at a time.")
-        gains[_name_of(calibrator)] = float(100 * (1 - after / raw))
+        gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
+    return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
+
+
+def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthwhile: float = 5.0) -> Recommendation:
+    """Choose from gains in percent of the raw score, those of the simplest calibrator first."""
     best, *others = gains
     for name in others:
-        if not gains[best] * 1.1 >= gains[name]:
-            best = name
-    score_name = score if isinstance(score, str) else getattr(score, "__name__", "score")
-    text = _in_words(_SCORE_NAMES.get(score_name, score_name), gains, best, worthwhile)
-    return Recommendation(text, score_name, float(raw), gains, best if gains[best] >= worthwhile else None)
+        # What leaves the score infinite, or undefined, has gained nothing.
+        if math.isnan(gains[best]) or gains[name] > max(gains[best], 1.1 * gains[best]):
+            best = name if not math.isnan(gains[name]) else best
+    text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, best, worthwhile)
+    return Recommendation(text, score, raw, gains, best if gains[best] >= worthwhile else None)
 
 
-def _name_of(calibrator: Calibrator[Any]) -> str:
+def _name_of_score(score: Score) -> str:
+    if isinstance(score, str):
+        return score
+    return getattr(getattr(score, "func", score), "__name__", "score")  # of a partial, that of its function
+
+
+def name_of(calibrator: Calibrator[Any]) -> str:
+    """Return what people call a calibrator."""
     return _NAMES.get(type(calibrator).__name__, type(calibrator).__name__)
 
 
-def _in_words(score: str, gains: Mapping[str, float], best: str, worthwhile: float) -> str:
+def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, worthwhile: float) -> str:
     gain = gains[best]
-    rest = "".join(f"; {name} gains {value:.1f} %" for name, value in gains.items() if name != best)
+    rest = "".join(f"; {name} {_gains(value)}" for name, value in gains.items() if name != best)
     if gain >= worthwhile:
         return f"Calibration would cut {score} by {gain:.1f} %: add {best}{rest}."
     if gain > 0:
         return f"Calibration would cut {score} by {gain:.1f} % only ({best}): leave the predictions as they are."
-    return f"No calibrator lowers {score} ({best} gains {gain:.1f} %): leave the predictions as they are."
+    if math.isnan(raw):
+        return f"{score} is undefined, and with it what calibration would gain."
+    if raw == 0:
+        return f"{score} is 0: there is nothing to gain by calibration."
+    return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."
+
+
+def _gains(value: float) -> str:
+    if math.isfinite(value):
+        return f"gains {round(value, 1) + 0:.1f} %"  # + 0 turns -0 into 0
+    return "leaves it infinite" if math.isnan(value) else "makes it infinite"

@@ -1,7 +1,7 @@
 """Calibrated predictions: by cross-validation, by a fit to the test set itself, or to a held-out set."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from torchcalib.calibration_loss.folds import FoldOptions, folds_of
 from torchcalib.calibrators import Calibrator, DPCalibration, Transform
 from torchcalib.calibrators.transform import series_weights
+from torchcalib.kernels.looking import look
 from torchcalib.predictions import InputOptions, Predictions, Task, check_flag
 
 DEFAULT = DPCalibration()
@@ -66,14 +67,28 @@ def calibrated(
         >>> calibrated(preds, target, task="binary", n_folds=3, calibrator=Temperature()).shape
         torch.Size([6])
     """
-    p, values = calibrate(preds, target, task, calibrator, options)
-    return as_given(p, values, options)
+    p, calibrate, _ = training(preds, target, task, calibrator, options)
+    return as_given(p, calibrate(p), options)
 
 
-def calibrate(
+class Training(NamedTuple):
+    """Input that has been read, and how to calibrate it.
+
+    Attributes:
+        p: predictions.
+        calibrate: `p`, or the same rows under other weights, to calibrated values in canonical form.
+        n_fits: how many transforms are fitted for each way of weighing.
+    """
+
+    p: Predictions
+    calibrate: Callable[[Predictions], Tensor]
+    n_fits: int
+
+
+def training(
     preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: CalibrationOptions
-) -> tuple[Predictions, Tensor]:
-    """Read the input, train as asked, and return it with its calibrated values in canonical form."""
+) -> Training:
+    """Read the input, and how to train."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as DPCalibration(), got {calibrator!r}.")
     p = calibrator.read(preds, target, task=task, options=input_options(options))
@@ -86,28 +101,27 @@ def calibrate(
         other = "train_on_test=True" if on_test else "a `calibration` set"
         raise ValueError(f"`{dealt[0]}` must be left out with {other}, got {options.get(dealt[0])!r}.")
     if held_out is not None:
-        return p, calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options)).calibrated(p.values)
+        transform = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
+        return Training(p, lambda p: transform.calibrated(p.values), 1)
     if on_test:
-        return p, calibrator.fit_to(p).calibrated(p.values)
-    return p, out_of_fold(p, calibrator, *folds_of(p, cast("FoldOptions", options)))
+        return Training(p, lambda p: calibrator.fit_to(p).calibrated(p.values), 1)
+    folds, n_folds = folds_of(p, cast("FoldOptions", options))
+    return Training(p, lambda p: out_of_fold(p, calibrator, folds, n_folds), n_folds)
 
 
-def out_of_fold(
-    p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int, weights: Tensor | None = None
-) -> Tensor:
+def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> Tensor:
     """Calibrate every sample by a fit to the other folds; all fits are one solve.
 
     Args:
-        p: predictions.
+        p: predictions, weighed in R ways or in one.
         calibrator: what to fit.
         folds: of every sample, in [0, n_folds), of the shape of `p.target`.
         n_folds: F.
-        weights: of every sample in R replicates `(R, ..., N)`; None takes those of `p`.
 
     Returns:
-        Canonical values `(..., N)` or `(..., N, C)`, with R in front if `weights` are given.
+        Canonical values `(..., N)` or `(..., N, C)`, with R in front if there are R ways.
     """
-    w = series_weights(p, weights)
+    w = series_weights(p, None)
     of_fold = [folds == f for f in range(n_folds)]
     fit: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(inside, 0) for inside in of_fold]))
     per_class = p.task == "multiclass"
@@ -136,6 +150,8 @@ def _read_held_out(
             f"`calibration` must have the classes, and the leading axes, of `preds` {tuple(p.values.shape)}, got "
             f"{tuple(held.values.shape)} (samples last, or before the classes)."
         )
+    if look((series_weights(held, None).sum(-1) > 0).all()) is False:
+        raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
     return held
 
 
@@ -151,4 +167,10 @@ def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Ten
     if p.task == "binary":
         return values
     values = values.transpose(-1, -2) if p.task == "multilabel" else values
-    return values.movedim(-1, options.get("class_axis", -1))
+    return values.movedim(-1, class_axis_from_the_end(p, options))
+
+
+def class_axis_from_the_end(p: Predictions, options: CalibrationOptions) -> int:
+    """Return the class axis of the input, counted so that axes in front of it do not move it."""
+    axis = options.get("class_axis", -1)
+    return axis if axis < 0 else axis - p.given.dim()

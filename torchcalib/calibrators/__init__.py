@@ -7,6 +7,7 @@ returns a `Transform`, a module without parameters that stands at the end of a m
 from torchcalib.calibrators.affine import AffineTransform, DPCalibration, Temperature
 from torchcalib.calibrators.histogram import HistogramBinning, HistogramTransform
 from torchcalib.calibrators.isotonic import Isotonic, IsotonicTransform
+from torchcalib.calibrators.saving import load_calibrator, save_calibrator
 from torchcalib.calibrators.transform import Calibrator, Transform
 
 __all__ = [
@@ -19,4 +20,6 @@ __all__ = [
     "IsotonicTransform",
     "Temperature",
     "Transform",
+    "load_calibrator",
+    "save_calibrator",
 ]

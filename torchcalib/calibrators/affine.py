@@ -69,7 +69,8 @@ class AffineTransform(Transform):
             shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
             log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
             return log_odds if self.from_logits else log_odds.sigmoid()
-        log_q = values.log_softmax(-1) if self.from_logits else safe_log(values)
+        # Logits are log-probabilities but for a constant; small ones would lose digits to the log of a sum.
+        log_q = values - values.detach().amax(-1, keepdim=True) if self.from_logits else safe_log(values)
         if log_q.shape[-1] != self.beta.shape[-1]:
             raise ValueError(
                 f"`preds` must have {self.beta.shape[-1]} classes, as those the calibrator was fitted to, got "
@@ -82,8 +83,9 @@ class AffineTransform(Transform):
 
     def remarks(self) -> list[str]:
         """Return what there is to say against the fit."""
+        n_fits = self.outcome.numel()
         found = [
-            f"`alpha` of {int((self.outcome == code).sum())} of {self.outcome.numel()} fits: {words}"
+            f"`alpha` of {int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
             for code, words in _REMARKS.items()
             if bool((self.outcome == code).any())
         ]

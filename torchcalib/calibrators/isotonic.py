@@ -77,7 +77,8 @@ class Isotonic(Calibrator[IsotonicTransform]):
         with torch.no_grad():
             w = series_weights(p, weights)
             scores = _finite(p.values.to(w.dtype)).expand(w.shape)
-            blocks = pava(pooled(scores, p.target.expand(w.shape), w))
+            unknown = w.isnan().any(-1, keepdim=True)  # where values could not be looked at, and some are bad
+            blocks = pava(pooled(scores, p.target.expand(w.shape), w.nan_to_num(0).long()))
             held = blocks.n > 0
             of_none = torch.full_like(blocks.frequency, torch.inf)
             low = of_none.scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, torch.inf), "amin")
@@ -85,7 +86,7 @@ class Isotonic(Calibrator[IsotonicTransform]):
             # Rows with fewer blocks end in copies of their last knot. All rise, so the last is the largest.
             ends = torch.stack((low, high), -1).masked_fill(~held.unsqueeze(-1), -torch.inf).flatten(-2)
             rates = blocks.frequency.masked_fill(~held, -torch.inf).repeat_interleave(2, -1)
-            empty = ~held.any(-1, keepdim=True)
+            empty = unknown | ~held.any(-1, keepdim=True)
             if not ends.shape[-1]:
                 ends, rates = (x.new_full((*w.shape[:-1], 2), torch.nan) for x in (ends, rates))
         transform = IsotonicTransform(p.task, from_logits=p.from_logits)

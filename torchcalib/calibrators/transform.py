@@ -100,13 +100,14 @@ class Transform(nn.Module, ABC):
         return chosen
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what kind of predictions it takes, for the `state_dict`."""
-        return {"task": self.task, "from_logits": self.from_logits, "class_axis": self.class_axis}
+        """Return what kind of transform it is, and what kind of predictions it takes, for the `state_dict`."""
+        taken = {"task": self.task, "from_logits": self.from_logits, "class_axis": self.class_axis}
+        return {"kind": type(self).__name__, **taken}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_extra_state` returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
+        for name in self.get_extra_state().keys() & state.keys() - {"kind"}:  # and nothing else: files come from others
+            setattr(self, name, state[name])
 
     def extra_repr(self) -> str:
         """Return the kind of predictions, for `repr`."""

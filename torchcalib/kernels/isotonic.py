@@ -79,9 +79,9 @@ def pooled(scores: Tensor, outcomes: Tensor, weights: Tensor | None = None, *, t
     positives = n * (outcomes.expand_as(order) == 1).gather(-1, order)
     if ties == "split":
         rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        return Blocks(torch.empty_like(order).scatter_(-1, order, rank), n, positives)
+        return Blocks(torch.empty_like(order).scatter(-1, order, rank), n, positives)
     into, n_blocks = _numbered(first)
-    return Blocks(torch.empty_like(order).scatter_(-1, order, into), *_sums(into, n_blocks, n, positives))
+    return Blocks(torch.empty_like(order).scatter(-1, order, into), *_sums(into, n_blocks, n, positives))
 
 
 def block_ends(

@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.kernels.looking import look
+from torchcalib.kernels.operation import operation
 from torchcalib.kernels.row_stats import wide_dtype
 
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
 """How a fit can end; see `AffineFit`."""
 
-GRADIENT = (
-    1e-10  # norm of the gradient of the mean NLL, of the scores given and of scale 1: a tenth of what is promised
-)
-DECREMENT = 1e-15  # what a further Newton step would take off the NLL, twice
+GRADIENT = 1e-10  # what is aimed at: norm of the gradient of the mean NLL, in units of the scores and of their scale
+DECREMENT = 1e-15  # and what a further Newton step would take off the NLL, twice
+PROMISED = 1e-9, 1e-12  # what is enough of both where rounding allows no more
 FLAT = 1e-14  # a slope that is rounding
 ROUNDS = 200
 FAR = -1e18  # stands for a score of -inf: its probability is 0, and 0 times it is 0
@@ -66,7 +66,7 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
         target: labels, int64 `(S, N)`.
         weights: `(R, S, N)`. A sample of weight 0 is not read.
     """
-    return _fit(scores, target, weights, _solve_temperature)
+    return AffineFit(*_fit(scores, target, weights, False))
 
 
 def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
@@ -74,7 +74,7 @@ def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
 
     A class without samples gets beta = -inf, which is where its likelihood is largest.
     """
-    return _fit(scores, target, weights, _solve_dp)
+    return AffineFit(*_fit(scores, target, weights, True))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -146,15 +146,32 @@ _Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 """alpha and beta, in units of the standard form, gradient norm and outcome"""
 
 
-def _fit(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
-    """Fit some series at a time."""
-    if not scores.shape[1]:  # a sample of weight 0 is not read, and spares every step the case of none
+def _like(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
+    """Return tensors shaped as the fits of `_fit`."""
+    shape = weights.shape[:-1]
+    one = weights.new_empty(shape, dtype=wide_dtype(weights.device))
+    outcome = target.new_empty(shape)
+    return one, one.new_empty((*shape, scores.shape[-1])), one.clone(), outcome, one.clone()
+
+
+@operation(
+    "fit_affine(Tensor scores, Tensor target, Tensor weights, bool bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _like,
+)
+def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
+    """Fit some series at a time; more axes in front are series too."""
+    series, n_weightings = scores.shape[:-2], weights.shape[-3]
+    n_series, n, n_classes = series.numel(), *scores.shape[-2:]
+    scores, target = scores.reshape(n_series, n, n_classes), target.reshape(n_series, n)
+    weights = weights.movedim(-3, 0).reshape(n_weightings, n_series, n)
+    if not n:  # a sample of weight 0 is not read, and spares every step the case of none
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
-    n_series, n, n_classes = scores.shape
     at_once = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + at_once) for i in range(0, max(1, n_series), at_once)]
+    solve = _solve_dp if bias else _solve_temperature
     found = [_fit_series(scores[i], target[i], weights[:, i], solve) for i in pieces]
-    return AffineFit(*(torch.cat(column, 1) for column in zip(*found, strict=True)))
+    joined = (torch.cat(column, 1) for column in zip(*found, strict=True))
+    return tuple(x.reshape(n_weightings, *series, *x.shape[2:]).movedim(0, len(series) - 1) for x in joined)
 
 
 def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
@@ -271,6 +288,12 @@ def _solve_temperature(p: _Problem) -> _Solved:
     return alpha.masked_fill(at_bound, 0), torch.zeros_like(p.share), grad_norm, outcome
 
 
+def _enough(norm: Tensor, slope: Tensor) -> Tensor:
+    """Return whether a fit that could not go on has what is promised: from its gradient, and the slope along a step."""
+    gradient, decrement = PROMISED
+    return (norm < gradient) & (slope >= -decrement)
+
+
 def _rough_alpha(p: _Problem, start: Tensor, relative: float = 0.3) -> Tensor:
     """Return alpha `(1, S)` to a few digits, within reason; see `_bracketed`."""
     start = start.float().clamp(0.1, 100).expand_as(p.of_label)
@@ -332,7 +355,9 @@ def _bracketed(
         cut = torch.where(high == torch.inf, 4 * x, cut)
         following = torch.where(stays, x, torch.where(taken, newton, cut))
         last, x = (following - x).abs(), following
-    return x if relative is None else torch.where(done, x + step, x), slope, done
+    if relative is None:
+        return x, slope, done | _enough((slope * p.scale).abs(), slope * step)
+    return torch.where(done, x + step, x), slope, done
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -431,7 +456,9 @@ def _damped(
             torch.where(better[..., None, None], new.hessian, value.hessian),
         )
         part = torch.where(better, 1, part / 4).where(~stays, part)
-    if relative is not None:
+    if relative is None:
+        done = done | _enough((value.gradient * in_units).square().sum(-1).sqrt(), slope)
+    else:
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
     # Where the likelihood rises for ever, its slope fades and the step that it asks for does not.
     endless = done & ~fixed & (length > 0.01) if relative is None else separated

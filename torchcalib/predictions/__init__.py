@@ -18,7 +18,7 @@ from torchcalib.predictions.arguments import (
     count_of_outputs,
     task_read_as,
 )
-from torchcalib.predictions.canonical import Predictions
+from torchcalib.predictions.canonical import Predictions, by_replicates, in_all_replicates, replicates_at_once
 from torchcalib.predictions.reading import InputFormat, read_input
 from torchcalib.predictions.values import check_weights, read_priors
 
@@ -28,6 +28,7 @@ __all__ = [
     "InputOptions",
     "Predictions",
     "Task",
+    "by_replicates",
     "check_average",
     "check_choice",
     "check_count",
@@ -35,7 +36,9 @@ __all__ = [
     "check_task",
     "check_weights",
     "count_of_outputs",
+    "in_all_replicates",
     "read_input",
     "read_priors",
+    "replicates_at_once",
     "task_read_as",
 ]

@@ -15,6 +15,7 @@ class InputOptions(TypedDict, total=False):
 
     - `from_logits` (default False): `preds` are logits. Declared, never guessed from the values.
     - `weights` (default None): non-negative, of the samples' shape; weight k equals k copies of the row, 0 equals none.
+      Further axes in front, `(R, ..., N)`, weigh the same rows in R ways; results have these axes in front too.
     - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
     - `positive_classes` (default None): multi-class input is read as binary, these classes together against the rest.
       Everything is then as for `task="binary"`: P(y=1) is the probability of the set.

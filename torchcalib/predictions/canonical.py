@@ -1,6 +1,8 @@
 """Predictions in canonical form, and what their rows yield."""
 
 import math
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +27,8 @@ class Predictions:
         given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or P(y=1) of the
             observation, of the shape of `given`.
         weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
-            left out, whose values mean nothing.
+            left out, whose values mean nothing. Or `(R, ..., N)`, with any number of axes in front: the same rows,
+            weighed in R ways. Whatever is read of them has these axes in front too.
         dtype: what results are given in: that of the input, and at least float32.
         weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
         hard: whether the targets were given as labels.
@@ -63,6 +66,23 @@ class Predictions:
     def soft(self) -> bool:
         """Whether multi-class targets are distributions rather than labels."""
         return self.task == "multiclass" and self.given_target.is_floating_point()
+
+    @property
+    def samples(self) -> torch.Size:
+        """Shape of the samples: `(..., N)`."""
+        return self.given.shape[:-1] if self.task == "multiclass" else self.given.shape
+
+    @property
+    def replicates(self) -> torch.Size:
+        """Shape of the ways in which the rows are weighed; `()` for one."""
+        return torch.Size() if self.weights is None else self.weights.shape[: self.weights.dim() - len(self.samples)]
+
+    def weighed(self, weights: Tensor) -> "Predictions":
+        """Return the same rows under other weights; what has been computed of them is shared."""
+        other = copy(self)
+        object.__setattr__(other, "weights", weights)
+        object.__setattr__(other, "weighted", True)
+        return other
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return the binary predictions that one of `classes` is the true one."""
@@ -165,3 +185,34 @@ class Predictions:
         if self.soft:
             return row_stats.cross_entropy(self.log_probs.clamp(min=floor), self.target)
         return 0 - self.log_prob_of_label.clamp(min=floor)
+
+
+_MOST_AT_ONCE = 2**22  # elements of the sums' dtype, 32 MB, that a few replicates make together
+
+
+def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
+    """Read a value of rows that are weighed in R ways, a few ways at a time, so that any R fits into memory.
+
+    Args:
+        read: predictions with weights `(r, ..., N)` to a value `(r, *)`.
+        p: predictions.
+        elements: how many numbers `read` works on for each way.
+
+    Returns:
+        `(*p.replicates, *)`.
+    """
+    if p.weights is None or not p.replicates:
+        return read(p)
+    ways = p.weights.flatten(0, len(p.replicates) - 1)
+    values = torch.cat([read(p.weighed(piece)) for piece in torch.split(ways, replicates_at_once(elements))])
+    return values.reshape(*p.replicates, *values.shape[1:])
+
+
+def replicates_at_once(elements: int) -> int:
+    """Return in how many ways rows are weighed at a time where each makes this many numbers."""
+    return max(1, _MOST_AT_ONCE // max(1, elements))
+
+
+def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
+    """Reduce a mask of weights to the last `samples` axes: what holds in all ways of weighing."""
+    return mask if mask.dim() <= samples else mask.flatten(0, mask.dim() - samples - 1).all(0)

@@ -19,7 +19,7 @@ from torchcalib.predictions.arguments import (
     check_task,
     is_int,
 )
-from torchcalib.predictions.canonical import Predictions
+from torchcalib.predictions.canonical import Predictions, in_all_replicates
 from torchcalib.predictions.values import (
     SUM_TOLERANCE,
     Rules,
@@ -83,7 +83,7 @@ class InputFormat:
         Args:
             preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; floating.
             target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`.
-            weights: `(..., N)`.
+            weights: `(..., N)`, or for R replicates `(R, ..., N)`; none of the latter with a `batch_shape`.
             batch_shape: None keeps leading axes as a batch. A tuple names the leading axes to keep apart; all others
                 but the class axis are samples and are flattened.
             drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
@@ -113,10 +113,11 @@ class InputFormat:
 
         if self.validate_args:
             rules += self._value_rules(preds, target, *tolerances)
-        absent = None if weights is None else weights == 0
+        samples = preds.dim() - (self.task == "multiclass")
+        absent = None if weights is None else in_all_replicates(weights == 0, samples)
         weights, n_invalid = settle(rules, weights, absent, drop_invalid, wide)
         if weights is not None and not target.is_floating_point():  # an absent row's label must not index anything
-            target = target.masked_fill((weights == 0) | weights.isnan(), 0)
+            target = target.masked_fill(in_all_replicates((weights == 0) | weights.isnan(), samples), 0)
 
         if self.task == "multiclass" and self.from_logits:
             preds = row_stats.spread_infinite_logits(preds)
@@ -200,10 +201,12 @@ class InputFormat:
                 f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'."
             )
         samples = preds.shape[:-1] if has_classes else preds.shape
-        if weights is not None and weights.shape != samples:
-            raise ValueError(
-                f"`weights` must have one value per sample, shape {tuple(samples)}, got {tuple(weights.shape)}."
-            )
+        if weights is not None:
+            replicates = max(0, weights.dim() - len(samples)) if batch_shape is None else 0
+            if weights.shape[replicates:] != samples:
+                raise ValueError(
+                    f"`weights` must have one value per sample, shape {tuple(samples)}, got {tuple(weights.shape)}."
+                )
         if batch_shape is not None:
             if samples[: len(batch_shape)] != batch_shape:
                 raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")

@@ -11,6 +11,7 @@ from torchcalib.predictions import (
     InputFormat,
     InputOptions,
     Task,
+    by_replicates,
     check_average,
     check_task,
     count_of_outputs,
@@ -72,7 +73,8 @@ def evaluate(
 ) -> Tensor:
     """Read the input, take every sample of it, and read the value."""
     p = read_input(task, preds, target, options, **reading.demands)
-    return reading.read(from_sample, ExactSample(reading.resolved_reduction).of(p)).to(p.dtype)
+    recipe = ExactSample(reading.resolved_reduction)
+    return by_replicates(lambda p: reading.read(from_sample, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
 class RankedMetric(StreamingMetric[RankedSample]):

@@ -5,6 +5,6 @@ number, in bounded memory. Drawing, pages and files are made further up, from th
 """
 
 from torchcalib.report.building import ReportBuilder, report
-from torchcalib.report.data import Line, Report
+from torchcalib.report.data import CalibrationGain, CalibrationStage, Line, Report
 
-__all__ = ["Line", "Report", "ReportBuilder", "report"]
+__all__ = ["CalibrationGain", "CalibrationStage", "Line", "Report", "ReportBuilder", "report"]

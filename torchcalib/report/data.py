@@ -8,6 +8,9 @@ from typing import Any
 
 from torchcalib._version import __version__
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.calibration_loss import Recommendation
+from torchcalib.calibration_loss.recommendation import name_of
+from torchcalib.calibrators import Calibrator
 from torchcalib.predictions import Task
 from torchcalib.reductions import Reduction
 
@@ -39,6 +42,60 @@ class Line:
     source: str
 
 
+@dataclass(frozen=True)
+class CalibrationGain:
+    """What one calibrator would gain in one score.
+
+    Attributes:
+        score: name of the score, for people: `"NLL"`, `"Brier score"`.
+        calibrator: name of the calibrator: `"DP calibration"`.
+        value: score of the calibrated predictions, each calibrated without its own label.
+        rcl: relative calibration loss, what the calibrator takes off the raw score, in percent of it; below 0 if it
+            adds to it.
+    """
+
+    score: str
+    calibrator: str
+    value: float
+    rcl: float
+
+
+@dataclass(frozen=True)
+class CalibrationStage:
+    """What a calibration stage would gain, by cross-validation.
+
+    Attributes:
+        recommendation: whether to calibrate, and by what, for the NLL.
+        raw: the scores of the predictions as they are, by name.
+        gains: of every score, what every calibrator that was tried would gain.
+        calibrator: the recommended one; where none is worthwhile the most thorough one that cannot do much harm, DP
+            calibration (temperature scaling where that was not tried). `calibrator.fit(preds, target, task=...)`
+            returns the transform.
+        n_folds: how many folds, stratified by class.
+        seed: of the deal.
+        notes: what a reader must know of the fits, to all samples, and what was not tried; sentences.
+    """
+
+    recommendation: Recommendation
+    raw: Mapping[str, float]
+    gains: tuple[CalibrationGain, ...]
+    calibrator: Calibrator[Any]
+    n_folds: int
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people call `calibrator`."""
+        return name_of(self.calibrator)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain Python values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        gains = [asdict(gain) for gain in self.gains]
+        return {**values, "recommendation": asdict(self.recommendation), "gains": gains}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Mapping[str, float]):
     """What is known about a set of predictions. Data only; `torchcalib.save_report` makes files of it.
@@ -56,6 +113,7 @@ class Report(Mapping[str, float]):
         source: what was read, from which files.
         tests: tables of bins with what a test says of their predictions, by what the confidence is of; multi-label: all
             labels pooled. Empty where there are no labels, or no counts, to test them against.
+        calibration: what a calibration stage would gain; None where it was left out, and `notes` say why.
         notes: what a reader must know of the numbers, such as why some are left out; sentences.
         version: of torchcalib.
     """
@@ -71,6 +129,7 @@ class Report(Mapping[str, float]):
     settings: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
     tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
+    calibration: CalibrationStage | None = None
     notes: tuple[str, ...] = ()
     version: str = __version__
 
@@ -78,6 +137,11 @@ class Report(Mapping[str, float]):
     def main_table(self) -> BinTable:
         """The table that the sentence and the first diagram are about."""
         return next(iter(self.tables.values()))
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        """Whether to add a calibration stage, and which; None where calibrators were not tried."""
+        return None if self.calibration is None else self.calibration.recommendation
 
     def __getitem__(self, key: str) -> float:
         """Return the value of the line with this key: `report["nll"]`."""
@@ -100,9 +164,10 @@ class Report(Mapping[str, float]):
 
         Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
         """
-        nested = ("lines", "tables", "tests")
+        nested = ("lines", "tables", "tests", "calibration")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
         values["lines"] = [asdict(line) for line in self.lines]
+        values["calibration"] = None if self.calibration is None else self.calibration.to_dict()
         for tables in ("tables", "tests"):
             values[tables] = {
                 name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}
@@ -123,7 +188,9 @@ class Report(Mapping[str, float]):
                 f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit}"
             )
             group = line.group
-        return "\n".join([self.sentence, "", *rows, *self.notes, "", str(self.main_table)])
+        stage = self.calibration
+        advice = [] if stage is None else ["", " ".join([stage.recommendation.text, *stage.notes])]
+        return "\n".join([self.sentence, *advice, "", *rows, *self.notes, "", str(self.main_table)])
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Self
 
 import torch
@@ -13,6 +14,7 @@ from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import check_count
 
 Costs = Tensor | Sequence[Sequence[float]]
+LARGEST = 1e150  # differences of costs, and sums of them, are finite
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,11 +24,12 @@ class CostMatrix:
     Row = true class, column = decision. There may be more decisions than classes (a reject, a referral) or fewer.
 
     Args:
-        costs: `(C, M)` finite numbers, C >= 2 classes, M >= 1 decisions; a tensor, an array or nested sequences.
+        costs: `(C, M)` numbers of size at most 1e150, C >= 2 classes, M >= 1 decisions; a tensor, an array or nested
+            sequences.
 
     Raises:
         TypeError: for what holds no numbers.
-        ValueError: for another shape, fewer than two classes, NaN or infinite costs.
+        ValueError: for another shape, fewer than two classes, NaN, infinite or larger costs.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
@@ -52,6 +55,10 @@ class CostMatrix:
         """Every error costs 1, and `factor` where the class `important` (by default the last) is the one missed."""
         check_count("num_classes", num_classes, at_least=2)
         check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
+        if not _is_number(factor):
+            raise TypeError(f"`factor` must be a number, got {factor!r}.")
+        if not 0 <= factor <= LARGEST:
+            raise ValueError(f"`factor` must be at least 0 and finite, got {factor!r}.")
         rows = [list(row) for row in cls.zero_one(num_classes).costs]
         rows[important] = [factor * cost for cost in rows[important]]
         return cls(rows)
@@ -63,12 +70,16 @@ class CostMatrix:
 
     def with_reject(self, cost: float | Sequence[float]) -> Self:
         """One more decision, the last column: the same cost for all classes, or one for each."""
-        added = [cost] * self.num_classes if isinstance(cost, int | float) else list(cost)
+        if hasattr(cost, "tolist"):  # a tensor or an array
+            cost = cost.tolist()
+        if not _is_number(cost) and not _is_row(cost):
+            raise TypeError(f"`cost` must be a number or one for each class, got {cost!r}.")
+        added = list(cost) if isinstance(cost, Sequence) else [cost] * self.num_classes
         if len(added) != self.num_classes:
             raise ValueError(
                 f"`cost` must be a number or one for each of {self.num_classes} classes, got {len(added)}."
             )
-        return type(self)([(*row, float(more)) for row, more in zip(self.costs, added, strict=True)])
+        return type(self)([(*row, more) for row, more in zip(self.costs, added, strict=True)])
 
     @property
     def num_classes(self) -> int:
@@ -128,16 +139,17 @@ def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
         costs = costs.tolist()
     if isinstance(costs, str) or not isinstance(costs, Sequence) or not all(_is_row(row) for row in costs):
         raise TypeError(f"`{name}` must be a matrix of numbers (classes x decisions), got {costs!r}.")
-    rows = tuple(tuple(float(cost) for cost in row) for row in costs)
+    rows = tuple(tuple(_float(cost) for cost in row) for row in costs)
     lengths = {len(row) for row in rows}
     if len(rows) < 2 or len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"`{name}` must have at least 2 rows (classes) of one length (decisions), got rows of length "
             f"{[len(row) for row in rows]}."
         )
-    if wrong := [cost for row in rows for cost in row if not math.isfinite(cost)]:
+    if wrong := [cost for row in rows for cost in row if not abs(cost) <= LARGEST]:
         raise ValueError(
-            f"`{name}` must be finite, got {wrong[0]}. Give a decision that is ruled out a cost above all others."
+            f"`{name}` must be finite (at most {LARGEST:g}), got {wrong[0]}. "
+            "Give a decision that is ruled out a cost above all others."
         )
     return rows
 
@@ -145,6 +157,16 @@ def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
 def _is_row(row: object) -> bool:
     if hasattr(row, "tolist"):
         row = row.tolist()
-    return isinstance(row, Sequence) and all(
-        isinstance(cost, int | float) and not isinstance(cost, bool) for cost in row
-    )
+    return isinstance(row, Sequence) and all(_is_number(cost) for cost in row)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _float(value: float) -> float:
+    """Convert a number, an int of any size too."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -13,6 +13,7 @@ from torchcalib.predictions import (
     InputFormat,
     InputOptions,
     Task,
+    by_replicates,
     check_average,
     count_of_outputs,
     read_input,
@@ -102,7 +103,8 @@ def evaluate(
     p = read_input(task, preds, target, options, hard_targets=priors is not None)
     checked = None if priors is None else read_priors(priors, p.num_classes)
     reading = ScoreReading(score, p.task, normalize, checked, average)
-    return reading.read(score.recipe(reading.by_class).of(p)).to(p.dtype)
+    recipe = score.recipe(reading.by_class)
+    return by_replicates(lambda p: reading.read(recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
 def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:

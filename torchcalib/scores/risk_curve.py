@@ -266,7 +266,7 @@ def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _InOrd
     shares = [weighted(part, p.weights, wide) for part in (1 - p.target, p.target)]
     # Rows of weight 0 may hold anything; moved to the middle they part nothing and weigh nothing.
     middle = 0.0 if p.from_logits else 0.5
-    values = p.values if p.weights is None else p.values.masked_fill(p.weights == 0, middle)
+    values = p.values if p.weights is None else torch.where(p.weights == 0, middle, p.values)
     if not values.shape[-1]:  # one row of weight 0, which makes shares of nothing NaN
         values = values.new_full((*values.shape[:-1], 1), middle)
         shares = [share.new_zeros(values.shape) for share in shares]

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions import InputFormat, check_count
+from torchcalib.predictions import InputFormat, Predictions, check_count
 from torchcalib.samples import ExactSample
 from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
@@ -61,7 +61,7 @@ class StreamingMetric(Metric, Generic[S]):
         self.batch_shape = tuple(batch_shape)
         for size in self.batch_shape:
             check_count("batch_shape", size)
-        self.kind: StateKind[Any, S] = _kind_of(input_format, recipe, self.batch_shape)
+        self.kind: StateKind[Any, S] = self._state_kind()
         self._shared: dict[Hashable, Any] | None = None
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
@@ -78,6 +78,23 @@ class StreamingMetric(Metric, Generic[S]):
     def state(self, value: Any) -> None:
         for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
             setattr(self, name, list(part) if isinstance(part, list) else part)  # `reset` of torchmetrics empties lists
+
+    def _state_kind(self) -> StateKind[Any, Any]:
+        """How the statistic streams."""
+        task, num_classes = self.input_format.read_as, self.input_format.num_classes
+        if isinstance(self.recipe, ExactSample):
+            lead = (*self.batch_shape, *self.recipe.lead(task, num_classes))
+            return SamplesKind(self.recipe, lead, task != "multiclass" and self.input_format.from_logits)
+        return SumsKind(self.recipe, (*self.batch_shape, *self.recipe.shape(task, num_classes)))
+
+    def _state_of(self, p: Predictions) -> Any:
+        """State of predictions alone."""
+        return self.kind.of(p)
+
+    @property
+    def _counts_what(self) -> tuple[object, ...]:
+        """What tells apart states of the same predictions."""
+        return (self.recipe,)
 
     @abstractmethod
     def _value(self, statistic: S) -> Tensor:
@@ -213,9 +230,10 @@ class StreamingMetric(Metric, Generic[S]):
                 batch_shape=self.batch_shape,
                 drop_invalid=preds.device.type != "cpu",
             )
-        if (*reading, self.recipe) not in shared:
-            shared[(*reading, self.recipe)] = self.kind.of(shared[reading])
-        return shared[(*reading, self.recipe)]
+        counted = (*reading, *self._counts_what)
+        if counted not in shared:
+            shared[counted] = self._state_of(shared[reading])
+        return shared[counted]
 
     def _added(self, state: Any, batch: Any) -> Any:
         """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
@@ -290,17 +308,6 @@ class StreamingMetric(Metric, Generic[S]):
             return tensor.cpu() if stays else tensor.to(device)
 
         return super()._apply(moved, *args, **kwargs)
-
-
-def _kind_of(
-    input_format: InputFormat, recipe: SumsRecipe[Any] | ExactSample, batch_shape: tuple[int, ...]
-) -> StateKind[Any, Any]:
-    """How the statistic of a recipe streams."""
-    task, num_classes = input_format.read_as, input_format.num_classes
-    if isinstance(recipe, ExactSample):
-        lead = (*batch_shape, *recipe.lead(task, num_classes))
-        return SamplesKind(recipe, lead, task != "multiclass" and input_format.from_logits)
-    return SumsKind(recipe, (*batch_shape, *recipe.shape(task, num_classes)))
 
 
 def _shape(part: Any) -> Any:
