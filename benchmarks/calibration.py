@@ -1,4 +1,4 @@
-"""Jobs of calibrators, calibration loss and Bayes risk."""
+"""Jobs of calibrators, the calibration loss with its interval, and the Bayes risk."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,18 +41,10 @@ def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
     return Sides(lambda: tc.DPCalibration().fit(logits, target, **GIVEN), lambda: peers.affine_fit(log_q, target))
 
 
-def bootstrapped_dp(replicates: int = 100, n: int = 10_000, num_classes: int = 10) -> Sides:
-    """Cross-validated DP calibration in every replicate of a bootstrap: replicates times folds fits, and their use."""
-    from torchcalib.calibration_loss.folds import folds_of
-    from torchcalib.calibration_loss.training import out_of_fold
-    from torchcalib.predictions import read_input
-
+def bootstrapped_rcl(n_replicates: int = 100, n: int = 10_000, num_classes: int = 10) -> Sides:
+    """The interval of the RCL: DP calibration is fitted to 5 parts in every replicate."""
     logits, target = overconfident_logits(n, num_classes)
-    p = read_input("multiclass", logits, target, {"from_logits": True})
-    folds, n_folds = folds_of(p, {})
-    drawn = torch.randint(0, n, (replicates, n), generator=torch.Generator().manual_seed(1))
-    copies = torch.stack([row.bincount(minlength=n) for row in drawn]).double()
-    return Sides(lambda: out_of_fold(p, tc.DPCalibration(), folds, n_folds, copies))
+    return Sides(lambda: tc.bootstrap(tc.rcl, logits, target, n_replicates=n_replicates, **GIVEN))
 
 
 def bayes_risk_with_reject(n: int = 10_000, num_classes: int = 1_000) -> Sides:
@@ -78,6 +70,6 @@ JOBS = [
     ),
     Job("temperature, 10,000 x 100, L-BFGS", partial(temperature, peers.temperature_by_lbfgs), _GUO, of_peer=0.4),
     Job("DP, 10,000 x 100", dp, _PSRCAL, of_peer=1 / 12, needs=("psrcal",)),
-    Job("DP, 10,000 x 10, 5 folds x 100 replicates", bootstrapped_dp, within=10, rounds=3),
+    Job("RCL, 10,000 x 10, 100 replicates, 5 folds", bootstrapped_rcl, within=10, rounds=3),
     Job("Bayes risk, 10,000 x 1,000, reject", bayes_risk_with_reject, "torch: softmax @ cost, argmin, gather"),
 ]

@@ -31,7 +31,7 @@ FLAT = 1e-14  # a slope that is rounding
 ROUNDS = 200
 FAR = -1e18  # stands for a score of -inf: its probability is 0, and 0 times it is 0
 UNUSUAL = 1e6  # a scale from which scores are looked at for such as stand for -inf
-PIECE = 2**17  # scores that are worked on at a time
+PIECE = 2**18  # scores that are worked on at a time
 
 
 class AffineFit(NamedTuple):
