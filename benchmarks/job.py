@@ -31,6 +31,7 @@ class Job:
         of_peer: goal as a share of the peer's time; None for none.
         numba: whether our side may use numba. Without it, the process cannot import numba.
         rounds: how many times both sides run, in turn.
+        needs: packages without which the job is left out.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Job:
     of_peer: float | None = None
     numba: bool = True
     rounds: int = 9
+    needs: tuple[str, ...] = ()
 
 
 def named(jobs: Sequence[Job], name: str) -> Job:

@@ -1,10 +1,17 @@
-"""What our results are held against. The only file that imports competitors."""
+"""What our results are held against. The only file that imports competitors.
+
+`pip install '.[benchmarks]'` installs them. scipy and scikit-learn are imported here, the others where they are called:
+a job names what it needs, and is left out, in words, where that is missing.
+"""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.isotonic import IsotonicRegression
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
@@ -25,3 +32,44 @@ def quantile_calibration_curve(y: Ints, p: Floats, n_bins: int) -> tuple[Floats,
 def isotonic_fit(y: Ints, p: Floats) -> IsotonicRegression:
     """Isotonic fit of scikit-learn; its values at the predictions are not asked for."""
     return IsotonicRegression().fit(p, y)
+
+
+def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
+    """The fit of probmetrics, 30 bisections of log alpha in the precision of the logits: alpha."""
+    from probmetrics.calibrators import TemperatureScalingCalibrator
+    from probmetrics.distributions import CategoricalLogits
+
+    return float(TemperatureScalingCalibrator().fit_torch(CategoricalLogits(logits), target).invtemp_)
+
+
+def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
+    """The fit that most code copies, from gpleiss/temperature_scaling of Guo et al. (ICML 2017): the temperature.
+
+    torch-uncertainty does the same on the inverse temperature, with other steps (lr=0.1, max_iter=100).
+    """
+    temperature = torch.nn.Parameter(torch.full((1,), 1.5))
+    optimizer = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(logits / temperature, target)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return temperature.item()
+
+
+def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
+    """The fit of psrcal, by the authors of EPSR: the biases of the classes. It may stop before its optimum."""
+    from psrcal.calibration import AffineCalLogLoss
+
+    model = AffineCalLogLoss(log_q, target)
+    model.train()
+    bias: Tensor = model.bias.detach()
+    return bias
+
+
+def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
+    """Mean cost of the decisions of least expected cost, in the shortest torch."""
+    return cost[target, (logits.softmax(-1) @ cost).argmin(-1)].mean()

@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.job import Job
 
-FAMILIES = ("ranked",)
-PACKAGES = ("torchcalib", "torch", "numba", "numpy", "scipy", "scikit-learn")
+FAMILIES = ("ranked", "calibration")
+PACKAGES = ("torchcalib", "torch", "numba", "numpy", "scipy", "scikit-learn", "probmetrics", "psrcal")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -85,11 +85,11 @@ def line(result: dict[str, Any]) -> str:
     peer, share = result["peer_s"], result["peer_measured_on_share"]
     scaled = f", measured on {share:.3g} of the work and scaled" if share < 1 else ""
     goals = [clock(result["goal_s"])] if result["goal_s"] else []
-    goals += [f"1/{1 / result['goal_ratio']:,.0f}"] if result["goal_ratio"] else []
+    goals += [f"1/{1 / result['goal_ratio']:,.1f}".removesuffix(".0")] if result["goal_ratio"] else []
     verdict = {True: "met", False: "MISSED", None: ""}[result["met"]]
     ratio = f"1/{1 / result['ratio']:,.1f}" if peer else ""
     columns = [
-        f"{result['job']:<38}",
+        f"{result['job']:<42}",
         f"{spread(result['ours_s']):>30}",
         f"{spread(peer) if peer else '':>30}",
         f"{ratio:>10}",
@@ -131,15 +131,19 @@ def main() -> int:
     chosen = parser.parse_args()
     here = machine()
     print(", ".join(f"{key} {value}" for key, value in here.items()))
-    print(f"{'job':<38}{'ours: median [least, most]':>30}{'peer':>30}{'ratio':>10}{'goal':>20}")
+    print(f"{'job':<42}{'ours: median [least, most]':>30}{'peer':>30}{'ratio':>10}{'goal':>20}")
     missed = False
     for family in chosen.families or FAMILIES:
         jobs = importlib.import_module(f"benchmarks.{family}").JOBS
         results = []
         for job in jobs:
-            if chosen.job.lower() in job.name.lower():
-                results.append(run(family, job))
-                print(line(results[-1]), flush=True)
+            if chosen.job.lower() not in job.name.lower():
+                continue
+            if missing := [package for package in job.needs if version_of(package) is None]:
+                print(f"{job.name:<42}left out: {', '.join(missing)} is not installed (extra `benchmarks`)")
+                continue
+            results.append(run(family, job))
+            print(line(results[-1]), flush=True)
         print(f"written to {save(here, family, results)}")
         missed |= any(result["met"] is False for result in results)
     return int(missed)

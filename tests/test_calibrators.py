@@ -12,7 +12,7 @@ from sklearn.isotonic import IsotonicRegression
 
 import torchcalib as tc
 from torchcalib.calibrators import AffineTransform, HistogramTransform, IsotonicTransform
-from torchcalib.kernels.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.kernels.newton import AT_ZERO, CONVERGED, NO_DATA, PIECE, SEPARABLE
 
 T, D, H, ISO = tc.Temperature(), tc.DPCalibration(), tc.HistogramBinning(n_bins=5), tc.Isotonic()
 AFFINE = [T, D]
@@ -136,6 +136,23 @@ def test_gaussian_discriminants_are_fitted_no_worse_than_lbfgs(recorded, case, c
 def test_a_hundred_recorded_classes_are_fitted_no_worse_than_lbfgs(recorded, calibrator, scale):
     arrays = recorded("cifar100_resnet20.npz")
     check_optimal(calibrator, scale * arrays["logits"].double(), arrays["targets"].long())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator, dtype):
+    """Scores are then brought to standard form piece by piece, but for those with a row that is not read."""
+    g = torch.Generator().manual_seed(0)
+    scores = (3 * torch.randn(6000, 50, generator=g) + 1e3 * torch.randn(6000, 1, generator=g)).to(dtype)
+    assert scores.numel() > PIECE
+    noise = -(-torch.rand(6000, 50, generator=g).log()).log()
+    target = (0.6 * scores + 0.3 * torch.randn(50, generator=g) + noise).argmax(-1)
+    transform = check_optimal(calibrator, scores, target)
+    more = torch.cat((scores, torch.full((1, 50), torch.nan, dtype=dtype)))
+    weights = torch.ones(6001).index_fill(0, torch.tensor([6000]), 0)
+    whole = calibrator.fit(more, torch.cat((target, target[:1])), weights=weights, **multi)
+    torch.testing.assert_close(transform.alpha, whole.alpha, rtol=1e-9, atol=0)
+    torch.testing.assert_close(transform.beta, whole.beta, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)

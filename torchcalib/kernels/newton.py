@@ -10,7 +10,7 @@ same problem; what is returned is in units of the scores given.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ FLAT = 1e-14  # a slope that is rounding
 ROUNDS = 200
 FAR = -1e18  # stands for a score of -inf: its probability is 0, and 0 times it is 0
 UNUSUAL = 1e6  # a scale from which scores are looked at for such as stand for -inf
-PIECE = 2**17  # scores that are worked on at a time
+PIECE = 2**18  # scores that are worked on at a time
 
 
 class AffineFit(NamedTuple):
@@ -86,8 +86,11 @@ class _Problem:
     """Fits in standard form.
 
     Attributes:
-        s: scores less the row's largest, over their scale `(S, N, C)`.
-        s_label: those of the labels `(S, N)`.
+        scores: less the row's largest, over their scale `(S, N, C)`; if `top` is there, as they were given.
+        top: the largest of every row `(S, N, 1)` where scores are brought to standard form as they are read: one
+            float64 copy of many scores would cost more than all that is done with it. None where they are in it.
+        mean: mean of every row, in standard form `(S, N)`.
+        s_label: scores of the labels, in standard form `(S, N)`.
         target: labels `(S, N)`.
         w: weights of sum 1 `(R, S, N)`.
         share: shares of the classes `(R, S, C)`.
@@ -95,7 +98,9 @@ class _Problem:
         of_label: mean score of the label `(R, S)`.
     """
 
-    s: Tensor
+    scores: Tensor
+    top: Tensor | None
+    mean: Tensor
     s_label: Tensor
     target: Tensor
     w: Tensor
@@ -104,26 +109,37 @@ class _Problem:
     of_label: Tensor
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of `s` `(S, n, C)` and `w` `(R, S, n)` that stay in cache."""
+        """Rows of scores in standard form `(S, n, C)` and of `w` `(R, S, n)` that stay in cache."""
         n_weightings, n_series, n = self.w.shape
-        rows = max(1, PIECE // max(1, n_weightings * n_series * self.s.shape[-1]))
-        for start in range(0, n, rows):
-            yield self.s[:, start : start + rows], self.w[..., start : start + rows]
+        rows = max(1, PIECE // max(1, n_weightings * n_series * self.scores.shape[-1]))
+        weights = torch.split(self.w, rows, -1) if n else ()
+        if self.top is None:
+            return zip((s.to(self.w.dtype) for s in torch.split(self.scores, rows, 1)), weights, strict=True)
+        pieces = _standard_pieces(self.scores, self.top, 1 / self.scale, self.w.dtype, rows)
+        return zip(pieces, weights, strict=True)
 
     def rough(self, at_most: int | None = None) -> "_Problem":
         """Return the problem of the mean of all weightings in float32, on about `at_most` samples if given."""
-        every = slice(None, None, 1 if at_most is None else max(1, self.s.shape[1] // at_most))
+        every = slice(None, None, 1 if at_most is None else max(1, self.scores.shape[1] // at_most))
         w = self.w.mean(0, keepdim=True)[..., every]
         w = w / w.sum(-1, keepdim=True)
         s_label = self.s_label[:, every]
         of_label = (w * s_label).sum(-1)
-        s, target, share = self.s[:, every].float(), self.target[:, every], self.share.mean(0, keepdim=True)
-        return _Problem(s, s_label.float(), target, w.float(), share.float(), self.scale.float(), of_label.float())
+        return _Problem(
+            self.scores[:, every],
+            None if self.top is None else self.top[:, every],
+            self.mean[:, every].float(),
+            s_label.float(),
+            self.target[:, every],
+            w.float(),
+            self.share.mean(0, keepdim=True).float(),
+            self.scale.float(),
+            of_label.float(),
+        )
 
     def some(self, weightings: slice) -> "_Problem":
         """Return the problem of some of the weightings."""
-        of_them = self.w[weightings], self.share[weightings]
-        return _Problem(self.s, self.s_label, self.target, *of_them, self.scale, self.of_label[weightings])
+        return replace(self, w=self.w[weightings], share=self.share[weightings], of_label=self.of_label[weightings])
 
 
 _Solved = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -159,28 +175,22 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[T
 
 
 def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[_Problem], _Solved]) -> AffineFit:
-    n, n_classes = scores.shape[1:]
+    n_classes = scores.shape[-1]
     wide = wide_dtype(scores.device)
     weights = weights.to(wide)
-    s = scores.to(wide, copy=True).sub_(scores.amax(-1, keepdim=True))  # the one copy, worked on in place
-    s_label = s.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    top = scores.amax(-1, keepdim=True)
+    s_label = scores.gather(-1, target.unsqueeze(-1)).to(wide).sub_(top).squeeze(-1)
     lost = s_label == -torch.inf
     unread = (weights == 0).all(0)
     w = weights.masked_fill(lost | (weights == 0), 0)
     total = w.sum(-1)
     w = w / total.unsqueeze(-1)
 
-    if look(unread.any()):
-        s = s.masked_fill_(unread.unsqueeze(-1), 0)
-    scale = torch.linalg.vector_norm(s, dim=(-1, -2)) / math.sqrt(max(1, n * n_classes))
-    usual = look((scale <= UNUSUAL).all())
-    scale = scale if usual else _scale_of_near(s, scale)
-    scale = torch.where(scale > 0, scale, 1)
-    s = s.div_(scale[:, None, None])
-    s = s if usual else s.clamp_(min=FAR)
+    standard, mean, scale, usual = _standard_form(scores, top, unread)
     s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unread, 0).clamp(min=FAR)
-    share = w.new_zeros((*w.shape[:-1], s.shape[-1])).scatter_add(-1, target.expand(w.shape), w)
-    whole = _Problem(s, s_label, target, w, share, scale, (w * s_label).sum(-1))
+    share = w.new_zeros((*w.shape[:-1], n_classes)).scatter_add(-1, target.expand(w.shape), w)
+    held, taken = (scores, top) if standard is None else (standard, None)
+    whole = _Problem(held, taken, mean, s_label, target, w, share, scale, (w * s_label).sum(-1))
 
     alpha, beta, grad_norm, outcome = solve(whole)
     if not usual:  # where a score is FAR, alpha is never 0 but may have no other limit
@@ -196,6 +206,48 @@ def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable
         outcome,
         weights.masked_fill(~lost, 0).sum(-1),
     )
+
+
+def _standard_form(scores: Tensor, top: Tensor, unread: Tensor) -> tuple[Tensor | None, Tensor, Tensor, bool | None]:
+    """Return scores in standard form, means of their rows `(S, N)`, their scale `(S,)`, and whether it is usual.
+
+    In place of the scores None, where they are many and need no more than what `_standard_pieces` does.
+    """
+    wide = wide_dtype(scores.device)
+    any_unread = look(unread.any())
+    if any_unread is False and scores.numel() > PIECE:
+        one = torch.ones(scores.shape[0], dtype=wide, device=scores.device)
+        pieces = _standard_pieces(scores, top, one, wide, max(1, PIECE // scores.shape[-1]))
+        mean = torch.cat([s.mean(-1) for s in pieces], 1)
+        scale = _rms(mean)
+        if look((scale <= UNUSUAL).all()):
+            scale = torch.where(scale > 0, scale, 1)
+            return None, mean / scale.unsqueeze(-1), scale, True
+    s = scores.to(wide, copy=True).sub_(top)  # the one copy, worked on in place
+    if any_unread is not False:
+        s = s.masked_fill_(unread.unsqueeze(-1), 0)
+    scale = _rms(s.mean(-1))
+    usual = look((scale <= UNUSUAL).all())
+    scale = scale if usual else _scale_of_near(s, scale)
+    scale = torch.where(scale > 0, scale, 1)
+    s = s.div_(scale[:, None, None])
+    s = s if usual else s.clamp_(min=FAR)
+    return s, s.mean(-1), scale, usual
+
+
+def _rms(mean: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(mean, dim=-1)
+    return norm / math.sqrt(max(1, mean.shape[-1]))
+
+
+def _standard_pieces(scores: Tensor, top: Tensor, factor: Tensor, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+    """Bring so many rows at a time to standard form, all in the same memory."""
+    wide = torch.promote_types(scores.dtype, dtype)
+    top, factor = top.to(wide), factor.to(wide)[:, None, None]
+    room: Tensor | None = None
+    for given, largest in zip(torch.split(scores, rows, 1), torch.split(top, rows, 1), strict=True):
+        room = torch.empty_like(given, dtype=wide) if room is None else room[:, : given.shape[1]]
+        yield room.copy_(given).sub_(largest).mul_(factor).to(dtype)
 
 
 def _scale_of_near(s: Tensor, scale: Tensor) -> Tensor:
@@ -215,14 +267,6 @@ def _scale_of_near(s: Tensor, scale: Tensor) -> Tensor:
     return torch.where(usual.isnan(), scale.nan_to_num(1, 1, 1), found)
 
 
-def _slope_at_zero(p: _Problem, share: Tensor) -> Tensor:
-    """Return the slope of the NLL in alpha where alpha is 0 and the probabilities are `share` `(R, S)`.
-
-    The NLL is convex: where this is not negative, no positive alpha is better than 0.
-    """
-    return (torch.einsum("rsn,snc->rsc", p.w, p.s) * share).sum(-1) - p.of_label
-
-
 def _all(flag: Tensor) -> bool:
     return look(flag.all()) is True
 
@@ -232,13 +276,12 @@ def _all(flag: Tensor) -> bool:
 
 
 def _solve_temperature(p: _Problem) -> _Solved:
-    at_bound = _slope_at_zero(p, torch.full_like(p.share, 1 / p.s.shape[-1])) >= -FLAT
+    # The NLL is convex: where it does not fall from alpha = 0 on, no positive alpha is better.
+    at_bound = (p.w * p.mean).sum(-1) - p.of_label >= -FLAT
     separable = p.of_label >= 0  # every label has the largest score of its row
-    # A thousand samples lead near the optimum, all of them to it.
-    start = torch.ones_like(p.of_label[:1], dtype=torch.float32)
-    start, *_ = _bracketed(p.rough(1024), start, torch.zeros_like(start, dtype=torch.bool), 0.1, 15)
-    start = start.nan_to_num(1).clamp(1e-3, 1e3).to(p.s.dtype).expand_as(p.of_label)
-    alpha, slope, done = _bracketed(p, start, at_bound | separable, None, ROUNDS)
+    # A thousand samples lead near the optimum, all of them to it: in float32, and then to the last digit.
+    start = _rough_alpha(p.rough(), _rough_alpha(p.rough(1024), p.scale), 0.05)
+    alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
 
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
     grad_norm = (slope * p.scale).abs().masked_fill(at_bound, 0)
@@ -251,20 +294,28 @@ def _enough(norm: Tensor, slope: Tensor) -> Tensor:
     return (norm < gradient) & (slope >= -decrement)
 
 
-def _slope_and_curvature(p: _Problem, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first two derivatives of the NLL in alpha > 0 `(R, S)`."""
-    slope, curvature = -p.of_label, torch.zeros_like(p.of_label)
+def _rough_alpha(p: _Problem, start: Tensor, relative: float = 0.3) -> Tensor:
+    """Return alpha `(1, S)` to a few digits, within reason; see `_bracketed`."""
+    start = start.float().clamp(0.1, 100).expand_as(p.of_label)
+    alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
+    return alpha.nan_to_num(1).clamp(1e-3, 1e3)
+
+
+def _derivatives(p: _Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first three derivatives of the NLL in alpha > 0 `(R, S)`: cumulants of the scores."""
+    slope, curvature, skew = -p.of_label, torch.zeros_like(p.of_label), torch.zeros_like(p.of_label)
     alpha = alpha[..., None, None]
     room: Tensor | None = None  # fresh memory for every piece costs more than the arithmetic
     for s, w in p.pieces():
         room = s.new_empty(*w.shape, s.shape[-1]) if room is None else room[..., : s.shape[1], :]
         q = torch.mul(alpha, s, out=room).exp_()  # at most 1, for no score is positive
         norm = q.sum(-1)
-        mean = q.mul_(s).sum(-1).div_(norm)
-        square = q.mul_(s).sum(-1).div_(norm)
+        mean, square, cube = (q.mul_(s).sum(-1).div_(norm) for _ in range(3))
+        variance = square - mean.square()
         slope = slope + (w * mean).sum(-1)
-        curvature = curvature + (w * square.sub_(mean.square())).sum(-1)
-    return slope, curvature
+        curvature = curvature + (w * variance).sum(-1)
+        skew = skew + (w * (cube - mean * (square + 2 * variance))).sum(-1)
+    return slope, curvature, skew
 
 
 def _bracketed(
@@ -272,8 +323,9 @@ def _bracketed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find where the slope is 0, from `x` on.
 
-    The slope rises with alpha, so that every value of it narrows the bracket. A Newton step is taken if it stays inside
-    and is at most half as long as the one before it; else the bracket is cut, or widened fourfold where it is open.
+    The slope rises with alpha, so that every value of it narrows the bracket. A Newton step, lengthened or shortened by
+    up to a half for the third derivative (Halley's method), is taken if it stays inside and is at most half as long as
+    the one before it; else the bracket is cut, or widened fourfold where it is open.
 
     Args:
         p: the problem.
@@ -288,8 +340,9 @@ def _bracketed(
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
     last, slope, done = high, low, fixed
     for _ in range(rounds):
-        slope, curvature = _slope_and_curvature(p, x)
+        slope, curvature, skew = _derivatives(p, x)
         step = -slope / curvature
+        step = step / (1 + step * skew / (2 * curvature)).clamp(2 / 3, 2)
         exact = ((slope * p.scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
         done = exact if relative is None else step.abs() <= relative * x
         low, high = torch.where(slope < 0, x, low), torch.where(slope < 0, high, x)
@@ -321,16 +374,15 @@ class _Value(NamedTuple):
 
 def _solve_dp(p: _Problem) -> _Solved:
     present = p.share > 0
-    at_bound = _slope_at_zero(p, p.share) >= -FLAT
+    at_bound = _slope_at_zero(p) >= -FLAT
     rough = p.rough()
-    ahead = torch.ones_like(rough.of_label).unsqueeze(-1)
-    theta, *_ = _damped(rough, torch.cat((ahead, torch.zeros_like(rough.share)), -1), rough.of_label > 0, 1e-3, 25)
-    theta = theta.to(p.s.dtype)
-    begin = torch.cat((torch.ones_like(theta[..., :1]), torch.zeros_like(theta[..., 1:])), -1)
-    theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, begin)
+    ahead = _rough_alpha(p.rough(1024), p.scale).unsqueeze(-1)
+    begin = torch.cat((ahead, torch.zeros_like(rough.share)), -1)
+    theta, *_ = _damped(rough, begin, rough.of_label > 0, 1e-3, 25)
+    theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, begin).to(p.w.dtype)
 
     # Few weightings at a time, which then need no more rounds than they do themselves.
-    at_once = max(1, PIECE // max(1, p.s.numel()))
+    at_once = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + at_once) for i in range(0, max(1, p.w.shape[0]), at_once)]
     starts = theta.expand(p.w.shape[0], -1, -1)
     found = [_damped(p.some(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
@@ -341,6 +393,17 @@ def _solve_dp(p: _Problem) -> _Solved:
     gradient = torch.cat((gradient[..., :1] * p.scale[:, None], gradient[..., 1:]), -1)
     grad_norm = gradient.square().sum(-1).sqrt().masked_fill(at_bound, 0)
     return theta[..., 0].masked_fill(at_bound, 0), beta, grad_norm, outcome.masked_fill(at_bound, AT_ZERO)
+
+
+def _slope_at_zero(p: _Problem) -> Tensor:
+    """Return the slope of the NLL in alpha where alpha is 0 and the probabilities are the shares `(R, S)`.
+
+    The NLL is convex: where this is not negative, no positive alpha is better than 0.
+    """
+    mean = torch.zeros_like(p.share)
+    for s, w in p.pieces():
+        mean = mean + torch.einsum("rsn,snc->rsc", w, s)
+    return (mean * p.share).sum(-1) - p.of_label
 
 
 def _damped(
@@ -366,7 +429,7 @@ def _damped(
     eps = torch.finfo(theta.dtype).eps
     in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # of a gradient
     least = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
-    value = _evaluate(p, theta)
+    value, kept = _evaluate(p, theta), False
     part = torch.ones_like(p.of_label)
     for _ in range(rounds):
         step = _newton_step(value, present)
@@ -382,7 +445,9 @@ def _damped(
         if _all(stays):
             break
         moved = theta + part.unsqueeze(-1) * step
-        new = _evaluate(p, moved)
+        # After a step this short the Hessian is as good as it was, and mostly nothing is left to do with it.
+        kept = not kept and relative is None and _all(stays | (part * length <= 1e-5))
+        new = _evaluate(p, moved, value.hessian if kept else None)
         better = ~stays & (new.nll <= value.nll + 1e-4 * part * slope + 4 * eps * (1 + value.nll))
         theta = torch.where(better[..., None], moved, theta)
         value = _Value(
@@ -421,37 +486,46 @@ def _never_falls(p: _Problem, step: Tensor, present: Tensor) -> Tensor:
     return worst >= -1e-6 * step.abs().amax(-1)
 
 
-def _evaluate(p: _Problem, theta: Tensor) -> _Value:
-    """Sum the NLL and its derivatives over the pieces.
+def _evaluate(p: _Problem, theta: Tensor, hessian: Tensor | None = None) -> _Value:
+    """Sum the NLL and its derivatives over the pieces; if a Hessian is given, it stands for the one here.
 
     With q the softmax of a row and m = sum_k q_k s_k, the Hessian is the weighted mean of sum_k q_k s_k^2 - m^2 in
     alpha, of q_k (s_k - m) between alpha and beta_k, and of diag(q) - q q' in beta.
     """
     alpha, beta = theta[..., :1, None], theta[..., None, 1:]
     nll = -theta[..., 0] * p.of_label - (theta[..., 1:] * p.share).sum(-1)
-    mean_qs, mixed, square = torch.zeros_like(p.share), torch.zeros_like(p.share), torch.zeros_like(p.of_label)
-    outer: Tensor | None = None
+    mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
+    square = torch.zeros_like(p.of_label)
+    outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
+    rooms: tuple[Tensor, Tensor] | None = None  # fresh memory for every piece costs more than the arithmetic
     for s, w in p.pieces():
-        q = torch.addcmul(beta, alpha, s)
+        if rooms is None:
+            rooms = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
+        room, spare = (x[..., : s.shape[1], :] for x in rooms)
+        q = torch.addcmul(beta, alpha, s, out=room)
         top = q.amax(-1, keepdim=True)
         q = q.sub_(top).exp_()
         norm = q.sum(-1, keepdim=True)
         q = q.div_(norm)
-        qs = q * s
-        m = qs.sum(-1, keepdim=True)
+        qs = torch.mul(q, s, out=spare)
         row = w.unsqueeze(-2)
-        nll = nll + (row @ norm.log_().add_(top)).squeeze((-1, -2))
+        nll = nll + (row @ norm.log().add_(top)).squeeze((-1, -2))
         mean_qs = mean_qs + (row @ qs).squeeze(-2)
+        if hessian is not None:
+            mean_q = mean_q + (row @ q).squeeze(-2)
+            continue
+        m = qs.sum(-1, keepdim=True)
         square = square + (row @ qs.mul_(s)).sum((-1, -2)) - (row @ m.square()).squeeze((-1, -2))
-        weighted = torch.mul(q, w.unsqueeze(-1), out=qs).mT
+        weighted = torch.mul(q, w.unsqueeze(-1), out=spare).mT
         mixed = mixed + (weighted @ m).squeeze(-1)
-        outer = weighted @ q if outer is None else outer + weighted @ q
-    assert outer is not None
-    mean_q = outer.sum(-1)  # for the q of a row sum to 1
+        outer = outer + weighted @ q
+    if hessian is None:
+        mean_q = outer.sum(-1)  # for the q of a row sum to 1
+        mixed = (mean_qs - mixed).unsqueeze(-1)
+        left = torch.cat((square[..., None, None], mixed), -2)
+        hessian = torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1)
     gradient = torch.cat((mean_qs.sum(-1, keepdim=True) - p.of_label.unsqueeze(-1), mean_q - p.share), -1)
-    mixed = (mean_qs - mixed).unsqueeze(-1)
-    left = torch.cat((square[..., None, None], mixed), -2)
-    return _Value(nll, gradient, torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1))
+    return _Value(nll, gradient, hessian)
 
 
 def _newton_step(value: _Value, present: Tensor) -> Tensor:
