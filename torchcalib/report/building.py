@@ -60,10 +60,10 @@ def report(
     `preds`, for soft targets, and where a class, or either outcome of a label, has too few samples to be in two folds;
     `notes` says so. DP calibration is not tried where samples times squared classes are more than 2^31.
 
-    Every number has a 95 % percentile bootstrap interval of 199 replicates, up to 2^18 events (samples, or samples times
-    classes), and 2^13 where samples are put in order; `notes` says which have none. Beside that of ECE, MCE, RMSCE and
-    ACE is the upward bias that it shares with the number, where it matters. `torchcalib.bootstrap` computes intervals of
-    anything else, among them those of calibration losses.
+    Every number has a 95 % percentile bootstrap interval of 199 replicates, up to 2^18 events (samples, or samples
+    times classes), and 2^13 where samples are put in order; `notes` says which have none. Beside that of ECE, MCE,
+    RMSCE and ACE is the upward bias that it shares with the number, where it matters. `torchcalib.bootstrap` computes
+    intervals of anything else, among them those of calibration losses.
 
     Args:
         preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
