@@ -186,7 +186,7 @@ class EqualWidthBins:
             columns.append(events.ecd)
         index = bin_index(events.confidence, self.n_bins, self.right)
         if p.replicates and events.weights is not None:
-            return BinStats(in_ways(index, columns, events.weights, self.n_bins))
+            return BinStats(in_ways(index, columns, events.weights, self.n_bins, finite=not self.with_ecd))
         return BinStats(bin_sums(index, [weighted(column, events.weights, wide) for column in columns], self.n_bins))
 
     def wrap(self, sums: Tensor) -> BinStats:
@@ -198,13 +198,13 @@ class EqualWidthBins:
         return n_events(p, self.reduction)
 
 
-def in_ways(index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int) -> Tensor:
+def in_ways(index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False) -> Tensor:
     """Sum columns `(..., N)` over the samples of every cell under weights `(R, ..., N)`: `(R, ..., F, K)`."""
     wide = wide_dtype(index.device)
     never = in_all_replicates(weights == 0, index.dim())
     columns = [column.to(wide).masked_fill(never, 0) for column in columns]
     ways = weights.shape[: weights.dim() - index.dim()]
-    sums = bin_sums_in_ways(index, columns, weights.flatten(0, len(ways) - 1), n_cells)
+    sums = bin_sums_in_ways(index, columns, weights.flatten(0, len(ways) - 1), n_cells, finite)
     return sums.reshape(*ways, *sums.shape[1:])
 
 

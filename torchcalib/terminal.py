@@ -22,7 +22,7 @@ from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
-_WIDTH = 110  # where output goes to a file or a pipe
+_WIDTH = 120
 
 
 class _Console(Console):
@@ -47,6 +47,9 @@ def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
         yield lambda rows: bar.advance(task, rows)
 
 
+_WHOLE_WIDTH = 118
+
+
 def show(report: Report) -> None:
     """Print what was read, the sentence, the numbers and the main bin table."""
     console = _console()
@@ -62,27 +65,9 @@ def show(report: Report) -> None:
     console.print(f"[bold]{escape(report.sentence)}[/bold]")
     console.print()
 
-    numbers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("", "number"):
-        numbers.add_column(header, no_wrap=True)
-    for header in ("value", "perfect", "naive"):
-        numbers.add_column(header, justify="right", no_wrap=True)
-    numbers.add_column("unit", no_wrap=True)
-    has_intervals = any(line.interval for line in report.lines)
-    if has_intervals:
-        numbers.add_column("95 % interval", no_wrap=True)
-    group = ""
-    for line in report.lines:
-        if line.group != group:
-            numbers.add_section()
-        shown = "" if line.group == group else line.group
-        group = line.group
-        value = f"{round(line.value, 6) + 0:.6f}"  # + 0 turns -0 into 0
-        row = [shown, line.name, value, f"{line.perfect:.4g}", f"{line.naive:.4g}", line.unit]
-        numbers.add_row(*row, *[str(line.interval or "")] * has_intervals)
-    console.print(numbers)
+    console.print(_number_table(report, console.width))
     console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]")
-    if has_intervals:
+    if any(line.interval for line in report.lines):
         console.print(f"[dim]{INTERVAL_WORDS}[/dim]")
     for note in report.notes:
         console.print(f"[dim]{escape(note)}[/dim]")
@@ -95,6 +80,33 @@ def show(report: Report) -> None:
             console.print(f"[dim]{escape(note)}[/dim]")
     console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
+
+
+def _number_table(report: Report, width: int) -> Table:
+    """Every number; where intervals would not fit beside the rest, they stand for what is perfect, and for the unit."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    has_intervals = any(line.interval for line in report.lines)
+    whole = not has_intervals or width >= _WHOLE_WIDTH
+    for header in ("", "number"):
+        drawn.add_column(header, no_wrap=True)
+    for header in ("value", *["perfect"] * whole, "naive"):
+        drawn.add_column(header, justify="right", no_wrap=True)
+    for header in (*["unit"] * whole, *["95 % interval"] * has_intervals):
+        drawn.add_column(header, no_wrap=True)
+    if has_intervals:
+        drawn.add_column("bias", justify="right", no_wrap=True)
+    group = ""
+    for line in report.lines:
+        if line.group != group:
+            drawn.add_section()
+        row = ["" if line.group == group else line.group, line.name]
+        group = line.group
+        row += [f"{round(line.value, 6) + 0:.6f}", *[f"{line.perfect:.4g}"] * whole, f"{line.naive:.4g}"]
+        row += [line.unit] * whole
+        if has_intervals:
+            row += ["", ""] if line.interval is None else [str(line.interval), line.interval.bias_words]
+        drawn.add_row(*row)
+    return drawn
 
 
 def _bin_table(table: BinTable, title: str) -> Table:

@@ -15,8 +15,8 @@ from torchcalib.predictions import Task
 from torchcalib.reductions import Reduction
 
 INTERVAL_WORDS = (
-    "95 % interval: where the number lies for other samples of this size (bootstrap). High by: chance gaps make the "
-    "number, and the interval with it, too large by about that much."
+    "95 % interval: where the number lies for other samples of this size (bootstrap). "
+    "Bias: chance gaps make the number, and the interval with it, too large by about that much."
 )
 
 
@@ -35,8 +35,13 @@ class LineInterval:
     bias: float | None = None
 
     def __str__(self) -> str:
-        """Ends, and the bias if there is one."""
-        return f"{self.low:.4g} to {self.high:.4g}" + (f"; high by {self.bias:.2g}" if self.bias else "")
+        """Ends, to four digits and no more than six decimals."""
+        return " to ".join(f"{round(end, 6) + 0:.4g}" for end in (self.low, self.high))  # + 0 turns -0 into 0
+
+    @property
+    def bias_words(self) -> str:
+        """`"+0.012"`, or nothing."""
+        return f"{self.bias:+.2g}" if self.bias else ""
 
 
 @dataclass(frozen=True)
@@ -210,13 +215,13 @@ class Report(Mapping[str, float]):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  {'unit':15}  95 % interval"]
+        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  {'unit':20}{'95 % interval':22}bias"]
         group = None
         for line in self.lines:
             shown = "" if line.group == group else line.group
             rows.append(
-                f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit:15}"
-                f"  {line.interval or ''}".rstrip()
+                f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit:20}"
+                f"{line.interval or ''!s:22}{line.interval.bias_words if line.interval else ''}".rstrip()
             )
             group = line.group
         stage = self.calibration
