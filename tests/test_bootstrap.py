@@ -11,6 +11,7 @@ from conftest import CASES
 import torchcalib as tc
 from torchcalib.calibration_loss.losses import both_scores
 from torchcalib.kernels import draws
+from torchcalib.kernels.bin_sums import bin_sums_in_ways
 from torchcalib.predictions import canonical
 from torchcalib.states import SumsKind
 
@@ -475,3 +476,24 @@ def test_streamed_intervals_are_about_those_of_the_function():
     metric.update(preds, target)
     whole = tc.bootstrap(tc.brier_score, preds, target, task="binary")
     close(metric.interval().standard_error, whole.standard_error, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("n_bins", [3, 200])
+def test_sums_in_ways_are_a_loop_infinite_values_and_all(n_bins):
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, n_bins, (2, 30), generator=generator)
+    values = torch.randn(2, 30, generator=generator, dtype=torch.float64)
+    values[0, 3], values[1, 5] = torch.inf, -torch.inf
+    weights = torch.randint(0, 3, (4, 1, 30), generator=generator).double()
+    weights[1, 0, 3] = 0
+    columns = (torch.ones_like(values), values)
+    found = bin_sums_in_ways(index, columns, weights, n_bins)
+    assert found.shape == (4, 2, 2, n_bins)
+    for r in range(4):
+        for i in range(2):
+            for f, column in enumerate(columns):
+                expected = torch.zeros(n_bins, dtype=torch.float64)
+                for k in range(30):
+                    if weights[r, 0, k]:
+                        expected[index[i, k]] += weights[r, 0, k] * column[i, k]
+                close(found[r, i, f], expected)
