@@ -215,13 +215,16 @@ class Report(Mapping[str, float]):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  {'unit':20}{'95 % interval':22}bias"]
+        has_intervals = any(line.interval for line in self.lines)
+        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  unit"]
+        if has_intervals:
+            rows[0] = f"{rows[0]:84}95 % interval         bias"
         group = None
         for line in self.lines:
             shown = "" if line.group == group else line.group
+            row = f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit}"
             rows.append(
-                f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit:20}"
-                f"{line.interval or ''!s:22}{line.interval.bias_words if line.interval else ''}".rstrip()
+                row if line.interval is None else f"{row:84}{line.interval!s:22}{line.interval.bias_words}".rstrip()
             )
             group = line.group
         stage = self.calibration
