@@ -78,7 +78,7 @@ def row_forward(values: Tensor, target: Tensor, from_logits: bool, backend: Back
     scores = torch.empty((_N_SCORES, *top.shape), dtype=wide_dtype(values.device), device=values.device)
     source = implementation("rows", _chosen(values, backend))
     labels, of_rows, tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
-    for held, matrix in _matrices(values.detach()):
+    for held, matrix in matrices(values.detach()):
         source.forward(matrix, labels[held], from_logits, of_rows[:, held], tops[held])
     return scores.movedim(0, -2).contiguous(), top
 
@@ -102,7 +102,7 @@ def row_backward(
     source = implementation("rows", _chosen(values, backend))
     labels, tops = target.reshape(-1), top.reshape(-1)
     found, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (scores, grads))
-    for held, matrix in _matrices(values.detach()):
+    for held, matrix in matrices(values.detach()):
         filled = out.view(-1, out.shape[-1])[held]
         source.backward(matrix, labels[held], from_logits, found[:, held], tops[held], upstream[:, held], filled)
     return out
@@ -119,7 +119,7 @@ def _chosen(values: Tensor, backend: Backend) -> Backend:
     return choose("rows", values.device, backend).backend
 
 
-def _matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
+def matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
     """Cut `(..., N, C)` into matrices that are views of it: which rows of all they hold, and the rows."""
     if not values.numel():
         return
@@ -127,7 +127,7 @@ def _matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
         matrix = values.view(-1, values.shape[-1])
     except RuntimeError:  # no one stride leads from row to row
         for part in values:
-            yield from _matrices(part, start)
+            yield from matrices(part, start)
             start += part.numel() // part.shape[-1]
     else:
         yield slice(start, start + len(matrix)), matrix

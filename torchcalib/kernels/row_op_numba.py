@@ -7,8 +7,6 @@ rows.
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import llvmlite.ir
@@ -19,10 +17,11 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-_BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
+from torchcalib.kernels.threads import in_threads
+
+BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
 _PROBE = 256  # entries among which a single one is looked for
-_CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
-_PER_THREAD = 2**18  # entries below which a thread costs more than it brings
+CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
 
 _F = np.float32
 _ZERO, _HALF, _ONE, _TWO, _NAN, _INF = (_F(x) for x in (0, 0.5, 1, 2, math.nan, math.inf))
@@ -39,10 +38,10 @@ _T1, _T3, _T5, _T7, _T9 = (_F(2 / k) for k in (1, 3, 5, 7, 9))
 _SMALLEST = _F(2.0**-126)  # normal; below it log is taken of this
 
 # Plain functions are inlined; "contract" lets a product and a sum be one rounding, and nothing else moves.
-_step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
 # Sums of a block in as many lanes as the processor has: always the same ones.
-_lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
-_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
+lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 _INT = llvmlite.ir.IntType(32)
 
@@ -90,7 +89,7 @@ def _as_float(_: Any, bits: Any) -> Any:
     return types.float32(bits), generate
 
 
-@_step
+@step
 def _exp(x: Any) -> Any:
     """Return exp x of -88.2 <= x <= 88, relative error below 2e-7; 0 below the least normal number."""
     rounded = x * _INV_LOG2 + _ROUND
@@ -101,7 +100,7 @@ def _exp(x: Any) -> Any:
     return ((series * r + _ONE) * r + _ONE) * _power_of_two(rounded)
 
 
-@_step
+@step
 def _log(x: Any) -> Any:
     """Return log x of normal x > 0, relative error below 3e-7, near 1 too."""
     n, r = _exponent(x), _significand(x)
@@ -114,7 +113,7 @@ def _log(x: Any) -> Any:
     return n * _LOG2_HIGH + (n * _LOG2_LOW + s * series)
 
 
-@_step
+@step
 def _extremes(bits: Any) -> Any:
     """Return the greatest and the least integer."""
     most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
@@ -123,7 +122,7 @@ def _extremes(bits: Any) -> Any:
     return most, least
 
 
-@_step
+@step
 def _count(x: Any, value: Any) -> Any:
     """Return how many entries are equal to a value."""
     count = np.int32(0)
@@ -132,7 +131,7 @@ def _count(x: Any, value: Any) -> Any:
     return count
 
 
-@_loop
+@compiled_loop
 def _first_largest(row: Any, bits: Any) -> Any:
     """Return the place of the first maximum. Of a row that holds NaN, whose sums are NaN, any place.
 
@@ -150,8 +149,8 @@ def _first_largest(row: Any, bits: Any) -> Any:
     return 0
 
 
-@_step
-def _exps(x: Any, top: Any, shifted: Any, exps: Any) -> None:
+@step
+def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
     """Fill in x - top, cut off where exp of it is 0, and exp of that. NaN stays NaN."""
     for k in range(x.size):
         shift = max(x[k] - top, _LOWEST)
@@ -159,8 +158,8 @@ def _exps(x: Any, top: Any, shifted: Any, exps: Any) -> None:
         exps[k] = _exp(shift)
 
 
-@_step
-def _limits(x: Any, shifted: Any, exps: Any) -> None:
+@step
+def limits_of(x: Any, shifted: Any, exps: Any) -> None:
     """The same in the limit of a row that holds +inf: the mass is spread over these entries."""
     for k in range(x.size):
         infinite = x[k] == _INF
@@ -168,7 +167,7 @@ def _limits(x: Any, shifted: Any, exps: Any) -> None:
         exps[k] = (_ONE if infinite else _ZERO) if x[k] == x[k] else _NAN
 
 
-@_step
+@step
 def _logs(q: Any, logs: Any) -> None:
     """Fill in log q, with 0 for q = 0, and NaN below."""
     for k in range(q.size):
@@ -178,7 +177,7 @@ def _logs(q: Any, logs: Any) -> None:
         logs[k] = log if x >= _ZERO else _NAN
 
 
-@_lanes
+@lanes
 def _sums(x: Any, y: Any) -> Any:
     """Return the sums of x, x^2 and x y."""
     once, square, product = _ZERO, _ZERO, _ZERO
@@ -189,7 +188,7 @@ def _sums(x: Any, y: Any) -> Any:
     return once, square, product
 
 
-@_step
+@step
 def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     """Fill in q (a + b q + c shifted) with q = scale exps."""
     for k in range(exps.size):
@@ -197,7 +196,7 @@ def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any,
         out[k] = q * (a + b * q + c * shifted[k])
 
 
-@_step
+@step
 def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
     """Fill in b q + c (log q + 1), the second term where q is not 0."""
     for k in range(q.size):
@@ -205,23 +204,23 @@ def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
         out[k] = b * q[k] + c * slope
 
 
-@_loop
+@compiled_loop
 def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
-    shifted, exps = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
+    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for i in range(n_rows):
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         largest = row[top]
         rest, squares, product = 0.0, 0.0, 0.0  # of exps but the top one, which is 1
-        for start in range(0, n_classes, _BLOCK):
-            x = row[start : start + _BLOCK]
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
             if largest == _INF:
-                _limits(x, y, e)
+                limits_of(x, y, e)
             else:
-                _exps(x, largest, y, e)
+                exps_of(x, largest, y, e)
             if start <= top < start + x.size and e[top - start] == _ONE:
                 e[top - start] = _ZERO
             sums = _sums(e, y)
@@ -244,19 +243,19 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
-@_loop
+@compiled_loop
 def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> None:
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
-    buffer = np.empty(_BLOCK, np.float32)
+    buffer = np.empty(BLOCK, np.float32)
     for i in range(n_rows):
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         q_top = np.float64(row[top])
         squares = 0.0  # of all but the top one, beside which they may be nothing
         entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
-        for start in range(0, n_classes, _BLOCK):
-            q = row[start : start + _BLOCK]
+        for start in range(0, n_classes, BLOCK):
+            q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             _logs(q, logs)
             here = min(max(top - start, 0), q.size)
@@ -276,10 +275,10 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> 
         scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
 
 
-@_loop
+@compiled_loop
 def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:
     n_rows, n_classes = values.shape
-    shifted, exps = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
+    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for i in range(n_rows):
         row, h, top = values[i], target[i], tops[i]
         of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
@@ -293,11 +292,11 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
         mean_shift = scores[2, i] - math.log(q_top)
         a = -of_log - of_confidence * q_top - 2 * of_square * (scores[1, i] - 1 + q_h) - of_entropy * mean_shift
         b = 2 * of_square
-        for start in range(0, n_classes, _BLOCK):
-            x = row[start : start + _BLOCK]
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
-            _exps(x, row[top], y, e)
-            _logit_gradient(y, e, _F(q_top), _F(a), _F(b), _F(of_entropy), out[i, start : start + _BLOCK])
+            exps_of(x, row[top], y, e)
+            _logit_gradient(y, e, _F(q_top), _F(a), _F(b), _F(of_entropy), out[i, start : start + BLOCK])
         # Where 1 - q is a factor float32 would lose it.
         at_top = q_top * (a + b * q_top) + of_confidence * q_top
         at_label = of_log - b * q_h
@@ -309,10 +308,10 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
             out[i, h] = q_h * (a + b * q_h + of_entropy * shift) + at_label
 
 
-@_loop
+@compiled_loop
 def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out: Any) -> None:
     n_rows, n_classes = values.shape
-    buffer = np.zeros(_BLOCK, np.float32)
+    buffer = np.zeros(BLOCK, np.float32)
     for i in range(n_rows):
         row, h = values[i], target[i]
         of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
@@ -322,12 +321,12 @@ def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out
         if not 0 <= h < n_classes:
             out[i] = math.nan
             continue
-        for start in range(0, n_classes, _BLOCK):
-            q = row[start : start + _BLOCK]
+        for start in range(0, n_classes, BLOCK):
+            q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             if of_entropy != 0:
                 _logs(q, logs)
-            _probability_gradient(q, logs, _F(2 * of_square), _F(of_entropy), out[i, start : start + _BLOCK])
+            _probability_gradient(q, logs, _F(2 * of_square), _F(of_entropy), out[i, start : start + BLOCK])
         q_h = np.float64(row[h])
         out[i, h] = 2 * of_square * (q_h - 1)
         if q_h > 0:
@@ -350,7 +349,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, t
     def work(begin: int, end: int, rows: Tensor) -> None:
         loop(*(x.numpy() for x in (rows, target[begin:end], scores[:, begin:end], top[begin:end])))
 
-    _in_threads(work, values)
+    by_rows(work, values)
 
 
 def backward(
@@ -378,34 +377,22 @@ def backward(
         if filled is not into:
             into.copy_(filled)
 
-    _in_threads(work, values)
+    by_rows(work, values)
 
 
-def _in_threads(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
-    """Call `work(begin, end, rows)` over all rows, with those of them contiguous and float32.
-
-    The threads are made for the call: a pool would not live on in a process that is forked.
-    """
-    n_rows, n_classes = values.shape
+def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
+    """Call `work(begin, end, rows)` over all rows, with those of them contiguous and float32."""
+    n_classes = values.shape[-1]
     direct = values.dtype == torch.float32 and values.is_contiguous()
 
     def run(begin: int, end: int) -> None:
         if direct:
             work(begin, end, values[begin:end])
             return
-        n = max(1, _CONVERTED // n_classes)
+        n = max(1, CONVERTED // n_classes)
         buffer = torch.empty(min(n, end - begin), n_classes, dtype=torch.float32)
         for start in range(begin, end, n):
             stop = min(start + n, end)
             work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
 
-    n_threads = min(torch.get_num_threads(), max(1, values.numel() // _PER_THREAD), n_rows)
-    cuts = [n_rows * k // n_threads for k in range(n_threads + 1)]
-    if n_threads == 1:
-        run(0, n_rows)
-        return
-    with ThreadPoolExecutor(n_threads - 1) as pool:
-        others = [pool.submit(run, *pair) for pair in pairwise(cuts[1:])]
-        run(0, cuts[1])
-        for other in others:
-            other.result()
+    in_threads(run, len(values), values.numel())
