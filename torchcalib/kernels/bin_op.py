@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.dispatch import Backend, choose, implementation
-from torchcalib.kernels.operation import operation
+from torchcalib.kernels.operation import is_plain, operation
 from torchcalib.kernels.row_op import Rows, matrices
 from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
 
@@ -44,7 +44,8 @@ def event_bins(
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     # The compiler takes the operation as it is, and no function that has a forward mode.
-    take = event_sums if torch.compiler.is_compiling() else _EventBins.apply
+    compiled = torch.compiler.is_compiling()
+    take = event_sums.direct if compiled or is_plain(confidence, outcome, weights, ecd) else _EventBins.apply
     sums: Tensor = take(confidence, outcome, weights, ecd, n_bins, right, backend)
     return sums
 
@@ -83,7 +84,7 @@ def class_bins(
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
-    take = class_sums if torch.compiler.is_compiling() else _ClassBins.apply
+    take = class_sums.direct if torch.compiler.is_compiling() or is_plain(values, weights) else _ClassBins.apply
     # A constant: the derivative of q_top is taken through `values`, as that of every other entry.
     sums: Tensor = take(
         values, target, weights, rows.top, rows.confidence.detach(), from_logits, n_bins, right, backend
@@ -174,7 +175,7 @@ class _EventBins(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
         """Return the sums."""
-        sums: Tensor = event_sums(*arguments)
+        sums: Tensor = event_sums.direct(*arguments)
         return sums
 
     @staticmethod
@@ -335,7 +336,7 @@ class _ClassBins(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
         """Return the sums."""
-        sums: Tensor = class_sums(*arguments)
+        sums: Tensor = class_sums.direct(*arguments)
         return sums
 
     @staticmethod

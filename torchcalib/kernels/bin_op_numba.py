@@ -5,6 +5,7 @@ each thread takes its own.
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -217,13 +218,16 @@ def event_sums(
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.event_sums`."""
-    n, n_bins = confidence.shape[-1], sums.shape[-1]
-    edges = np.arange(n_bins + 1) / n_bins
+    n = confidence.shape[-1]
+    edges = _edges(sums.shape[-1])
     size = max(_PIECE, -(-n // _PIECES))
     starts = range(0, n, size)
-    for series, into in enumerate(sums):
-        pieces = np.zeros((len(starts), *into.shape))
+    for series, into in enumerate(sums.numpy()):
         columns = [None if x is None else _array(x[series]) for x in (confidence, outcome, weights, ecd)]
+        if len(starts) == 1:
+            _events(*columns, edges, right, into)
+            continue
+        pieces = np.zeros((len(starts), *into.shape))
 
         def add(begin: int, end: int, columns: list[Any] = columns, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
@@ -231,7 +235,7 @@ def event_sums(
                 _events(*(None if x is None else x[held] for x in columns), edges, right, pieces[piece])
 
         in_threads(add, len(starts), n)
-        into.copy_(torch.from_numpy(pieces.sum(0)))
+        into[:] = pieces.sum(0)
 
 
 def class_sums(
@@ -246,7 +250,7 @@ def class_sums(
 ) -> None:
     """See `bin_op_reference.class_sums`."""
     n_classes, _, n_bins = sums.shape
-    edges = np.arange(n_bins + 1) / n_bins
+    edges = _edges(n_bins)
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
 
@@ -281,7 +285,7 @@ def class_sums_backward(
 ) -> None:
     """See `bin_op_reference.class_sums_backward`."""
     n_bins = grads.shape[-1]
-    edges = np.arange(n_bins + 1) / n_bins
+    edges = _edges(n_bins)
     slopes = grads.float().contiguous().numpy()
     of_first = slopes[:, 0].copy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
@@ -295,6 +299,11 @@ def class_sums_backward(
             into.copy_(filled)
 
     by_rows(fill, values)
+
+
+@cache
+def _edges(n_bins: int) -> Any:
+    return np.arange(n_bins + 1) / n_bins
 
 
 def _largest(values: Tensor, top: Tensor) -> Tensor:

@@ -72,12 +72,18 @@ def class_sums(
     for held, q in _chunks(values, top, confidence, from_logits):
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
         present = w != 0
-        q = q.masked_fill(~present.unsqueeze(-1), 0).to(sums.dtype)
+        if weights is not None:
+            q = q.masked_fill(~present.unsqueeze(-1), 0)
         above = q >= _BELOW / n_bins
-        sums[:, 0, 0] += (~above * w.unsqueeze(-1)).sum(0)
-        sums[:, 1, 0] += (q.masked_fill(above, 0) * w.unsqueeze(-1)).sum(0)
+        below = q.masked_fill(above, 0)
+        if weights is None:
+            sums[:, 0, 0] += len(q) - above.sum(0)
+            sums[:, 1, 0] += below.sum(0, dtype=sums.dtype)
+        else:
+            sums[:, 0, 0] += (~above * w.unsqueeze(-1)).sum(0)
+            sums[:, 1, 0] += (below * w.unsqueeze(-1)).sum(0)
         row, k = above.nonzero(as_tuple=True)
-        reached = q[row, k]
+        reached = q[row, k].to(sums.dtype)
         cell = k * n_bins + bin_index(reached, n_bins, right)
         for column, added in enumerate((w[row], w[row] * reached)):
             sums[:, column] += _sums(cell, added, n_classes * n_bins).view(n_classes, n_bins)
@@ -132,9 +138,13 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
         q = values[held].to(dtype)
         if from_logits:
             first = top[held].unsqueeze(-1)
-            q = spread_infinite_logits(q).softmax(-1)
-            scale = confidence[held].unsqueeze(-1) / q.gather(-1, first)  # what softmax's own sum is off by
-            q = (q * scale.to(q.dtype)).scatter(-1, first, confidence[held].unsqueeze(-1).to(q.dtype))
+            at_top = q.gather(-1, first)
+            if at_top.device.type != "cpu" or bool((at_top == torch.inf).any()):
+                q = spread_infinite_logits(q)
+            q = q.softmax(-1)
+            own = confidence[held].unsqueeze(-1)
+            q.mul_((own / q.gather(-1, first)).to(q.dtype))  # what softmax's own sum is off by
+            q.scatter_(-1, first, own.to(q.dtype))
         yield held, q
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.dispatch import Backend, choose, implementation
-from torchcalib.kernels.operation import operation
+from torchcalib.kernels.operation import is_plain, operation
 from torchcalib.kernels.row_op_reference import gradient
 from torchcalib.kernels.row_stats import wide_dtype
 
@@ -55,7 +55,7 @@ def rows(values: Tensor, target: Tensor, *, from_logits: bool, backend: Backend 
     of the first. A row in which all gradients are 0 is not read on the way back: it may hold NaN.
     """
     # The compiler takes the operation as it is, and no function that has a forward mode.
-    read = row_forward if torch.compiler.is_compiling() else _RowOp.apply
+    read = row_forward.direct if torch.compiler.is_compiling() or is_plain(values) else _RowOp.apply
     scores, top = read(values, target, from_logits, backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)
@@ -159,7 +159,7 @@ class _RowOp(torch.autograd.Function):
     @staticmethod
     def forward(values: Tensor, target: Tensor, from_logits: bool, backend: Backend) -> tuple[Tensor, Tensor]:
         """Return scores and top classes."""
-        found: tuple[Tensor, Tensor] = row_forward(values, target, from_logits, backend)
+        found: tuple[Tensor, Tensor] = row_forward.direct(values, target, from_logits, backend)
         return found
 
     @staticmethod
