@@ -64,7 +64,7 @@ def pava_bc_loop(n: int = 50_000_000) -> Sides:
     rising = torch.linspace(0, 1, n, dtype=torch.float32)
     positives = (torch.rand(n, generator=generator) < rising).long().numpy()
     weight = np.ones_like(positives)
-    loop = implementation("numba").pava_bc
+    loop = implementation("pava_bc", "numba").pava_bc
 
     def ours() -> int:
         buffers = [np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)]

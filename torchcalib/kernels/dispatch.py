@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-Op = Literal["pava", "pava_bc", "isotonic_regression"]
-Backend = Literal["auto", "triton", "numba", "python", "rounds"]
+Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "bins"]
+Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# What runs an op where, best first. "rounds" are tensor operations and run on any device; "triton" is a loop for each
-# row, all rows side by side on the GPU; "numba" and "python" are loops over one row after another, and bring the
-# columns of another device to the CPU.
+# What runs an op where, best first. "rounds" and "torch" are tensor operations and run on any device. Of blocks,
+# "triton" is a loop for each row, all rows side by side on the GPU, and "numba" and "python" are loops over one row
+# after another, which bring the columns of another device to the CPU.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     # Counts: labels of 0 and 1 are pooled in few rounds. Each waits for the GPU, and triton's one launch never does;
     # but rounds spread a long row over the whole GPU, which a loop leaves idle, and `pava` waits at its end anyhow.
@@ -34,14 +34,25 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
+    # One read of every row; numba's loop holds a row in the first cache, tensor operations pass over it nine times.
+    "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
+    "bins": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
 }
 
-# The module of a backend, and what installs the package that it needs.
-_MODULES: dict[Backend, tuple[str, str]] = {
-    "triton": ("torchcalib.kernels.isotonic_triton", "pip install triton"),
-    "numba": ("torchcalib.kernels.isotonic_numba", "pip install 'torchcalib[fast]'"),
-    "python": ("torchcalib.kernels.isotonic_reference", ""),
-    "rounds": ("torchcalib.kernels.isotonic_reference", ""),
+# The family of modules that an op is in; a backend's is `<family>_<suffix>`, beside what installs its package.
+_FAMILY: dict[Op, str] = {
+    "pava": "isotonic",
+    "pava_bc": "isotonic",
+    "isotonic_regression": "isotonic",
+    "rows": "row_op",
+    "bins": "bin_op",
+}
+_SUFFIX: dict[Backend, tuple[str, str]] = {
+    "triton": ("triton", "pip install triton"),
+    "numba": ("numba", "pip install 'torchcalib[fast]'"),
+    "python": ("reference", ""),
+    "rounds": ("reference", ""),
+    "torch": ("reference", ""),
 }
 
 
@@ -53,11 +64,11 @@ class Choice(NamedTuple):
 
 
 @cache
-def _load(backend: Backend) -> tuple[ModuleType | None, str]:
+def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
     """Return the module of a backend, or None and the reason. A missing cache folder makes numba raise RuntimeError."""
-    module, install = _MODULES[backend]
+    suffix, install = _SUFFIX[backend]
     try:
-        return importlib.import_module(module), ""
+        return importlib.import_module(f"torchcalib.kernels.{_FAMILY[op]}_{suffix}"), ""
     except (ImportError, RuntimeError) as error:
         return None, f"{backend} cannot be used ({error}); {install}"
 
@@ -74,7 +85,7 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
     if backend == "auto":
         reasons: list[str] = []
         for name in order:
-            module, why = _load(name)
+            module, why = _load(op, name)
             if module is not None:
                 return Choice(name, "; ".join(reasons))
             reasons.append(why)
@@ -85,17 +96,17 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
         raise ValueError(
             f"`backend` must be one of {allowed} for {op} on {device.type}, got {backend!r}. Leave it at 'auto'.{hint}"
         )
-    implementation(backend)
+    implementation(op, backend)
     return Choice(backend, "")
 
 
-def implementation(backend: Backend) -> ModuleType:
-    """Return the module of a backend: its `pava` and `pava_bc`.
+def implementation(op: Op, backend: Backend) -> ModuleType:
+    """Return the module in which a backend has an op.
 
     Raises:
         ImportError: it cannot be loaded.
     """
-    module, why = _load(backend)
+    module, why = _load(op, backend)
     if module is None:
         raise ImportError(f"`backend` must be installed, got {backend!r}. {why}.")
     return module

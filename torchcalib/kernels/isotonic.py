@@ -299,7 +299,7 @@ def block_starts(
     bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
     if chosen == "rounds":
         return isotonic_reference.pava_rounds(*rows).view(weight.shape)
-    source = implementation(chosen)
+    source = implementation(op, chosen)
     loop = source.pava_bc if op == "pava_bc" else source.pava
     if chosen == "triton":
         # The kernels take all rows at once, with buffers of their own.

@@ -12,12 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-if torch.cuda.is_available():
-    # What launches a kernel is built by a C compiler. Where there is none this fails here, and `dispatch` falls back.
-    try:
-        triton.runtime.driver.active.get_current_device()
-    except Exception as error:  # whatever the build raises
-        raise ImportError(f"no kernel can be launched: {error}") from error
+from torchcalib.kernels.launching import check_launch
+
+check_launch()
 
 # A program is sequential, and more warps would only repeat it. Products are rounded before they are compared, as on the
 # CPU: the same blocks to the last tie.

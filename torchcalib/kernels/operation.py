@@ -8,9 +8,56 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+# How many transformations of `torch.func` and how many modes (fake tensors, tracing) surround a call. torch says it
+# nowhere else; where it no longer says it here, every call is dispatched.
+_in_transform: Callable[[], Any] | None = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+_count_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
 
 
-def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+class Operation:
+    """A function that torch knows as an operation.
+
+    Attributes:
+        registered: the operation, `torch.ops.torchcalib.<name>.default`, which a call goes to.
+    """
+
+    def __init__(self, function: Callable[..., Any], registered: Any) -> None:
+        self._function = function
+        self.registered = registered
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the operation."""
+        return self.registered(*arguments)
+
+    def direct(self, *arguments: Any) -> Any:
+        """Call the function past torch's dispatcher if nothing but numbers is asked for.
+
+        What the dispatcher costs in Python is as much as the whole of a small batch. Not for a backward pass, whose
+        gradients may be batches that nothing tells from tensors.
+        """
+        return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
+
+
+def is_plain(*arguments: Any) -> bool:
+    """Return whether nothing but numbers is asked for: no trace, no transformation, no derivative."""
+    if torch.compiler.is_compiling() or _in_transform is None or _count_modes is None:
+        return False
+    if _in_transform() is not None or _count_modes():
+        return False
+    differentiable = torch.is_grad_enabled()
+    for x in arguments:
+        if isinstance(x, Tensor) and (
+            type(x) not in (Tensor, torch.nn.Parameter)
+            or (differentiable and x.requires_grad)
+            or (x.is_floating_point() and unpack_dual(x).tangent is not None)  # type: ignore[no-untyped-call]
+        ):
+            return False
+    return True
+
+
+def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operation]:
     """Register the decorated function as an operation and return that.
 
     Its arguments and results must have their batch axes in front, as all of them then have under `vmap`; an argument
@@ -23,7 +70,7 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     """
     name = schema.split("(")[0]
 
-    def register(function: Callable[..., Any]) -> Any:
+    def register(function: Callable[..., Any]) -> Operation:
         torch.library.define(f"torchcalib::{name}", schema.removeprefix(name))
         torch.library.impl(f"torchcalib::{name}", "default")(function)
         torch.library.register_fake(f"torchcalib::{name}")(fake)
@@ -39,7 +86,7 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
             return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
 
         torch.library.register_vmap(f"torchcalib::{name}", batched)
-        return registered
+        return Operation(function, registered)
 
     return register
 

@@ -1,0 +1,442 @@
+"""The row op against float64 formulas over whole tensors: values, gradients of any order, and bits that do not move."""
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from torchcalib.kernels import dispatch
+from torchcalib.kernels.row_op import Rows, row_backward, row_forward, rows
+
+BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(
+    not importlib.util.find_spec("numba"), reason="numba is not installed"))]  # fmt: skip
+CLASSES = [1, 2, 3, 10, 257, 1000, 1001, 3000]
+INF = torch.inf
+
+
+def oracle(values, target, from_logits):
+    """The definitions, in float64 over the whole tensor."""
+    x = values.double()
+    log_q = x.log_softmax(-1) if from_logits else x.log()
+    q = log_q.exp() if from_logits else x
+    hit = torch.nn.functional.one_hot(target, x.shape[-1])
+    return Rows(
+        log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
+        (q - hit).square().sum(-1),
+        torch.special.xlogy(q, q).sum(-1),
+        q.amax(-1),
+        x.argmax(-1),
+    )
+
+
+def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):
+    """Rows, and labels of which half are the top class."""
+    generator = torch.Generator().manual_seed(seed)
+    values = scale * torch.randn(n, n_classes, generator=generator)
+    values = (values if from_logits else values.double().softmax(-1)).to(dtype)
+    target = torch.randint(0, n_classes, (n,), generator=generator)
+    return values, torch.where(torch.arange(n) % 2 == 0, values.argmax(-1), target)
+
+
+def close(found, expected, **tolerance):
+    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def equal(found, expected):
+    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+        assert torch.equal(a, b), name
+
+
+def with_gradient(values, target, from_logits, backend, of=None):
+    """Scores, and the gradient of their sum weighted by `of`, a number for each."""
+    leaf = values.detach().clone().requires_grad_()
+    found = rows(leaf, target, from_logits=from_logits, backend=backend)
+    weights = torch.tensor([0.3, -0.7, 0.5, 0.9] if of is None else of, dtype=torch.float64)
+    sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
+    return found, leaf.grad
+
+
+# Values and gradients.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("n_classes", CLASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_values_are_those_of_float64(backend, from_logits, n_classes, dtype):
+    values, target = sample(100, n_classes, from_logits, dtype)
+    found = rows(values, target, from_logits=from_logits, backend=backend)
+    close(found, oracle(values, target, from_logits), rtol=2e-6, atol=1e-15)
+
+
+@pytest.mark.parametrize("n_classes", CLASSES)
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_float64_is_computed_in_float64(n_classes, from_logits):
+    values, target = sample(100, n_classes, from_logits)
+    values = values.double()
+    found = rows(values, target, from_logits=from_logits)
+    close(found, oracle(values, target, from_logits), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("n_classes", CLASSES)
+@pytest.mark.parametrize("of", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.3, -0.7, 0.5, 0.9)])
+def test_gradient_is_that_of_float64(backend, from_logits, n_classes, of):
+    values, target = sample(40, n_classes, from_logits)
+    wide = values.double().requires_grad_()
+    expected = oracle(wide, target, from_logits)
+    sum(w * score.sum() for w, score in zip(of, expected[:4], strict=True)).backward()
+    _, found = with_gradient(values, target, from_logits, backend, of)
+    error = (found - wide.grad).norm(dim=-1) / (wide.grad.norm(dim=-1) + 1e-9)
+    assert error.max() < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_a_half_is_rounded_once(backend):
+    values, target = sample(50, 600, True, torch.bfloat16)
+    _, found = with_gradient(values, target, True, backend)
+    _, expected = with_gradient(values.double(), target, True, "auto")
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_confident_rows_keep_their_digits(backend, from_logits):
+    """q_top = 1 - 1e-6: what scores read is the rest, of which 1 - q in float32 keeps one digit."""
+    rest = torch.tensor([1e-6, 1e-7, 3e-8], dtype=torch.float64)
+    gap = ((1 - rest) / rest).log()
+    target = torch.zeros(3, dtype=torch.int64)
+    if not from_logits:
+        values = torch.stack((1 - rest.float(), rest.float()), -1)
+        found = rows(values, target, from_logits=False, backend=backend)
+        close(found, oracle(values, target, False), rtol=1e-6, atol=0)
+        return
+    values = torch.stack((torch.zeros(3), -gap.float()), -1)
+    found, grad = with_gradient(values, target, True, backend, (1, 0, 0, 0))
+    close(found, oracle(values, target, True), rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad[:, 0].double(), -torch.expm1(found.log_prob.detach()), rtol=1e-6, atol=0)
+
+
+# Edge cases.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_logits_are_exactly_the_share_of_each_and_the_first_is_claimed(backend):
+    for n_classes in (2, 4, 5, 10, 1024):
+        target = torch.tensor([0, n_classes - 1])
+        found = rows(torch.full((2, n_classes), 1.5), target, from_logits=True, backend=backend)
+        assert found.top.tolist() == [0, 0]
+        torch.testing.assert_close(found.confidence, torch.full((2,), 1 / n_classes).double(), rtol=1e-7, atol=0)
+        torch.testing.assert_close(found.squared_error, torch.full((2,), 1 - 1 / n_classes).double())
+
+
+def test_numba_gives_the_share_to_the_last_bit():
+    """So that it falls on the edge i/B and not beside it."""
+    pytest.importorskip("numba")
+    for n_classes in range(1, 300):
+        found = rows(torch.zeros(1, n_classes), torch.zeros(1).long(), from_logits=True, backend="numba")
+        assert found.confidence.item() == 1 / n_classes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_infinite_logits_are_the_limit(backend, dtype):
+    if backend == "numba" and dtype == torch.float64:
+        pytest.skip("numba's loops are float32")
+    values = torch.tensor(
+        [[INF, 0, INF, -INF], [0, INF, 5, 7], [0, -INF, 0, -INF], [0, -INF, 0, -INF], [-INF, 2, -INF, -INF]],
+        dtype=dtype,
+    )
+    target = torch.tensor([2, 0, 2, 1, 1])
+    found, grad = with_gradient(values, target, True, backend)
+    log2 = torch.tensor(2.0).double().log().item()
+    expected = Rows(
+        torch.tensor([-log2, -INF, -log2, -INF, 0.0]),
+        torch.tensor([0.5, 2, 0.5, 1.5, 0]),
+        torch.tensor([-log2, 0, -log2, -log2, 0]),
+        torch.tensor([0.5, 1, 0.5, 0.5, 1]),
+        torch.tensor([0, 1, 0, 0, 1]),
+    )
+    close(found, Rows(*(x.double() for x in expected[:4]), expected.top), rtol=1e-7, atol=0)
+    assert grad[:2].tolist() == [[0] * 4] * 2  # nothing near moves the limit
+    # log q_h is -inf in row 3, and its gradient 1[h] - q; the square adds 2 q_k (q_k - 1[h] - 1/2).
+    torch.testing.assert_close(
+        grad[3].double(), 0.3 * torch.tensor([-0.5, 1, -0.5, 0]).double() + 0.9 * torch.tensor([0.25, 0, -0.25, 0])
+    )
+    assert grad[4].tolist() == pytest.approx([0] * 4, abs=1e-15)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_probabilities_of_0_and_1(backend):
+    values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [1e-45, 1, 1e-38]])
+    target = torch.tensor([1, 0, 2, 0])
+    found, grad = with_gradient(values, target, False, backend)
+    expected = oracle(values, target, False)
+    log_prob = values.double().gather(-1, target.unsqueeze(-1)).squeeze(-1).log()
+    close(found, expected._replace(log_prob=log_prob), rtol=1e-6, atol=1e-36)
+    # 0.3/q_h, -1.4 (q - 1[h]), 0.5 (log q + 1) and 0.9 at the top; where q = 0 the logs have gradient 0.
+    assert grad[0].tolist() == pytest.approx([0, 0.3 + 0.5 + 0.9, 0], abs=1e-6)
+    assert grad[1].tolist() == pytest.approx([1.4, -1.4 + 0.5 + 0.9, 0], abs=1e-6)
+    half = -0.7 + 0.5 * (1 + torch.tensor(0.5).log().item())
+    assert grad[2].tolist() == pytest.approx([half + 0.9, half, 1.4], abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("place", [0, 5, 699])
+def test_nan_is_the_score_of_its_row_alone(backend, from_logits, place):
+    values, target = sample(9, 700, from_logits)
+    for nan in (torch.nan, -torch.nan):
+        spoiled = values.clone()
+        spoiled[4, place] = nan
+        found, grad = with_gradient(spoiled, target, from_logits, backend)
+        clean, expected = with_gradient(values, target, from_logits, backend)
+        others = torch.arange(9) != 4
+        assert all(score[4].isnan() for score in found[1:4])
+        assert 0 <= found.top[4] < 700
+        equal([x[others] for x in found], [x[others] for x in clean])
+        assert torch.equal(grad[others], expected[others])
+        assert grad[4].isnan().any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_a_row_without_gradient_is_not_read_on_the_way_back(backend, from_logits):
+    values, target = sample(6, 20, from_logits)
+    values[2], values[3, 4] = torch.nan, INF
+    leaf = values.requires_grad_()
+    found = rows(leaf, target, from_logits=from_logits, backend=backend)
+    found.log_prob.masked_fill((torch.arange(6) == 2) | (torch.arange(6) == 3), 0).sum().backward()
+    assert torch.equal(leaf.grad[2:4], torch.zeros(2, 20))
+    assert (leaf.grad[[0, 1, 4, 5]] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("label", [-1, 20, -100, 2**40])
+def test_a_label_that_is_no_class_reads_nothing_and_gives_nan(backend, from_logits, label):
+    values, target = sample(5, 20, from_logits)
+    spoiled = target.clone()
+    spoiled[1] = label
+    found, grad = with_gradient(values, spoiled, from_logits, backend)
+    clean, expected = with_gradient(values, target, from_logits, backend)
+    assert found.log_prob[1].isnan()
+    assert found.squared_error[1].isnan()
+    assert torch.equal(found.confidence, clean.confidence)
+    assert torch.equal(found.neg_entropy, clean.neg_entropy)
+    assert grad[1].isnan().all()
+    others = torch.arange(5) != 1
+    assert torch.equal(grad[others], expected[others])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5), (0, 4, 5)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_rows(shape, backend):
+    leaf = torch.empty(shape, requires_grad=True)
+    found = rows(leaf, torch.empty(shape[:-1], dtype=torch.int64), from_logits=True, backend=backend)
+    assert all(x.shape == shape[:-1] for x in found)
+    found.log_prob.sum().backward()
+    assert leaf.grad.shape == shape
+
+
+# Bits that do not move.
+
+
+def layouts(values):
+    """The same rows in other places of memory."""
+    n, n_classes = values.shape
+    yield "class axis first", values.T.contiguous().T
+    yield "every other row", torch.stack((values, values), 1)[:, 0]
+    yield "every other column", torch.stack((values, values), -1)[..., 0]
+    yield "shifted by one number", torch.cat((values.new_zeros(1), values.flatten()))[1:].view(n, n_classes)
+    yield "a part of wider rows", torch.cat((values, values[:, :3]), -1)[:, :n_classes]
+    yield "in between others", torch.cat((values[:7], values, values[:5]))[7 : 7 + n]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("n_classes", [2, 10, 37, 1000, 3001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_row_gets_the_same_bits_wherever_it_stands(backend, from_logits, n_classes, dtype):
+    """Alone, among others, in another order and in another layout of memory; in chunks and threads of any number."""
+    if backend == "numba" and dtype == torch.float64:
+        pytest.skip("numba's loops are float32")
+    n = 331
+    values, target = sample(n, n_classes, from_logits, dtype)
+    whole, grad = with_gradient(values, target, from_logits, backend)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    found, there = with_gradient(values[order], target[order], from_logits, backend)
+    equal(found, [x[order] for x in whole])
+    assert torch.equal(there, grad[order])
+    for pieces in (1, 2, 100):
+        for k in range(0, n if pieces > 1 else 40, pieces):
+            held = slice(k, k + pieces)
+            found, there = with_gradient(values[held], target[held], from_logits, backend)
+            equal(found, [x[held] for x in whole])
+            assert torch.equal(there, grad[held])
+    for name, same in layouts(values):
+        assert torch.equal(same, values), name
+        equal(rows(same, target, from_logits=from_logits, backend=backend), whole)
+        leaf = same.detach().requires_grad_()
+        found = rows(leaf, target, from_logits=from_logits, backend=backend)
+        weights = (0.3, -0.7, 0.5, 0.9)
+        sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
+        assert torch.equal(leaf.grad, grad), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threads_change_no_bit(backend):
+    values, target = sample(1500, 1000, True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one, grad = with_gradient(values, target, True, backend)
+        torch.set_num_threads(3)
+        three, there = with_gradient(values, target, True, backend)
+        long = values.flatten()[:1_000_000].view(1, -1)
+        alone = rows(long, target[:1], from_logits=True, backend=backend)
+        equal(
+            rows(long.expand(3, -1), target[:1].expand(3), from_logits=True, backend=backend),
+            [x.expand(3) for x in alone],
+        )
+    finally:
+        torch.set_num_threads(before)
+    equal(three, one)
+    assert torch.equal(there, grad)
+
+
+# Batches, derivatives of every kind, torch.compile, vmap.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_are_loops_and_need_not_be_contiguous(backend):
+    values, target = sample(2 * 3 * 5, 11, True)
+    values, target = values.view(2, 3, 5, 11), target.view(2, 3, 5)
+    whole, grad = with_gradient(values, target, True, backend)
+    for i, j in itertools.product(range(2), range(3)):
+        found, there = with_gradient(values[i, j], target[i, j], True, backend)
+        equal(found, [x[i, j] for x in whole])
+        assert torch.equal(there, grad[i, j])
+    images = values.movedim(-1, 1).contiguous().movedim(1, -1)  # classes stand before pixels
+    assert not images.is_contiguous()
+    equal(rows(images, target, from_logits=True, backend=backend), whole)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on the way to its forward mode
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_gradcheck_of_first_and_second_order_and_forward_mode(from_logits):
+    values, target = sample(5, 4, from_logits, torch.float64, scale=1.0)
+    # Rows of probabilities are moved off the simplex: each entry has a derivative of its own.
+    leaf = values.requires_grad_()
+
+    def read(x):
+        return rows(x, target, from_logits=from_logits)[:4]
+
+    assert torch.autograd.gradcheck(read, leaf, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(read, leaf)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on the way to its forward mode
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_every_way_to_differentiate_agrees_with_backward(backend, from_logits):
+    values, target = sample(6, 5, from_logits, scale=1.0)
+
+    def value(x):
+        found = rows(x, target, from_logits=from_logits, backend=backend)
+        return (0.3 * found[0] - 0.7 * found[1] + 0.5 * found[2] + 0.9 * found[3]).sum()
+
+    _, expected = with_gradient(values, target, from_logits, backend)
+    close_ = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(torch.func.grad(value)(values), expected, **close_)
+    torch.testing.assert_close(torch.func.jacfwd(value)(values).float(), expected, **close_)
+    batch, mapped = torch.stack((values, values)), torch.func.vmap(value)
+    torch.testing.assert_close(torch.func.grad(lambda x: mapped(x).sum())(batch)[1], expected, **close_)
+    leaves = batch.clone().requires_grad_()
+    mapped(leaves).sum().backward()
+    torch.testing.assert_close(leaves.grad[1], expected, **close_)
+    tangents = torch.func.jvp(mapped, (batch,), (torch.ones_like(batch),))[1]
+    torch.testing.assert_close(tangents.float(), expected.sum().expand(2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_vmap_over_any_axis(axis):
+    values, target = sample(12, 7, True)
+    stacked = torch.stack((values, 2 * values), axis)
+    found = torch.vmap(lambda x: rows(x, target, from_logits=True), in_dims=axis)(stacked)
+    for k, x in enumerate((values, 2 * values)):
+        equal([part[k] for part in found], rows(x, target, from_logits=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_compiled_whole_it_is_the_same_to_the_last_bit(backend, from_logits):
+    torch.compiler.reset()
+    values, target = sample(12, 7, from_logits)
+
+    def value(x):
+        found = rows(x, target, from_logits=from_logits)
+        return 0.3 * found[0] - 0.7 * found[1] + 0.5 * found[2] + 0.9 * found[3]
+
+    a, b = (values.clone().requires_grad_() for _ in range(2))
+    compiled = torch.compile(value, fullgraph=True, backend=backend)(a)
+    compiled.sum().backward()
+    expected = value(b)
+    expected.sum().backward()
+    assert torch.equal(compiled, expected)
+    assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_registered_as_torch_wants_an_operation(lead):
+    values, target = sample(12, 7, True)
+    if lead:
+        values, target = values.expand(*lead, 12, 7).clone(), target.expand(*lead, 12).clone()
+    torch.library.opcheck(row_forward.registered, (values, target, True, "auto"))
+    torch.library.opcheck(row_forward.registered, (values.clone().requires_grad_(), target, True, "auto"))
+    scores, top = row_forward(values, target, True, "auto")
+    torch.library.opcheck(row_backward.registered, (values, target, scores, top, torch.ones_like(scores), True, "auto"))
+
+
+# Which implementation runs.
+
+
+def test_float64_is_not_for_numba():
+    pytest.importorskip("numba")
+    assert dispatch.choose("rows", torch.device("cpu")) == ("numba", "")
+    values, target = sample(3, 4, True, torch.float64)
+    with pytest.raises(ValueError, match="`backend` must be 'auto' or 'torch' for float64 on the CPU, got 'numba'"):
+        rows(values, target, from_logits=True, backend="numba")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read in the way of Linux")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forward_needs_10_mb_beyond_its_outputs(backend):
+    """Of 100 MB, of which one tensor more would double the peak: in a process that has never held more."""
+    program = f"""
+import resource, torch
+from torchcalib.kernels.row_op import rows
+from torchcalib.kernels.bin_op import class_bins, event_bins
+
+def run(values):
+    target = torch.zeros(len(values), dtype=torch.int64)
+    options = {{"backend": {backend!r}}}
+    found = rows(values, target, from_logits=True, **options)
+    event_bins(found.confidence, found.top == target, n_bins=15, **options)
+    class_bins(values, target, None, found, from_logits=True, n_bins=15, **options)
+
+values = torch.randn(25_000, 1000)
+run(values[:2000])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(values)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    outputs = 25_000 * (4 * 8 + 8) * 3  # scores, found sums of the same number, and their copies
+    assert int(done.stdout) * 1024 < 10e6 + outputs

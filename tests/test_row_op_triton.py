@@ -1,0 +1,335 @@
+"""The Triton kernels of the row op and the bin op against tensor operations: on a CUDA device, and everywhere in
+Triton's interpreter, for which a fresh process runs this file a second time.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcalib.kernels.bin_op import class_bins, event_bins
+from torchcalib.kernels.row_op import Rows, rows
+
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed"),
+    # The interpreter computes with numpy, which warns of what a kernel then leaves out by `where`.
+    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning"),
+]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
+# Many rows in a program, one, a loop over blocks, and parts that are merged; a block or part that is not full.
+CLASSES = [1, 2, 10, 1000, 1001, 5000, 33_000]
+INF, NAN = torch.inf, torch.nan
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@pytest.fixture(params=[DEVICE])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fill memory that a kernel is to write: what it leaves out shows."""
+    empty = torch.empty
+
+    def filled(*arguments, **options):
+        x = empty(*arguments, **options)
+        return x.fill_(NAN) if x.is_floating_point() else x.fill_(10**6) if x.dtype == torch.int64 else x
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+def sample(n, n_classes, from_logits, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    values = 3 * torch.randn(n, n_classes, generator=generator)
+    values = (values if from_logits else values.double().softmax(-1)).to(dtype)
+    target = torch.randint(0, n_classes, (n,), generator=generator)
+    return values, torch.where(torch.arange(n) % 2 == 0, values.argmax(-1), target)
+
+
+def with_gradient(values, target, from_logits, backend):
+    leaf = values.detach().requires_grad_()
+    found = rows(leaf, target, from_logits=from_logits, backend=backend)
+    weights = (0.3, -0.7, 0.5, 0.9)
+    sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
+    return found, leaf.grad
+
+
+def check(values, target, from_logits, device):
+    """Compare scores and gradient with those of tensor operations on the CPU."""
+    found, grad = with_gradient(values.to(device), target.to(device), from_logits, "triton")
+    expected, there = with_gradient(values, target, from_logits, "torch")
+    wide = values.dtype == torch.float64
+    close = {"rtol": 1e-12, "atol": 1e-14} if wide else {"rtol": 3e-6, "atol": 1e-15}
+    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, **close, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+    assert grad.dtype == values.dtype
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}[values.dtype]
+    torch.testing.assert_close(grad.cpu(), there, rtol=bound, atol=bound * 0.1, equal_nan=True)
+    return found, grad
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
+def test_in_the_interpreter():
+    import triton
+
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
+        pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cpu", __file__]
+    root = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+# It compiles.
+
+
+ROW_TYPES = {
+    "target": "*i64", "scores": "*fp64", "tops": "*i64", "grads": "*fp64", "kept": "*fp64", "places": "*i64",
+    "row_stride": "i64", "column_stride": "i64", "score_stride": "i64", "grad_stride": "i64",
+    "n_rows": "i32", "n_classes": "i32", "n_parts": "i32",
+}  # fmt: skip
+BIN_TYPES = {
+    "confidence": "*fp64", "outcome": "*u8", "weights": "*fp64", "ecd": "*fp64", "parts": "*fp64", "target": "*i64",
+    "tops": "*i64", "grads": "*fp64", "row_stride": "i64", "column_stride": "i64", "n": "i32", "size": "i32",
+    "n_bins": "i32", "n_rows": "i32", "n_classes": "i32",
+}  # fmt: skip
+KERNELS = [
+    ("row_op_triton", "_read_rows", ROW_TYPES, {"rows": 2, "block": 1024}),
+    ("row_op_triton", "_read_rows", ROW_TYPES, {"rows": 1, "block": 4096}),
+    ("row_op_triton", "_read_parts", ROW_TYPES, {"size": 16384, "block": 4096}),
+    ("row_op_triton", "_merge_parts", ROW_TYPES, {"rows": 128}),
+    ("row_op_triton", "_fill_gradient", ROW_TYPES, {"rows": 2, "block": 1024}),
+    ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 8, "classes": 32, "bins": 16, "weighted": True}),
+    ("bin_op_triton", "_fill_gradient", BIN_TYPES, {"rows": 2, "block": 1024, "weighted": True}),
+]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize(("dtype", "logits"), [("fp32", True), ("bf16", True), ("fp16", False), ("fp64", False)])
+@pytest.mark.parametrize(("module", "kernel", "types", "constants"), KERNELS)
+def test_kernel_compiles_without_a_device(module, kernel, types, constants, dtype, logits, monkeypatch, tmp_path):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # compile, whatever was compiled before
+    source = importlib.import_module(f"torchcalib.kernels.{module}")
+    function = getattr(source, kernel)
+    constants = {**constants, "logits": logits, "right": logits}
+    constants = {name: value for name, value in constants.items() if name in function.arg_names}
+    values = {"values": f"*{dtype}", "out": f"*{dtype}"}
+    signature = {
+        name: "constexpr" if name in constants else values.get(name) or types[name] for name in function.arg_names
+    }
+    compiled = triton.compile(ASTSource(function, signature, constants), target=GPUTarget("cuda", 90, 32))
+    assert f".entry {kernel}(" in compiled.asm["ptx"]
+
+
+# The row op.
+
+
+@pytest.mark.parametrize("n_classes", CLASSES)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_and_their_gradient_are_those_of_tensor_operations(device, n_classes, from_logits, dtype):
+    n = 3 if n_classes > 2000 and INTERPRETED else 37
+    check(*sample(n, n_classes, from_logits, DTYPES[dtype]), from_logits, device)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_rows_in_any_layout(device, from_logits):
+    values, target = sample(9, 70, from_logits)
+    layouts = {
+        "transposed": values.T.contiguous().T,
+        "every other row": torch.stack((values, values), 1)[:, 0],
+        "every other column": torch.stack((values, values), -1)[..., 0],
+        "shifted": torch.cat((values.new_zeros(1), values.flatten()))[1:].view(9, 70),
+        "a part of wider rows": torch.cat((values, values[:, :3]), -1)[:, :70],
+        "one row for all": values[:1].expand(9, 70),
+    }
+    for same in layouts.values():
+        moved = torch.empty_strided(same.shape, same.stride(), device=device) if device.type == "cuda" else None
+        if moved is None or 0 in same.stride():
+            check(same, target, from_logits, device)
+        else:
+            moved.copy_(same)
+            expected = rows(same, target, from_logits=from_logits, backend="torch")
+            found = rows(moved, target.to(device), from_logits=from_logits, backend="triton")
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a.cpu(), b, rtol=3e-6, atol=1e-15)
+    images = values.view(3, 3, 70).movedim(-1, 1).contiguous().movedim(1, -1)
+    check(images, target.view(3, 3), from_logits, device)
+
+
+@pytest.mark.parametrize("n_classes", [7, 5000, 33_000])
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits):
+    values, target = sample(3 if INTERPRETED and n_classes > 7 else 300, n_classes, from_logits)
+    whole, grad = with_gradient(values.to(device), target.to(device), from_logits, "triton")
+    alone, there = with_gradient(values[1:2].to(device), target[1:2].to(device), from_logits, "triton")
+    for a, b in zip(alone, whole, strict=True):
+        assert torch.equal(a, b[1:2])
+    assert torch.equal(there, grad[1:2])
+
+
+@pytest.mark.parametrize("n_classes", [6, 9000, 40_000])
+def test_ties_infinite_logits_saturation_and_nan(device, n_classes):
+    values = torch.full((9, n_classes), -3.0)
+    last = n_classes - 1
+    values[0, [1, last]] = 2.0  # a tie, across blocks
+    values[1, [0, last]] = INF
+    values[2], values[2, 3] = -INF, 1.0
+    values[3, last] = 1000.0
+    values[4, last] = NAN
+    values[5, 0] = NAN
+    values[6] = -INF
+    values[7, : n_classes // 2] = -INF
+    values[8] = 0.0
+    target = torch.tensor([last, last, 3, 0, 0, 0, 0, 0, 1])
+    found, grad = with_gradient(values.to(device), target.to(device), True, "triton")
+    expected, there = with_gradient(values, target, True, "torch")
+    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+        held = torch.arange(9) if name != "top" else torch.tensor([0, 1, 2, 3, 7, 8])  # any in a row without numbers
+        torch.testing.assert_close(
+            a.cpu()[held], b[held], rtol=3e-6, atol=1e-15, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert ((found.top >= 0) & (found.top < n_classes)).all()
+    good = torch.tensor([0, 1, 2, 3, 7, 8])
+    torch.testing.assert_close(grad.cpu()[good], there[good], rtol=1e-5, atol=1e-9)
+    assert found.top[0] == 1
+    assert found.confidence[8].item() == pytest.approx(1 / n_classes, rel=1e-12)
+
+
+def test_probabilities_of_0_and_1_and_nan(device):
+    values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [NAN, 0.5, 0.5], [0.5, 0.5, NAN]])
+    target = torch.tensor([1, 0, 2, 1, 1])
+    found, grad = with_gradient(values.to(device), target.to(device), False, "triton")
+    expected, there = with_gradient(values, target, False, "torch")
+    for name, a, b in zip(Rows._fields[:4], found[:4], expected[:4], strict=True):
+        torch.testing.assert_close(
+            a.cpu(), b, rtol=1e-6, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    torch.testing.assert_close(grad[:3].cpu(), there[:3], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_labels_that_are_no_class_and_rows_without_gradient_are_not_read(device, from_logits):
+    values, target = sample(6, 20, from_logits)
+    target[1], target[2] = -100, 20
+    values[3] = NAN
+    leaf = values.to(device).requires_grad_()
+    found = rows(leaf, target.to(device), from_logits=from_logits, backend="triton")
+    assert found.log_prob[1:3].isnan().all()
+    assert found.confidence[1:3].isfinite().all()
+    found.log_prob.masked_fill(torch.arange(6, device=device) == 3, 0).sum().backward()
+    assert torch.equal(leaf.grad[3].cpu(), torch.zeros(20))
+    assert leaf.grad[1:3].isnan().all()
+    assert leaf.grad[[0, 4, 5]].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5)])
+def test_no_rows(device, shape):
+    target = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
+    found = rows(torch.zeros(shape, device=device), target, from_logits=True, backend="triton")
+    assert all(x.shape == shape[:-1] for x in found)
+
+
+# The bin op.
+
+
+@pytest.mark.parametrize(
+    ("n_bins", "right", "dtype"), [(1, False, "fp32"), (15, False, "fp64"), (15, True, "fp32"), (40, True, "fp64")]
+)
+def test_event_bins_are_those_of_tensor_operations(device, n_bins, right, dtype):
+    generator = torch.Generator().manual_seed(0)
+    n = 4200  # more than a piece
+    confidence = torch.rand(2, n, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+    edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
+    confidence[0, : n_bins + 1] = edges.to(confidence.dtype)
+    confidence[0, 60:64] = torch.tensor([NAN, -1.0, 2.0, INF])
+    outcome = torch.rand(2, n, generator=generator) < confidence
+    weights = torch.rand(2, n, generator=generator, dtype=torch.float64)
+    weights[:, 60::7] = 0
+    weights[0, 61:64] = 1
+    ecd = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    for columns in ((outcome,), (outcome, weights), (outcome.double(), weights, ecd)):
+        found = event_bins(
+            confidence.to(device), *(x.to(device) for x in columns), n_bins=n_bins, right=right, backend="triton"
+        )
+        expected = event_bins(confidence, *columns, n_bins=n_bins, right=right, backend="torch")
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(
+    ("n_classes", "n_bins", "right", "weighted"),
+    [(1, 3, False, True), (10, 15, False, False), (10, 15, True, True), (40, 1, True, False), (40, 40, False, True)],
+)
+def test_class_bins_and_their_gradient_are_those_of_tensor_operations(
+    device, n_classes, n_bins, right, weighted, from_logits
+):
+    values, target = sample(70, n_classes, from_logits)  # more than a piece
+    if from_logits and n_classes > 1:
+        values[3, 1] = INF
+        values[4, 0] = -INF
+    target[5] = -1
+    weights = None
+    if weighted:
+        weights = torch.arange(70, dtype=torch.float64) % 4
+        values[8] = NAN
+    turned = values.T.contiguous().T
+    results = []
+    for where, given, backend in ((device, values, "triton"), (device, turned, "triton"), ("cpu", values, "torch")):
+        leaf = given.to(where).detach().requires_grad_()
+        labels, w = target.to(where), None if weights is None else weights.to(where)
+        found = rows(leaf.detach(), labels, from_logits=from_logits, backend=backend)
+        options = {"from_logits": from_logits, "n_bins": n_bins, "right": right, "backend": backend}
+        sums = class_bins(leaf, labels, w, found, **options)
+        sums[:, 1].square().sum().backward()
+        results.append((sums.detach().cpu(), leaf.grad.cpu()))
+    for sums, grad in results[:2]:
+        torch.testing.assert_close(sums, results[2][0], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(grad, results[2][1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+def test_class_bins_of_other_dtypes(device, dtype):
+    values, target = sample(30, 50, True, DTYPES[dtype])
+    results = []
+    for where, backend in ((device, "triton"), ("cpu", "torch")):
+        leaf = values.to(where).detach().requires_grad_()
+        found = rows(leaf.detach(), target.to(where), from_logits=True, backend=backend)
+        sums = class_bins(leaf, target.to(where), None, found, from_logits=True, n_bins=15, backend=backend)
+        sums[:, 1].square().sum().backward()
+        results.append((sums.detach().cpu(), leaf.grad.cpu().double()))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=2**-6, atol=1e-4)
+
+
+@pytest.mark.cuda
+def test_nothing_waits_for_the_device():
+    values, target = (x.cuda() for x in sample(100, 50, True))
+    leaf = values.requires_grad_()
+
+    def step():
+        found = rows(leaf, target, from_logits=True)
+        sums = class_bins(leaf, target, None, found, from_logits=True, n_bins=15)
+        events = event_bins(found.confidence, found.top == target, n_bins=15)
+        (found.log_prob.sum() + sums[:, 1].square().sum() + events.square().sum()).backward()
+
+    step()  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,366 @@
+"""Sums over equal-width bins without contention: the same result in every run, on any number of threads.
+
+One rule says which bin a value falls in, `bin_sums.bin_index`; implementations repeat it and are held to it by tests.
+What rows of weight 0 hold is never read.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.bin_sums import bin_index, bin_sums
+from torchcalib.kernels.dispatch import Backend, choose, implementation
+from torchcalib.kernels.operation import is_plain, operation
+from torchcalib.kernels.row_op import Rows, matrices
+from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
+
+
+def event_bins(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None = None,
+    ecd: Tensor | None = None,
+    *,
+    n_bins: int,
+    right: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Sum over the events in each bin of their confidence.
+
+    Args:
+        confidence: `(..., N)` in [0, 1], floating. NaN falls in the first bin, and makes its sum NaN.
+        outcome: `(..., N)` of any real dtype.
+        weights: broadcastable to `(..., N)`, or None for all ones.
+        ecd: `(..., N)` or None: a further quantity to sum.
+        n_bins: B.
+        right: see `bin_sums.bin_index`.
+        backend: see `dispatch`.
+
+    Returns:
+        Weight, confidence, outcome and, if given, ECD: `(..., F, B)` in the dtype of sums.
+
+    Gradient: in all but the bin; a constant where the weight is 0. In reverse and in forward mode, of any order.
+    """
+    weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
+    # The compiler takes the operation as it is, and no function that has a forward mode.
+    compiled = torch.compiler.is_compiling()
+    take = event_sums.direct if compiled or is_plain(confidence, outcome, weights, ecd) else _EventBins.apply
+    sums: Tensor = take(confidence, outcome, weights, ecd, n_bins, right, backend)
+    return sums
+
+
+def class_bins(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    rows: Rows,
+    *,
+    from_logits: bool,
+    n_bins: int,
+    right: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Sum over the rows in each bin of each class: one against the rest, for all classes in one pass.
+
+    At most B - 1 entries of a row reach 1/B. These are put into their bins one by one; all others are in the first bin
+    of their class, and add up as columns do.
+
+    Args:
+        values: logits or probabilities `(..., N, C)`, as `row_op.rows` reads them.
+        target: labels `(..., N)`, int64.
+        weights: `(..., N)` or None for all ones.
+        rows: what `row_op.rows` found in the same rows.
+        from_logits: whether `values` are logits.
+        n_bins: B.
+        right: see `bin_sums.bin_index`.
+        backend: see `dispatch`; float64 on the CPU is read by "torch".
+
+    Returns:
+        Weight, confidence and outcome `(..., C, 3, B)` in the dtype of sums.
+
+    Gradient: in `values` and `weights` for a given bin, in reverse and in forward mode, of any order; 0 in a row that
+    holds the logit +inf.
+    """
+    if weights is not None:
+        weights = weights.to(wide_dtype(weights.device)).expand_as(target)
+    take = class_sums.direct if torch.compiler.is_compiling() or is_plain(values, weights) else _ClassBins.apply
+    # A constant: the derivative of q_top is taken through `values`, as that of every other entry.
+    sums: Tensor = take(
+        values, target, weights, rows.top, rows.confidence.detach(), from_logits, n_bins, right, backend
+    )
+    return sums
+
+
+# Events.
+
+
+@operation(
+    "event_sums(Tensor confidence, Tensor outcome, Tensor? weights, Tensor? ecd, int n_bins, bool right, str backend)"
+    " -> Tensor",
+    fake=lambda confidence, outcome, weights, ecd, n_bins, right, backend: confidence.new_empty(  # noqa: ARG005
+        (*confidence.shape[:-1], 3 if ecd is None else 4, n_bins), dtype=wide_dtype(confidence.device)
+    ),
+)
+def event_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    n_bins: int,
+    right: bool,
+    backend: Backend,
+) -> Tensor:
+    """Return what `event_bins` says, of tensors of one shape."""
+    columns = [None if x is None else x.detach() for x in (confidence, outcome, weights, ecd)]
+    given = [x for x in columns if x is not None]
+    wide = wide_dtype(confidence.device)
+    sums = torch.zeros(
+        (*confidence.shape[:-1], len(given) + (weights is None), n_bins), dtype=wide, device=given[0].device
+    )
+    if confidence.numel():
+        source = implementation("bins", choose("bins", confidence.device, backend).backend)
+        n = confidence.shape[-1]
+        series = [None if x is None else x.reshape(-1, n) for x in columns]
+        source.event_sums(*series, right, sums.view(-1, *sums.shape[-2:]))
+    return sums
+
+
+def _event_gradient(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    n_bins: int,
+    right: bool,
+    grads: Tensor,
+) -> list[Tensor | None]:
+    """Return the gradients in the first four, by operations that have derivatives of their own."""
+    index = bin_index(confidence, n_bins, right).unsqueeze(-2)
+    at = grads.gather(-1, index.expand(*index.shape[:-2], grads.shape[-2], index.shape[-1])).unbind(-2)
+    columns = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
+    of_weights = None
+    if weights is not None:
+        added = [column.to(grad.dtype) * grad for column, grad in zip(columns, at, strict=True)]
+        of_weights = torch.stack(added).sum(0).masked_fill(weights == 0, 0)
+        at = tuple((grad * weights).masked_fill(weights == 0, 0) for grad in at)
+    of_columns = [
+        grad.to(column.dtype) if column.is_floating_point() else None
+        for column, grad in zip(columns[1:], at[1:], strict=True)
+    ]
+    return [*of_columns[:2], of_weights, of_columns[2] if ecd is not None else None]
+
+
+def _keep_events(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    *columns, ctx.n_bins, ctx.right, _ = inputs
+    ctx.save_for_backward(*columns)
+
+
+def _events_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+    confidence, outcome, weights, ecd = ctx.saved_tensors
+    found = _event_gradient(confidence, outcome, weights, ecd, ctx.n_bins, ctx.right, grads)
+    wanted = (grad if need else None for grad, need in zip(found, ctx.needs_input_grad, strict=False))
+    return (*wanted, None, None, None)
+
+
+torch.library.register_autograd("torchcalib::event_sums", _events_backward, setup_context=_keep_events)
+
+
+class _EventBins(torch.autograd.Function):
+    """The operation for `torch.func` and forward mode, which know no derivative of a registered one."""
+
+    generate_vmap_rule = True
+    backward = staticmethod(_events_backward)
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:
+        """Return the sums."""
+        sums: Tensor = event_sums.direct(*arguments)
+        return sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the derivatives are made of."""
+        _keep_events(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:4])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """Return the sums of what each event adds."""
+        confidence, outcome, weights, ecd = ctx.saved_tensors
+        wide = wide_dtype(confidence.device)
+        changes = [None, *tangents[:2], *(() if ecd is None else (tangents[3],))]
+        values = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
+        columns = []
+        for value, change in zip(values, changes, strict=True):
+            column = torch.zeros_like(confidence, dtype=wide)
+            if change is not None and change.is_floating_point():
+                column = column + (change.to(wide) if weights is None else change.to(wide) * weights)
+            if weights is not None and tangents[2] is not None:
+                column = column + value.to(wide) * tangents[2]
+            columns.append(column if weights is None else column.masked_fill(weights == 0, 0))
+        return bin_sums(bin_index(confidence, ctx.n_bins, ctx.right), columns, ctx.n_bins)
+
+
+# Classes.
+
+
+@operation(
+    "class_sums(Tensor values, Tensor target, Tensor? weights, Tensor top, Tensor confidence, bool from_logits, "
+    "int n_bins, bool right, str backend) -> Tensor",
+    fake=lambda values, target, weights, top, confidence, from_logits, n_bins, right, backend: values.new_empty(  # noqa: ARG005
+        (*values.shape[:-2], values.shape[-1], 3, n_bins), dtype=wide_dtype(values.device)
+    ),
+)
+def class_sums(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    from_logits: bool,
+    n_bins: int,
+    right: bool,
+    backend: Backend,
+) -> Tensor:
+    """Return what `class_bins` says."""
+    *lead, _, n_classes = values.shape
+    wide = wide_dtype(values.device)
+    sums = torch.zeros((*lead, n_classes, 3, n_bins), dtype=wide, device=values.device)
+    source = _source(values, backend)
+    for k, (matrix, columns) in enumerate(_series(values, target, weights, top, confidence)):
+        source.class_sums(matrix, *columns, from_logits, right, sums.view(-1, n_classes, 3, n_bins)[k])
+    return sums
+
+
+@operation(
+    "class_sums_backward(Tensor values, Tensor target, Tensor? weights, Tensor top, Tensor confidence, Tensor grads, "
+    "bool from_logits, bool right, str backend) -> Tensor",
+    fake=lambda values, *_: values.new_empty(values.shape),
+)
+def class_sums_backward(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    grads: Tensor,
+    from_logits: bool,
+    right: bool,
+    backend: Backend,
+) -> Tensor:
+    """Return the gradient in `values`; `grads` is that in the sums of confidence, `(..., C, B)`."""
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    source = _source(values, backend)
+    upstream, filled = grads.detach().reshape(-1, *grads.shape[-2:]), out.view(-1, *out.shape[-2:])
+    for k, (matrix, columns) in enumerate(_series(values, target, weights, top, confidence)):
+        source.class_sums_backward(matrix, *columns[1:], upstream[k], from_logits, right, filled[k])
+    return out
+
+
+def _source(values: Tensor, backend: Backend) -> Any:
+    if values.dtype == torch.float64 and values.device.type == "cpu" and backend == "auto":
+        backend = "torch"
+    return implementation("bins", choose("bins", values.device, backend).backend)
+
+
+def _series(values: Tensor, *columns: Tensor | None) -> Any:
+    """Yield every matrix of `(..., N, C)`, with the columns `(..., N)` that belong to it."""
+    if not values.numel():
+        return
+    n = values.shape[-2]
+    flat = [None if x is None else x.detach().reshape(-1, n) for x in columns]
+    for place, matrix in matrices(values.detach()):
+        for k in range(len(matrix) // n):
+            series = place.start // n + k
+            yield matrix[k * n : (k + 1) * n], [None if x is None else x[series] for x in flat]
+
+
+def _probabilities(values: Tensor, from_logits: bool) -> Tensor:
+    x = values.to(wide_dtype(values.device))
+    return spread_infinite_logits(x).softmax(-1) if from_logits else x
+
+
+def _class_gradient(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    from_logits: bool,
+    n_bins: int,
+    right: bool,
+    grads: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients in `values` and `weights`, by operations that have derivatives of their own."""
+    q = _probabilities(values, from_logits)
+    index = bin_index(q, n_bins, right).transpose(-1, -2)
+    of_weight, of_confidence, of_outcome = (part.gather(-1, index).transpose(-1, -2) for part in grads.unbind(-2))
+    of_weights = None
+    found = of_confidence
+    if weights is not None:
+        hit = target.unsqueeze(-1) == torch.arange(q.shape[-1], device=q.device)
+        of_weights = (of_weight + of_confidence * q + of_outcome * hit).sum(-1).masked_fill(weights == 0, 0)
+        found = (found * weights.unsqueeze(-1)).masked_fill((weights == 0).unsqueeze(-1), 0)
+    if from_logits:
+        found = q * (found - (q * found).sum(-1, keepdim=True))
+        found = found.masked_fill(values.amax(-1, keepdim=True) == torch.inf, 0)
+    return found.to(values.dtype), of_weights
+
+
+def _keep_classes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    *tensors, ctx.from_logits, ctx.n_bins, ctx.right, ctx.backend = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _classes_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+    values, target, weights, top, confidence = ctx.saved_tensors
+    of_weights = None
+    if torch.is_grad_enabled() or ctx.needs_input_grad[2]:
+        options = ctx.from_logits, ctx.n_bins, ctx.right
+        found, of_weights = _class_gradient(values, target, weights, *options, grads)
+    else:
+        found = class_sums_backward(
+            values, target, weights, top, confidence, grads[..., 1, :], ctx.from_logits, ctx.right, ctx.backend
+        )
+    return (found, None, of_weights, *(None,) * 6)
+
+
+torch.library.register_autograd("torchcalib::class_sums", _classes_backward, setup_context=_keep_classes)
+
+
+class _ClassBins(torch.autograd.Function):
+    """The operation for `torch.func` and forward mode, which know no derivative of a registered one."""
+
+    generate_vmap_rule = True
+    backward = staticmethod(_classes_backward)
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:
+        """Return the sums."""
+        sums: Tensor = class_sums.direct(*arguments)
+        return sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the derivatives are made of."""
+        _keep_classes(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:5])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
+        """Return the sums of what each entry adds."""
+        values, target, weights, _, _ = ctx.saved_tensors
+        q = _probabilities(values, ctx.from_logits)
+        change = torch.zeros_like(q) if tangent is None else tangent.to(q.dtype)
+        if ctx.from_logits:
+            change = q * (change - (q * change).sum(-1, keepdim=True))
+            change = change.masked_fill(values.amax(-1, keepdim=True) == torch.inf, 0)
+        columns = [torch.zeros_like(q), change, torch.zeros_like(q)]
+        if weights is not None:
+            columns[1] = change * weights.unsqueeze(-1)
+            if others[1] is not None:
+                hit = (target.unsqueeze(-1) == torch.arange(q.shape[-1], device=q.device)).to(q.dtype)
+                more = others[1].unsqueeze(-1)
+                columns = [columns[0] + more, columns[1] + q * more, hit * more]
+            columns = [column.masked_fill((weights == 0).unsqueeze(-1), 0) for column in columns]
+        index = bin_index(q, ctx.n_bins, ctx.right).transpose(-1, -2)
+        return bin_sums(index, [column.transpose(-1, -2) for column in columns], ctx.n_bins)

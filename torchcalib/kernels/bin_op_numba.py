@@ -1,0 +1,316 @@
+"""The bin op as loops. Imported by `dispatch` alone, at first use.
+
+Threads share no sum: events are cut into pieces by their number alone, whose sums are added in order, and of classes
+each thread takes its own.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.row_op_numba import BLOCK, CONVERTED, by_rows, compiled_loop, exps_of, lanes, limits_of, step
+from torchcalib.kernels.threads import in_threads
+
+_PIECE = 2**16  # events
+_PIECES = 64  # at most: each has sums of its own
+_TURNS = 4  # a power of two. A sum waits for the one before it: events that fall in one bin take turns
+_PROBE = 64  # entries among which those that reach 1/B are looked for
+_BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
+_F = np.float32
+_ZERO, _INF = _F(0), _F(math.inf)
+
+
+@step
+def _bin(value: Any, edges: Any, right: Any) -> Any:
+    """Return `bin_sums.bin_index`, where `edges` are `i / n_bins`."""
+    last = edges.size - 2
+    scaled = value * (last + 1)
+    scaled = scaled if scaled > 0 else 0.0  # NaN too
+    scaled = scaled if scaled < last + 1 else last + 1.0
+    if right:
+        k: Any = max(np.intp(math.ceil(scaled)) - 1, 0)
+        k += np.intp(value > edges[k + 1]) - np.intp(value <= edges[k])
+    else:
+        k = min(np.intp(scaled), last)
+        k += np.intp(value >= edges[k + 1]) - np.intp(value < edges[k])
+    return min(max(k, 0), last)
+
+
+@compiled_loop
+def _events(confidence: Any, outcome: Any, weights: Any, ecd: Any, edges: Any, right: Any, sums: Any) -> None:
+    n_bins = edges.size - 1
+    turns = np.zeros(_TURNS * n_bins * 4)
+    w = 1.0
+    for i in range(confidence.size):
+        if weights is not None:
+            w = weights[i]
+            if w == 0:
+                continue
+        value = np.float64(confidence[i])
+        cell = np.uintp(
+            4 * ((i & (_TURNS - 1)) * n_bins + _bin(value, edges, right))
+        )  # unsigned: not counted from the end
+        turns[cell] += w
+        turns[cell + np.uintp(1)] += w * value
+        turns[cell + np.uintp(2)] += w * outcome[i]
+        if ecd is not None:
+            turns[cell + np.uintp(3)] += w * ecd[i]
+    for k in range(_TURNS * n_bins):
+        for column in range(len(sums)):
+            sums[column, k % n_bins] += turns[4 * k + column]
+
+
+@lanes
+def _count_from(x: Any, low: Any) -> Any:
+    """Return how many entries are at least `low`, in a float."""
+    count = _ZERO
+    for k in range(x.size):
+        count += _F(1) if x[k] >= low else _ZERO
+    return count
+
+
+@step
+def _multiple(x: Any, scale: Any, out: Any) -> None:
+    for k in range(x.size):
+        out[k] = x[k] * scale
+
+
+@step
+def _add_below(x: Any, low: Any, scale: Any, total: Any) -> None:
+    """Add the multiple of entries below `low`, and of NaN."""
+    for k in range(x.size):
+        total[k] += scale * np.float64(_ZERO if x[k] >= low else x[k])
+
+
+@step
+def _count_below(x: Any, low: Any, w: Any, weight: Any) -> None:
+    for k in range(x.size):
+        weight[k] += 0.0 if x[k] >= low else w
+
+
+@step
+def _proportional(x: Any, largest: Any, from_logits: Any, shifted: Any, out: Any) -> None:
+    """Fill in a multiple of the probabilities of a block of a row: what is left to do is times the top one."""
+    if not from_logits:
+        out[:] = x
+    elif largest == _INF:
+        limits_of(x, shifted, out)
+    else:
+        exps_of(x, largest, shifted, out)
+
+
+@compiled_loop
+def _classes(
+    values: Any,
+    target: Any,
+    weights: Any,
+    largest: Any,
+    confidence: Any,
+    from_logits: Any,
+    edges: Any,
+    right: Any,
+    first: Any,
+    sums: Any,
+) -> None:
+    """Add K classes, in columns from `first` on and numbered from 0 by `target`, to sums `(3, B, K)`.
+
+    Without weights the number of rows in the first bin is left out.
+    """
+    n_classes = sums.shape[-1]
+    shifted, block = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    w = 1.0
+    for i in range(len(values)):
+        if weights is not None:
+            w = weights[i]
+            if w == 0:
+                continue
+        row = values[i]
+        scale = confidence[i] if from_logits else 1.0
+        low = _F(_BELOW * edges[1] / scale)
+        for start in range(0, n_classes, BLOCK):
+            x = row[first + start : first + min(start + BLOCK, n_classes)]
+            e = block[: x.size]
+            _proportional(x, largest[i], from_logits, shifted[: x.size], e)
+            _add_below(e, low, scale * w, sums[1, 0, start : start + BLOCK])
+            if weights is not None:
+                _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
+            for begin in range(0, x.size, _PROBE):
+                part = e[begin : begin + _PROBE]
+                if _count_from(part, low) > 0:
+                    for k in range(part.size):
+                        if part[k] >= low:
+                            value = scale * np.float64(part[k])
+                            b = _bin(value, edges, right)
+                            sums[0, b, start + begin + k] += w
+                            sums[1, b, start + begin + k] += w * value
+            label = target[i] - start
+            if 0 <= label < x.size:
+                sums[2, _bin(scale * np.float64(e[label]), edges, right), start + label] += w
+
+
+@lanes
+def _dot(x: Any, y: Any) -> Any:
+    total = _ZERO
+    for k in range(x.size):
+        total += x[k] * y[k]
+    return total
+
+
+@step
+def _softmax_gradient(e: Any, slope: Any, mean: Any, scale: Any, out: Any) -> None:
+    for k in range(e.size):
+        out[k] = scale * e[k] * (slope[k] - mean)
+
+
+@compiled_loop
+def _classes_backward(
+    values: Any,
+    weights: Any,
+    largest: Any,
+    confidence: Any,
+    grads: Any,
+    of_first: Any,
+    from_logits: Any,
+    edges: Any,
+    right: Any,
+    out: Any,
+) -> None:
+    n_rows, n_classes = values.shape
+    shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
+    w = 1.0
+    for i in range(n_rows):
+        if weights is not None:
+            w = weights[i]
+        if w == 0 or (from_logits and largest[i] == _INF):
+            out[i] = 0
+            continue
+        slope[:] = of_first
+        mean = 0.0
+        scale = confidence[i] if from_logits else 1.0
+        low = _F(_BELOW * edges[1] / scale)
+        for start in range(0, n_classes, BLOCK):
+            x = values[i, start : start + BLOCK]
+            part = e[start : start + BLOCK]
+            _proportional(x, largest[i], from_logits, shifted[: x.size], part)
+            for begin in range(0, x.size, _PROBE):
+                if _count_from(part[begin : begin + _PROBE], low) > 0:
+                    for k in range(begin, min(begin + _PROBE, x.size)):
+                        if part[k] >= low:
+                            b = _bin(scale * np.float64(part[k]), edges, right)
+                            slope[start + k] = grads[start + k, b]
+            mean += _dot(part, slope[start : start + BLOCK])
+        if from_logits:
+            _softmax_gradient(e, slope, _F(mean * scale), _F(w * scale), out[i])
+        else:
+            _multiple(slope, _F(w), out[i])
+
+
+def event_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    right: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.event_sums`."""
+    n = confidence.shape[-1]
+    edges = _edges(sums.shape[-1])
+    size = max(_PIECE, -(-n // _PIECES))
+    starts = range(0, n, size)
+    for series, into in enumerate(sums.numpy()):
+        columns = [None if x is None else _array(x[series]) for x in (confidence, outcome, weights, ecd)]
+        if len(starts) == 1:
+            _events(*columns, edges, right, into)
+            continue
+        pieces = np.zeros((len(starts), *into.shape))
+
+        def add(begin: int, end: int, columns: list[Any] = columns, pieces: Any = pieces) -> None:
+            for piece in range(begin, end):
+                held = slice(starts[piece], starts[piece] + size)
+                _events(*(None if x is None else x[held] for x in columns), edges, right, pieces[piece])
+
+        in_threads(add, len(starts), n)
+        into[:] = pieces.sum(0)
+
+
+def class_sums(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    from_logits: bool,
+    right: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.class_sums`."""
+    n_classes, _, n_bins = sums.shape
+    edges = _edges(n_bins)
+    labels = target.numpy()
+    columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
+
+    whole = values.dtype == torch.float32 and values.is_contiguous()
+
+    def add(begin: int, end: int) -> None:
+        into = np.zeros((3, n_bins, end - begin))
+        n = len(values) if whole else max(1, CONVERTED // (end - begin))
+        buffer = torch.empty(0 if whole else min(n, len(values)), end - begin, dtype=torch.float32)
+        for start in range(0, len(values), n):
+            rows = values[start : start + n]
+            x = rows if whole else buffer[: len(rows)].copy_(rows[:, begin:end])
+            own = labels[start : start + n] - begin
+            some = [None if column is None else column[start : start + n] for column in columns]
+            _classes(x.numpy(), own, *some, from_logits, edges, right, begin if whole else 0, into)
+        if weights is None:
+            into[0, 0] = len(values) - into[0, 1:].sum(0)
+        sums[begin:end] = torch.from_numpy(into).movedim(-1, 0)
+
+    in_threads(add, n_classes, values.numel() if n_classes >= 2 * _PROBE else 0)
+
+
+def class_sums_backward(
+    values: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    grads: Tensor,
+    from_logits: bool,
+    right: bool,
+    out: Tensor,
+) -> None:
+    """See `bin_op_reference.class_sums_backward`."""
+    n_bins = grads.shape[-1]
+    edges = _edges(n_bins)
+    slopes = grads.float().contiguous().numpy()
+    of_first = slopes[:, 0].copy()
+    columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
+
+    def fill(begin: int, end: int, rows: Tensor) -> None:
+        into = out[begin:end]
+        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
+        some = [None if column is None else column[begin:end] for column in columns]
+        _classes_backward(rows.numpy(), *some, slopes, of_first, from_logits, edges, right, filled.numpy())
+        if filled is not into:
+            into.copy_(filled)
+
+    by_rows(fill, values)
+
+
+@cache
+def _edges(n_bins: int) -> Any:
+    return np.arange(n_bins + 1) / n_bins
+
+
+def _largest(values: Tensor, top: Tensor) -> Tensor:
+    """Return the entries at the top."""
+    return values.gather(-1, top.unsqueeze(-1)).squeeze(-1).float()
+
+
+def _array(x: Tensor) -> Any:
+    """Return a column as contiguous numbers: numba branches on the values of a bool."""
+    return np.ascontiguousarray((x.view(torch.uint8) if x.dtype == torch.bool else x).numpy())

@@ -1,0 +1,398 @@
+"""The row op as loops that hold a row, or 1,024 entries of it, in the first cache. Imported by `dispatch` alone.
+
+Arithmetic is float32 within a block of entries and float64 over blocks and rows. Every row is computed by itself and in
+one order, so that it gets the same bits wherever it stands and however many threads there are: each takes a range of
+rows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.ir
+import numba
+import numpy as np
+import torch
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from torchcalib.kernels.threads import in_threads
+
+BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
+_PROBE = 256  # entries among which a single one is looked for
+CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
+
+_F = np.float32
+_ZERO, _HALF, _ONE, _TWO, _NAN, _INF = (_F(x) for x in (0, 0.5, 1, 2, math.nan, math.inf))
+# exp x = 2^n exp r with n = round(x / log 2). Adding _ROUND leaves n in the last bits; log 2 is taken off in two parts,
+# the first of 9 bits, so that its product with n is exact. |r| < 0.35: from degree 8 on the series adds less than 1e-8.
+_LOWEST = _F(-88.2)  # n = -127, whose power of two is made as 0
+_ROUND = _F(1.5 * 2**23)
+_INV_LOG2, _LOG2_HIGH, _LOG2_LOW = _F(1 / math.log(2)), _F(0.693359375), _F(math.log(2) - 0.693359375)
+_E2, _E3, _E4, _E5, _E6, _E7 = (_F(1 / math.factorial(k)) for k in range(2, 8))
+# log x = n log 2 + log r with r between the roots of 1/2 and 2, and log r = 2 artanh s, s = (r - 1) / (r + 1), of which
+# the series in s^2 < 0.03 goes to degree 9 in s.
+_ROOT2 = _F(math.sqrt(2))
+_T1, _T3, _T5, _T7, _T9 = (_F(2 / k) for k in (1, 3, 5, 7, 9))
+_SMALLEST = _F(2.0**-126)  # normal; below it log is taken of this
+
+# Plain functions are inlined; "contract" lets a product and a sum be one rounding, and nothing else moves.
+step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+# Sums of a block in as many lanes as the processor has: always the same ones.
+lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+_INT = llvmlite.ir.IntType(32)
+
+
+@intrinsic
+def _power_of_two(_: Any, rounded: Any) -> Any:
+    """Return 2^n for -127 (as 0) <= n <= 127, from n + _ROUND: the last bits become those of the exponent."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
+        return builder.bitcast(builder.add(bits, _INT(127 << 23)), llvmlite.ir.FloatType())
+
+    return types.float32(rounded), generate
+
+
+@intrinsic
+def _exponent(_: Any, x: Any) -> Any:
+    """Return n of x = 2^n r with 1 <= r < 2."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        bits = builder.lshr(builder.bitcast(arguments[0], _INT), _INT(23))
+        return builder.sitofp(builder.sub(bits, _INT(127)), llvmlite.ir.FloatType())
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def _significand(_: Any, x: Any) -> Any:
+    """Return r of x = 2^n r with 1 <= r < 2."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        bits = builder.and_(builder.bitcast(arguments[0], _INT), _INT(0x007FFFFF))
+        return builder.bitcast(builder.or_(bits, _INT(0x3F800000)), llvmlite.ir.FloatType())
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def _as_float(_: Any, bits: Any) -> Any:
+    """Return the float of these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.bitcast(arguments[0], llvmlite.ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@step
+def _exp(x: Any) -> Any:
+    """Return exp x of -88.2 <= x <= 88, relative error below 2e-7; 0 below the least normal number."""
+    rounded = x * _INV_LOG2 + _ROUND
+    n = rounded - _ROUND
+    r = x - n * _LOG2_HIGH
+    r = r - n * _LOG2_LOW
+    series = ((((_E7 * r + _E6) * r + _E5) * r + _E4) * r + _E3) * r + _E2
+    return ((series * r + _ONE) * r + _ONE) * _power_of_two(rounded)
+
+
+@step
+def _log(x: Any) -> Any:
+    """Return log x of normal x > 0, relative error below 3e-7, near 1 too."""
+    n, r = _exponent(x), _significand(x)
+    large = r > _ROOT2
+    r = r * _HALF if large else r
+    n = n + _ONE if large else n
+    s = (r - _ONE) / (r + _ONE)
+    square = s * s
+    series = (((_T9 * square + _T7) * square + _T5) * square + _T3) * square + _T1
+    return n * _LOG2_HIGH + (n * _LOG2_LOW + s * series)
+
+
+@step
+def _extremes(bits: Any) -> Any:
+    """Return the greatest and the least integer."""
+    most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
+    for k in range(bits.size):
+        most, least = max(most, bits[k]), min(least, bits[k])
+    return most, least
+
+
+@step
+def _count(x: Any, value: Any) -> Any:
+    """Return how many entries are equal to a value."""
+    count = np.int32(0)
+    for k in range(x.size):
+        count = np.int32(count + np.int32(x[k] == value))
+    return count
+
+
+@compiled_loop
+def _first_largest(row: Any, bits: Any) -> Any:
+    """Return the place of the first maximum. Of a row that holds NaN, whose sums are NaN, any place.
+
+    The maximum is taken of the bits, for one of integers needs no care for NaN: those of numbers from 0 up are in
+    their order, and below 0 all are negative and in the opposite order.
+    """
+    most, least = _extremes(bits)
+    largest = _as_float(most if most >= 0 else least)
+    for start in range(0, row.size, _PROBE):
+        part = row[start : start + _PROBE]
+        if _count(part, largest):
+            for k in range(part.size):
+                if part[k] == largest:
+                    return start + k
+    return 0
+
+
+@step
+def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
+    """Fill in x - top, cut off where exp of it is 0, and exp of that. NaN stays NaN."""
+    for k in range(x.size):
+        shift = max(x[k] - top, _LOWEST)
+        shifted[k] = shift
+        exps[k] = _exp(shift)
+
+
+@step
+def limits_of(x: Any, shifted: Any, exps: Any) -> None:
+    """The same in the limit of a row that holds +inf: the mass is spread over these entries."""
+    for k in range(x.size):
+        infinite = x[k] == _INF
+        shifted[k] = (_ZERO if infinite else _LOWEST) if x[k] == x[k] else _NAN
+        exps[k] = (_ONE if infinite else _ZERO) if x[k] == x[k] else _NAN
+
+
+@step
+def _logs(q: Any, logs: Any) -> None:
+    """Fill in log q, with 0 for q = 0, and NaN below."""
+    for k in range(q.size):
+        x = q[k]
+        log = _log(_SMALLEST if x < _SMALLEST else x)
+        log = log if x != _ZERO else _ZERO
+        logs[k] = log if x >= _ZERO else _NAN
+
+
+@lanes
+def _sums(x: Any, y: Any) -> Any:
+    """Return the sums of x, x^2 and x y."""
+    once, square, product = _ZERO, _ZERO, _ZERO
+    for k in range(x.size):
+        once += x[k]
+        square += x[k] * x[k]
+        product += x[k] * y[k]
+    return once, square, product
+
+
+@step
+def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any, out: Any) -> None:
+    """Fill in q (a + b q + c shifted) with q = scale exps."""
+    for k in range(exps.size):
+        q = exps[k] * scale
+        out[k] = q * (a + b * q + c * shifted[k])
+
+
+@step
+def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
+    """Fill in b q + c (log q + 1), the second term where q is not 0."""
+    for k in range(q.size):
+        slope = logs[k] + _ONE if q[k] != _ZERO else _ZERO
+        out[k] = b * q[k] + c * slope
+
+
+@compiled_loop
+def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
+    n_rows, n_classes = values.shape
+    bits = values.view(np.int32)
+    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        top = _first_largest(row, bits[i])
+        largest = row[top]
+        rest, squares, product = 0.0, 0.0, 0.0  # of exps but the top one, which is 1
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
+            y, e = shifted[: x.size], exps[: x.size]
+            if largest == _INF:
+                limits_of(x, y, e)
+            else:
+                exps_of(x, largest, y, e)
+            if start <= top < start + x.size and e[top - start] == _ONE:
+                e[top - start] = _ZERO
+            sums = _sums(e, y)
+            rest += sums[0]
+            squares += sums[1]
+            product += sums[2]
+        total = 1 + rest
+        log_total = math.log1p(rest)
+        tops[i] = top
+        scores[2, i] = product / total - log_total
+        scores[3, i] = 1 / total
+        if not 0 <= h < n_classes:
+            scores[0, i] = scores[1, i] = math.nan
+            continue
+        shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
+        scores[0, i] = shift - log_total
+        if h == top:
+            scores[1, i] = (rest * rest + squares) / (total * total)
+        else:
+            scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
+
+
+@compiled_loop
+def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> None:
+    n_rows, n_classes = values.shape
+    bits = values.view(np.int32)
+    buffer = np.empty(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        top = _first_largest(row, bits[i])
+        q_top = np.float64(row[top])
+        squares = 0.0  # of all but the top one, beside which they may be nothing
+        entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
+        for start in range(0, n_classes, BLOCK):
+            q = row[start : start + BLOCK]
+            logs = buffer[: q.size]
+            _logs(q, logs)
+            here = min(max(top - start, 0), q.size)
+            below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
+            if here < q.size and start <= top:
+                above = _sums(q[here + 1 :], logs[here + 1 :])
+            squares += below[1] + above[1]
+            entropy += below[2] + above[2]
+        tops[i] = top
+        scores[2, i] = entropy
+        scores[3, i] = q_top if squares == squares else math.nan
+        if not 0 <= h < n_classes:
+            scores[0, i] = scores[1, i] = math.nan
+            continue
+        q_h = np.float64(row[h])
+        scores[0, i] = math.log(q_h) if q_h > 0 else (-math.inf if q_h == 0 else math.nan)
+        scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
+
+
+@compiled_loop
+def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:
+    n_rows, n_classes = values.shape
+    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h, top = values[i], target[i], tops[i]
+        of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
+        if row[top] == _INF or (of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0):
+            out[i] = 0
+            continue
+        if not 0 <= h < n_classes:
+            out[i] = math.nan
+            continue
+        q_h, q_top = math.exp(scores[0, i]), scores[3, i]
+        mean_shift = scores[2, i] - math.log(q_top)
+        a = -of_log - of_confidence * q_top - 2 * of_square * (scores[1, i] - 1 + q_h) - of_entropy * mean_shift
+        b = 2 * of_square
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
+            y, e = shifted[: x.size], exps[: x.size]
+            exps_of(x, row[top], y, e)
+            _logit_gradient(y, e, _F(q_top), _F(a), _F(b), _F(of_entropy), out[i, start : start + BLOCK])
+        # Where 1 - q is a factor float32 would lose it.
+        at_top = q_top * (a + b * q_top) + of_confidence * q_top
+        at_label = of_log - b * q_h
+        if h == top:
+            out[i, top] = at_top + at_label
+        else:
+            shift = np.float64(row[h]) - np.float64(row[top]) if q_h > 0 else 0.0
+            out[i, top] = at_top
+            out[i, h] = q_h * (a + b * q_h + of_entropy * shift) + at_label
+
+
+@compiled_loop
+def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out: Any) -> None:
+    n_rows, n_classes = values.shape
+    buffer = np.zeros(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
+        if of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0:
+            out[i] = 0
+            continue
+        if not 0 <= h < n_classes:
+            out[i] = math.nan
+            continue
+        for start in range(0, n_classes, BLOCK):
+            q = row[start : start + BLOCK]
+            logs = buffer[: q.size]
+            if of_entropy != 0:
+                _logs(q, logs)
+            _probability_gradient(q, logs, _F(2 * of_square), _F(of_entropy), out[i, start : start + BLOCK])
+        q_h = np.float64(row[h])
+        out[i, h] = 2 * of_square * (q_h - 1)
+        if q_h > 0:
+            out[i, h] += of_log / q_h + of_entropy * (math.log(q_h) + 1)
+        out[i, tops[i]] += of_confidence
+
+
+def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor) -> None:
+    """Fill in what `row_op.rows` says of every row.
+
+    Args:
+        values: `(R, C)` float32 or narrower, with any strides.
+        target: `(R,)` int64.
+        from_logits: whether `values` are logits.
+        scores: `(4, R)` float64.
+        top: `(R,)` int64.
+    """
+    loop = _forward_logits if from_logits else _forward_probabilities
+
+    def work(begin: int, end: int, rows: Tensor) -> None:
+        loop(*(x.numpy() for x in (rows, target[begin:end], scores[:, begin:end], top[begin:end])))
+
+    by_rows(work, values)
+
+
+def backward(
+    values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
+) -> None:
+    """Fill in the gradient in `values`.
+
+    Args:
+        values: see `forward`.
+        target: see `forward`.
+        from_logits: see `forward`.
+        scores: what `forward` found.
+        top: what `forward` found.
+        grads: gradient in `scores`.
+        out: `(R, C)` of the dtype of `values`, contiguous.
+    """
+
+    def work(begin: int, end: int, rows: Tensor) -> None:
+        into = out[begin:end]
+        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
+        columns = [target[begin:end], top[begin:end], grads[:, begin:end], filled]
+        if from_logits:
+            columns.insert(1, scores[:, begin:end])
+        (_backward_logits if from_logits else _backward_probabilities)(*(x.numpy() for x in (rows, *columns)))
+        if filled is not into:
+            into.copy_(filled)
+
+    by_rows(work, values)
+
+
+def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
+    """Call `work(begin, end, rows)` over all rows, with those of them contiguous and float32."""
+    n_classes = values.shape[-1]
+    direct = values.dtype == torch.float32 and values.is_contiguous()
+
+    def run(begin: int, end: int) -> None:
+        if direct:
+            work(begin, end, values[begin:end])
+            return
+        n = max(1, CONVERTED // n_classes)
+        buffer = torch.empty(min(n, end - begin), n_classes, dtype=torch.float32)
+        for start in range(begin, end, n):
+            stop = min(start + n, end)
+            work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
+
+    in_threads(run, len(values), values.numel())
