@@ -8,7 +8,7 @@ import torch
 
 import torchcalib as tc
 from torchcalib import cli
-from torchcalib.report import intervals, kept
+from torchcalib.report import ReportBuilder, intervals, kept
 
 
 def data(task, n=120, seed=0):
@@ -76,6 +76,19 @@ def test_intervals_of_weights_ignored_rows_and_soft_targets():
     votes = (target + 0.5) / 2
     line = tc.report(preds, votes, task="binary", with_calibration=False).lines[1]
     expected = tc.bootstrap(tc.nll, preds, votes, task="binary", n_replicates=199)
+    assert (line.interval.low, line.interval.high) == pytest.approx((float(expected.low), float(expected.high)))
+
+
+def test_intervals_of_soft_classes_that_come_with_labels_and_with_certain_ones():
+    preds, target = data("multiclass")
+    sure = torch.nn.functional.one_hot(target, 3).double()
+    votes = (sure + preds) / 2
+    builder = ReportBuilder(task="multiclass", with_calibration=False)
+    for piece, given in ((slice(0, 40), target), (slice(40, 80), sure), (slice(80, 120), votes)):
+        builder.update(preds[piece], given[piece])
+    line = builder.report().lines[1]
+    whole = torch.cat((sure[:80], votes[80:]))
+    expected = tc.bootstrap(tc.nll, preds, whole, task="multiclass", n_replicates=199)
     assert (line.interval.low, line.interval.high) == pytest.approx((float(expected.low), float(expected.high)))
 
 

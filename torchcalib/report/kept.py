@@ -40,14 +40,11 @@ class KeptSamples:
                 "are more. Call torchcalib.recommend, or torchcalib.bootstrap, on a part of them"
             )
             return
+        labels = self._flat(target) if target.shape == preds.shape else target.reshape(-1)
         weights = None if weights is None else weights.detach().reshape(-1)
-        labels = self._labels(target, weights, target.shape == preds.shape)
-        if self._pieces and labels.dim() != self._pieces[0][1].dim():
-            self._give_up("some targets are labels, and others are shares")
-            return
-        self.has_shares |= labels.is_floating_point()
+        self.has_shares |= bool(_are_shares(labels, weights).any())
         # Copies: callers reuse their buffers.
-        piece = samples.detach().clone(), labels.clone(), None if weights is None else weights.clone()
+        piece = samples.detach().clone(), labels.detach().clone(), None if weights is None else weights.clone()
         self._pieces.append(piece)
 
     def read(self) -> Predictions:
@@ -57,7 +54,8 @@ class KeptSamples:
 
     def given(self) -> tuple[Tensor, Tensor, InputOptions]:
         """Return predictions, targets and options of input, as `Calibrator.fit` takes them; classes are last."""
-        preds, target, weights = zip(*self._pieces, strict=True)
+        preds, _, weights = zip(*self._pieces, strict=True)
+        target = [self._targets(*piece) for piece in self._pieces]
         joined = None
         if any(w is not None for w in weights):
             ones = [x.new_ones(len(x), dtype=torch.float64) for x in preds]
@@ -78,18 +76,32 @@ class KeptSamples:
             return x.reshape(-1)
         return x.movedim(self._format.class_axis, -1).flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
-    def _labels(self, target: Tensor, weights: Tensor | None, like_preds: bool) -> Tensor:
-        """Return integer labels, `(N,)` or for labels `(N, L)`; or targets as they are if some are shares."""
-        labels = self._flat(target) if like_preds else target.reshape(-1)
-        if not labels.is_floating_point():
-            return labels
-        present = torch.ones_like(labels, dtype=torch.bool)
-        if weights is not None:
-            present &= (weights != 0).unsqueeze(-1) if labels.dim() == 2 else weights != 0
-        if bool((present & (labels != labels.round())).any()):
-            return labels
-        labels = torch.where(present, labels, 0).long()
-        return labels.argmax(-1) if self._format.task == "multiclass" else labels
+    def _targets(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """Return integer labels, `(N,)` or for labels `(N, L)`; or shares if there are any in some piece."""
+        multiclass = self._format.task == "multiclass"
+        if self.has_shares:
+            labelled = multiclass and not target.is_floating_point()
+            if not labelled:
+                return target
+            n_classes = preds.shape[-1]  # an absent row may have any label
+            return torch.nn.functional.one_hot(target.long().clamp(0, n_classes - 1), n_classes).to(preds)
+        if not target.is_floating_point():
+            return target
+        present = _present(target, weights)
+        labels = torch.where(present, target, 0).long()
+        return labels.argmax(-1) if multiclass else labels
 
     def _give_up(self, why: str) -> None:
         self.why_not, self._pieces = why, []
+
+
+def _present(target: Tensor, weights: Tensor | None) -> Tensor:
+    """Return which targets count, of the shape of `target`."""
+    if weights is None:
+        return torch.ones_like(target, dtype=torch.bool)
+    return ((weights != 0).unsqueeze(-1) if target.dim() == 2 else weights != 0).expand(target.shape)
+
+
+def _are_shares(target: Tensor, weights: Tensor | None) -> Tensor:
+    """Return which targets are shares of votes, and no labels."""
+    return (target != target.round()) & _present(target, weights) if target.is_floating_point() else target.new_zeros(1)
