@@ -27,11 +27,18 @@ class KeptSamples:
         self._pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._n_values = self._n_samples = 0
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether any are kept."""
+        return bool(self._pieces)
+
     def add(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
         """Keep a copy of a piece, which has been checked; or of nothing any more, from the first that does not fit."""
         if self.why_not:
             return
         samples = self._flat(preds)
+        if not len(samples):  # which are neither labels nor shares
+            return
         self._n_values += samples.numel()
         self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
         if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
