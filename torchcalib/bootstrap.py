@@ -23,6 +23,8 @@ from torchcalib.predictions import (
     Predictions,
     Task,
     check_count,
+    check_numbering,
+    check_seed,
     in_all_replicates,
     read_input,
     replicates_at_once,
@@ -156,7 +158,7 @@ def bootstrap(
         [0.038, 0.228, 0.464]
     """
     check_count("n_replicates", n_replicates)
-    _check_seed(seed)
+    check_seed(seed)
     if not callable(metric):
         raise TypeError(f"`metric` must be a function such as torchcalib.ece, got {metric!r}.")
     names = InputOptions.__annotations__
@@ -204,9 +206,7 @@ class Resampling:
         self._unit_of: Tensor | None = None  # what is drawn with each sample; None: itself
         self._n_units = n
         if groups is not None:
-            if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
-                what = f"dtype {groups.dtype}" if isinstance(groups, Tensor) else type(groups).__name__
-                raise TypeError(f"`groups` must be a tensor of integers, got {what}. Number them from 0.")
+            check_numbering("groups", groups)
             if groups.shape != (n,):
                 raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
             names, index = torch.unique(groups.to(self._device)[self._present], return_inverse=True)
@@ -244,13 +244,6 @@ def _check_values(values: Any, value: Any, n: int) -> None:
             )
 
 
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"`seed` must be an int, got {seed!r}.")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
-
-
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
     """Sums over the samples, and over R replicates of them `(1 + R, ...)`; behind them how many rows were drawn for."""
@@ -270,9 +263,8 @@ class Replicates(SumsKind[S]):
         streams = torch.arange(self.shape[0] - 1, device=p.given.device) + (rank << 32)
         wide = wide_dtype(p.given.device)
 
-        def sums_of(weights: Tensor) -> Tensor:
-            weights = weights.reshape(len(weights), *[1] * (len(p.samples) - 1), n)
-            return self.recipe.of(p.weighed(weights if p.weights is None else weights * p.weights)).sums
+        def sums_of(counts: Tensor) -> Tensor:
+            return self.recipe.of(p.resampled(counts)).sums
 
         sums = [sums_of(torch.ones(1, n, dtype=wide, device=p.given.device))]
         with torch.no_grad():
@@ -344,7 +336,7 @@ class Bootstrapped(StreamingMetric[S]):
                 "the order, or keep the predictions and use torchcalib.bootstrap."
             )
         check_count("n_replicates", n_replicates)
-        _check_seed(seed)
+        check_seed(seed)
         Interval(torch.zeros(()), torch.zeros(n_replicates), level)  # raises if the two do not go together
         # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
         self._of: tuple[StreamingMetric[S]] = (deepcopy(metric),)
