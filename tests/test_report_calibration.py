@@ -13,7 +13,7 @@ import torchcalib as tc
 from torchcalib.calibrators import AffineTransform
 from torchcalib.cli import main
 from torchcalib.html import render
-from torchcalib.report import ReportBuilder
+from torchcalib.report import ReportBuilder, kept
 from torchcalib.report import calibration as module
 
 CALIBRATORS = {
@@ -205,7 +205,7 @@ def test_it_is_left_out_with_a_note(task, preds, target, words):
 
 @pytest.mark.parametrize("limit", ["MOST_SAMPLES", "MOST_VALUES"])
 def test_too_many_samples_are_dropped_and_a_note_says_what_to_do(limit, monkeypatch):
-    monkeypatch.setattr(module, limit, 250 if limit == "MOST_SAMPLES" else 1250)
+    monkeypatch.setattr(kept, limit, 250 if limit == "MOST_SAMPLES" else 1250)
     preds, target = realistic("multiclass")
     builder = ReportBuilder(task="multiclass", from_logits=True)
     builder.update(preds[:250], target[:250])
@@ -214,14 +214,14 @@ def test_too_many_samples_are_dropped_and_a_note_says_what_to_do(limit, monkeypa
     assert builder._kept._pieces == []
     report = builder.report()
     assert report.calibration is None
-    assert "there are more. Call torchcalib.recommend on a part of them." in report.notes[-1]
+    assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]
     assert report["nll"] == tc.report(preds, target, task="multiclass", from_logits=True)["nll"]
     with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
         builder.fit(tc.DPCalibration())
 
 
 def test_labels_count_as_samples(monkeypatch):
-    monkeypatch.setattr(module, "MOST_SAMPLES", 1499)
+    monkeypatch.setattr(kept, "MOST_SAMPLES", 1499)
     preds, target = realistic("multilabel")
     assert tc.report(preds, target, task="multilabel", from_logits=True).calibration is None
 
@@ -474,14 +474,14 @@ def test_command_leaves_nothing_half_written(tmp_path, capsys, monkeypatch):
 
 def test_command_refuses_data_that_are_too_many_before_it_has_read_all(tmp_path, capsys, monkeypatch):
     path, *_ = written(tmp_path, "binary")
-    monkeypatch.setattr(module, "MOST_SAMPLES", 100)
+    monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
     monkeypatch.setattr("torchcalib.cli._PIECE_BYTES", 400)
     monkeypatch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
     said = failing([path, "--save-calibrator", tmp_path / "cal.pt"], capsys)
     assert said.startswith(
-        "`--save-calibrator` must be given data that a calibrator can be tried on, got others: calib"
+        "`--save-calibrator` must be given data that a calibrator can be tried on, got others: there"
     )
-    assert "on up to 100 samples" in said
+    assert "are more than 100 samples" in said
     assert not (tmp_path / "cal.pt").exists()
 
 

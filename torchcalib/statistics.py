@@ -198,7 +198,9 @@ class EqualWidthBins:
         return n_events(p, self.reduction)
 
 
-def sums_of_replicates(index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False) -> Tensor:
+def sums_of_replicates(
+    index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False
+) -> Tensor:
     """Sum columns `(..., N)` over the samples of every cell under weights `(R, ..., N)`: `(R, ..., F, K)`."""
     wide = wide_dtype(index.device)
     never = in_all_replicates(weights == 0, index.dim())

@@ -43,8 +43,8 @@ class KeptSamples:
         self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
         if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
             self._give_up(
-                f"it is done for up to {MOST_SAMPLES:,} samples and {MOST_VALUES:,} values of predictions, and there "
-                "are more. Call torchcalib.recommend, or torchcalib.bootstrap, on a part of them"
+                f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
+                "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
             )
             return
         weights = None if weights is None else weights.detach().reshape(-1)
