@@ -299,6 +299,7 @@ P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
         ({"metric": lambda *a, **k: torch.zeros(())}, ValueError, r"`metric` must return \(40,\) for weights of 40"),
         ({"n_replicates": 0}, ValueError, "`n_replicates` must be"),
         ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
+        ({"level": "95 %"}, TypeError, "`level` must be a number, got '95 %'. A 95 % interval has level 0.95"),
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95. A 95 % interval has level 0.95"),
         ({"level": 1.0}, ValueError, "`level` must be between 0 and 1"),
         ({"seed": 0.5}, TypeError, "`seed` must be an int, got 0.5"),
