@@ -11,7 +11,7 @@ from conftest import CASES
 import torchcalib as tc
 from torchcalib.calibration_loss.losses import both_scores
 from torchcalib.kernels import draws
-from torchcalib.kernels.bin_sums import bin_sums_in_ways
+from torchcalib.kernels.bin_sums import bin_sums_of_replicates
 from torchcalib.predictions import canonical
 from torchcalib.states import SumsKind
 
@@ -299,6 +299,7 @@ P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
         ({"metric": lambda *a, **k: torch.zeros(())}, ValueError, r"`metric` must return \(40,\) for weights of 40"),
         ({"n_replicates": 0}, ValueError, "`n_replicates` must be"),
         ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
+        ({"level": "95 %"}, TypeError, "`level` must be a number, got '95 %'. A 95 % interval has level 0.95"),
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95. A 95 % interval has level 0.95"),
         ({"level": 1.0}, ValueError, "`level` must be between 0 and 1"),
         ({"seed": 0.5}, TypeError, "`seed` must be an int, got 0.5"),
@@ -479,7 +480,7 @@ def test_streamed_intervals_are_about_those_of_the_function():
 
 
 @pytest.mark.parametrize("n_bins", [3, 200])
-def test_sums_in_ways_are_a_loop_infinite_values_and_all(n_bins):
+def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, n_bins, (2, 30), generator=generator)
     values = torch.randn(2, 30, generator=generator, dtype=torch.float64)
@@ -487,7 +488,7 @@ def test_sums_in_ways_are_a_loop_infinite_values_and_all(n_bins):
     weights = torch.randint(0, 3, (4, 1, 30), generator=generator).double()
     weights[1, 0, 3] = 0
     columns = (torch.ones_like(values), values)
-    found = bin_sums_in_ways(index, columns, weights, n_bins)
+    found = bin_sums_of_replicates(index, columns, weights, n_bins)
     assert found.shape == (4, 2, 2, n_bins)
     for r in range(4):
         for i in range(2):

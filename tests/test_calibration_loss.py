@@ -441,10 +441,34 @@ def test_a_class_of_one_sample_cannot_be_cross_validated():
         tc.rcl(P, torch.tensor([0, 1, 0, 0, 0, 0]), task="binary")
 
 
+@pytest.mark.parametrize("trained", [{}, {"train_on_test": True}, {"calibration": (P, (P > 0.5).long())}],
+                         ids=["cross-validated", "on test", "held out"])  # fmt: skip
+def test_separable_labels_are_warned_of_where_the_function_was_called(trained):
+    separable = torch.tensor([0, 1, 0, 1, 0, 1])  # by 0.5: no scale is too large
+    given = {"preds": P, "target": separable, "task": "binary", "calibrator": tc.Temperature(), **trained}
+    given |= {"n_folds": 3} if not trained else {}
+    for function in (tc.rcl, tc.calibration_loss, tc.calibrated, lambda **g: tc.score_divergence(**g).divergence):
+        with pytest.warns(UserWarning, match="can be separated without error") as warned:
+            found = function(**given)
+        assert [warning.filename for warning in warned] == [__file__]
+        assert torch.equal(found, P if function is tc.calibrated else torch.zeros_like(found))
+    del given["calibrator"]
+    with pytest.warns(UserWarning, match="can be separated without error") as warned:
+        assert tc.recommend(**given).best is None
+    assert len(warned) == 2  # temperature and DP calibration
+
+
+def test_separable_replicates_are_not_warned_of():
+    weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])  # without the two samples that overlap
+    found = tc.rcl(P, Y, task="binary", train_on_test=True, weights=weights)
+    assert found[0] == pytest.approx(tc.rcl(P, Y, task="binary", train_on_test=True).item())
+    assert found[1] == 0
+
+
 def test_wrong_recommendations():
     with pytest.raises(ValueError, match="`calibrators` must hold"):
         tc.recommend(P, Y, task="binary", calibrators=[])
     with pytest.raises(ValueError, match="`preds` must be of one series"):
-        tc.recommend(P[None], Y[None], task="binary", n_folds=2)
+        tc.recommend(P[None], Y[None], task="binary", train_on_test=True)
     with pytest.raises(ValueError, match="`score` must be 'nll' or 'brier' for task='multilabel'"):
-        tc.score_divergence(P[:, None], Y[:, None], task="multilabel", score=tc.nll, n_folds=2)
+        tc.score_divergence(P[:, None], Y[:, None], task="multilabel", score=tc.nll, train_on_test=True)

@@ -214,7 +214,7 @@ def test_too_many_samples_are_dropped_and_a_note_says_what_to_do(limit, monkeypa
     assert builder._kept._pieces == []
     report = builder.report()
     assert report.calibration is None
-    assert "there are more. Call torchcalib.recommend on a part of them." in report.notes[-1]
+    assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]
     assert report["nll"] == tc.report(preds, target, task="multiclass", from_logits=True)["nll"]
     with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
         builder.fit(tc.DPCalibration())
@@ -479,9 +479,9 @@ def test_command_refuses_data_that_are_too_many_before_it_has_read_all(tmp_path,
     monkeypatch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
     said = failing([path, "--save-calibrator", tmp_path / "cal.pt"], capsys)
     assert said.startswith(
-        "`--save-calibrator` must be given data that a calibrator can be tried on, got others: calib"
+        "`--save-calibrator` must be given data that a calibrator can be tried on, got others: there"
     )
-    assert "on up to 100 samples" in said
+    assert "are more than 100 samples" in said
     assert not (tmp_path / "cal.pt").exists()
 
 

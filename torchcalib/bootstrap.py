@@ -23,6 +23,8 @@ from torchcalib.predictions import (
     Predictions,
     Task,
     check_count,
+    check_numbering,
+    check_seed,
     in_all_replicates,
     read_input,
     replicates_at_once,
@@ -42,6 +44,9 @@ class Interval:
         replicates: of every replicate `(R, ...)`.
         level: share of data sets like this one whose interval holds the value of the population, as nearly as the
             bootstrap can tell.
+
+    Raises:
+        TypeError, ValueError: for a level that is not in (0, 1), or too few replicates for it.
     """
 
     value: Tensor
@@ -49,13 +54,7 @@ class Interval:
     level: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.level < 1:
-            raise ValueError(f"`level` must be between 0 and 1, got {self.level!r}. A 95 % interval has level 0.95.")
-        if self._outside < 1:
-            raise ValueError(
-                f"`n_replicates` must be at least {math.ceil(2 / (1 - self.level)) - 1} for level={self.level}, got "
-                f"{len(self.replicates)}. None of so few would lie outside."
-            )
+        _check_level(self.level, len(self.replicates))
 
     @property
     def low(self) -> Tensor:
@@ -83,8 +82,7 @@ class Interval:
 
     @property
     def _outside(self) -> int:
-        """How many replicates, one more than drawn, are to lie on each side. The sum keeps 0.025 * 40 whole."""
-        return math.floor((len(self.replicates) + 1) * (1 - self.level) / 2 + 1e-9)
+        return _outside(self.level, len(self.replicates))
 
     @property
     def _in_order(self) -> Tensor:
@@ -95,6 +93,23 @@ class Interval:
     def __repr__(self) -> str:
         """Say the value and the ends."""
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"
+
+
+def _outside(level: float, n_replicates: int) -> int:
+    """Return which replicate from either end is that of the interval. The small number keeps 0.025 * 40 whole."""
+    return math.floor((n_replicates + 1) * (1 - level) / 2 + 1e-9)
+
+
+def _check_level(level: object, n_replicates: int) -> None:
+    if not isinstance(level, int | float) or isinstance(level, bool):
+        raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
+    if _outside(level, n_replicates) < 1:
+        raise ValueError(
+            f"`n_replicates` must be at least {math.ceil(2 / (1 - level)) - 1} for level={level}, got "
+            f"{n_replicates}. None of so few would lie outside."
+        )
 
 
 def bootstrap(
@@ -156,7 +171,8 @@ def bootstrap(
         [0.038, 0.228, 0.464]
     """
     check_count("n_replicates", n_replicates)
-    _check_seed(seed)
+    _check_level(level, n_replicates)
+    check_seed(seed)
     if not callable(metric):
         raise TypeError(f"`metric` must be a function such as torchcalib.ece, got {metric!r}.")
     names = InputOptions.__annotations__
@@ -204,9 +220,7 @@ class Resampling:
         self._unit_of: Tensor | None = None  # what is drawn with each sample; None: itself
         self._n_units = n
         if groups is not None:
-            if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
-                what = f"dtype {groups.dtype}" if isinstance(groups, Tensor) else type(groups).__name__
-                raise TypeError(f"`groups` must be a tensor of integers, got {what}. Number them from 0.")
+            check_numbering("groups", groups)
             if groups.shape != (n,):
                 raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
             names, index = torch.unique(groups.to(self._device)[self._present], return_inverse=True)
@@ -244,13 +258,6 @@ def _check_values(values: Any, value: Any, n: int) -> None:
             )
 
 
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"`seed` must be an int, got {seed!r}.")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
-
-
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
     """Sums over the samples, and over R replicates of them `(1 + R, ...)`; behind them how many rows were drawn for."""
@@ -270,9 +277,8 @@ class Replicates(SumsKind[S]):
         streams = torch.arange(self.shape[0] - 1, device=p.given.device) + (rank << 32)
         wide = wide_dtype(p.given.device)
 
-        def sums_of(weights: Tensor) -> Tensor:
-            weights = weights.reshape(len(weights), *[1] * (len(p.samples) - 1), n)
-            return self.recipe.of(p.weighed(weights if p.weights is None else weights * p.weights)).sums
+        def sums_of(counts: Tensor) -> Tensor:
+            return self.recipe.of(p.resampled(counts)).sums
 
         sums = [sums_of(torch.ones(1, n, dtype=wide, device=p.given.device))]
         with torch.no_grad():
@@ -305,6 +311,9 @@ class Bootstrapped(StreamingMetric[S]):
         seed: of the draws: the same rows in the same order on the same rank give the same interval on every device.
             Metrics that are to be merged with `merge_state` in one process need seeds of their own.
         **kwargs: those of `torchmetrics.Metric`.
+
+    Raises:
+        TypeError, ValueError: for a metric that keeps samples, bad arguments, and in `update` for bad input.
 
     Source:
         Oza, Russell: Online bagging and boosting (AISTATS 2001), for the weights.
@@ -344,8 +353,8 @@ class Bootstrapped(StreamingMetric[S]):
                 "the order, or keep the predictions and use torchcalib.bootstrap."
             )
         check_count("n_replicates", n_replicates)
-        _check_seed(seed)
-        Interval(torch.zeros(()), torch.zeros(n_replicates), level)  # raises if the two do not go together
+        _check_level(level, n_replicates)
+        check_seed(seed)
         # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
         self._of: tuple[StreamingMetric[S]] = (deepcopy(metric),)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed

@@ -279,8 +279,9 @@ class LogitCells:
         return RankedSample(mean.clamp(0, 1).masked_fill(~held, torch.nan), positives, n, False)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of events, and of cells where these are more."""
-        return max(n_events(p, self.reduction), math.prod(self.shape(p.task, p.num_classes)) // 3)
+        """Return the number of events, or of cells where these are more."""
+        n = p.samples[-1]
+        return n_events(p, self.reduction) // max(1, n) * max(n, self._n_cells)
 
 
 def sample_recipe(reduction: Reduction, resolution: int | None) -> ExactSample | LogitCells:

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_in_ways
+from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_of_replicates
 from torchcalib.kernels.row_stats import wide_dtype, xmul
 from torchcalib.predictions import Predictions, Task, in_all_replicates
 from torchcalib.reductions import Reduction, n_events, reduce_to_events
@@ -143,7 +143,7 @@ class ScoreRecipe:
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
             ones = torch.ones_like(score)
             quantities = (ones, score, ones) if self.by_class else (ones, score)
-            return ScoreSum(in_ways(index, quantities, p.weights, p.num_classes if self.by_class else 1))
+            return ScoreSum(sums_of_replicates(index, quantities, p.weights, p.num_classes if self.by_class else 1))
         score, n = weighted(score, p.weights, wide), weighted(torch.ones_like(score), p.weights, wide)
         if not self.by_class:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
@@ -186,7 +186,7 @@ class EqualWidthBins:
             columns.append(events.ecd)
         index = bin_index(events.confidence, self.n_bins, self.right)
         if p.replicates and events.weights is not None:
-            return BinStats(in_ways(index, columns, events.weights, self.n_bins, finite=not self.with_ecd))
+            return BinStats(sums_of_replicates(index, columns, events.weights, self.n_bins, finite=not self.with_ecd))
         return BinStats(bin_sums(index, [weighted(column, events.weights, wide) for column in columns], self.n_bins))
 
     def wrap(self, sums: Tensor) -> BinStats:
@@ -198,13 +198,15 @@ class EqualWidthBins:
         return n_events(p, self.reduction)
 
 
-def in_ways(index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False) -> Tensor:
+def sums_of_replicates(
+    index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False
+) -> Tensor:
     """Sum columns `(..., N)` over the samples of every cell under weights `(R, ..., N)`: `(R, ..., F, K)`."""
     wide = wide_dtype(index.device)
     never = in_all_replicates(weights == 0, index.dim())
     columns = [column.to(wide).masked_fill(never, 0) for column in columns]
     ways = weights.shape[: weights.dim() - index.dim()]
-    sums = bin_sums_in_ways(index, columns, weights.flatten(0, len(ways) - 1), n_cells, finite)
+    sums = bin_sums_of_replicates(index, columns, weights.flatten(0, len(ways) - 1), n_cells, finite)
     return sums.reshape(*ways, *sums.shape[1:])
 
 

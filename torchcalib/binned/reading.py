@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from torchcalib.binnings import Binning
@@ -103,10 +102,9 @@ def statistic_of(
     options: InputOptions,
     *,
     with_ecd: bool = False,
-) -> tuple[BinStats | RankedSample, torch.dtype]:
-    """Return what is read, and the dtype of results."""
-    p = read_input(task, preds, target, options, **reading.demands)
-    return reading.recipe(with_ecd).of(p), p.dtype
+) -> BinStats | RankedSample:
+    """Read the input, and return what a table is read from."""
+    return reading.recipe(with_ecd).of(read_input(task, preds, target, options, **reading.demands))
 
 
 def evaluate(

@@ -54,5 +54,4 @@ def bin_table(
               0.5000      1.0000           2      0.6667      0.8000      1.0000      0.2000     -0.2370
     """
     reading = BinReading(task_read_as(task, options), Binning.given(bins, n_bins=n_bins, right=right), reduction)
-    statistic, _ = statistic_of(reading, task, preds, target, options, with_ecd=True)
-    return reading.table(statistic)
+    return reading.table(statistic_of(reading, task, preds, target, options, with_ecd=True))

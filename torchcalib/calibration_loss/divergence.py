@@ -58,6 +58,9 @@ def score_divergence(
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
 
+    Warns:
+        UserWarning: see `calibration_loss`.
+
     Gradient:
         In `preds`, the fitted transforms being constants.
 

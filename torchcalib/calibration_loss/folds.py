@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.looking import look
-from torchcalib.predictions import Predictions, check_count, in_all_replicates
+from torchcalib.predictions import Predictions, check_count, check_numbering, check_seed, in_all_replicates
 
 
 class FoldOptions(TypedDict, total=False):
@@ -35,10 +35,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     n_folds, seed = options.get("n_folds", 5), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")
     check_count("n_folds", n_folds, at_least=2)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"`seed` must be an int, got {seed!r}.")
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
+    check_seed(seed)
     present = torch.ones_like(p.target, dtype=torch.bool)
     if p.weights is not None:
         present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)
@@ -60,9 +57,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
     """Check integers of samples and return them for every series."""
-    if not isinstance(numbers, Tensor) or numbers.is_floating_point() or numbers.is_complex():
-        what = f"dtype {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
-        raise TypeError(f"`{name}` must be a tensor of integers, got {what}. Number them from 0.")
+    check_numbering(name, numbers)
     labels = p.task == "multilabel"  # whose canonical form is (..., L, N)
     shape = p.target.shape[:-2] + p.target.shape[-1:] if labels else p.target.shape
     if numbers.shape not in (shape, shape[-1:]):

@@ -53,6 +53,10 @@ def calibration_loss(
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
 
+    Warns:
+        UserWarning: a fit has no optimum, so that it leaves predictions as they are, or did not reach it. There may be
+            more to gain then. Of fits to rows that are weighed in several ways nothing is said.
+
     Gradient:
         In `preds`, the fitted transforms being constants.
 
@@ -93,6 +97,9 @@ def rcl(
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
+
+    Warns:
+        UserWarning: see `calibration_loss`.
 
     Gradient:
         In `preds`, the fitted transforms being constants.

@@ -66,6 +66,9 @@ def recommend(
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
 
+    Warns:
+        UserWarning: see `calibration_loss`.
+
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4.
 

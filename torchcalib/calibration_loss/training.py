@@ -55,6 +55,9 @@ def calibrated(
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
 
+    Warns:
+        UserWarning: see `calibration_loss`.
+
     Gradient:
         In `preds`, the fitted transforms being constants.
 
@@ -101,16 +104,20 @@ def training(
         other = "train_on_test=True" if on_test else "a `calibration` set"
         raise ValueError(f"`{dealt[0]}` must be left out with {other}, got {options.get(dealt[0])!r}.")
     if held_out is not None:
-        transform = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
+        transform = _warned_of(calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options)), p)
         return Training(p, lambda p: transform.calibrated(p.values), 1)
     if on_test:
-        return Training(p, lambda p: calibrator.fit_to(p).calibrated(p.values), 1)
+        return Training(p, lambda p: _warned_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
     folds, n_folds = folds_of(p, cast("FoldOptions", options))
-    return Training(p, lambda p: out_of_fold(p, calibrator, folds, n_folds), n_folds)
+
+    def cross_validated(p: Predictions) -> Tensor:
+        return out_of_fold(p, _warned_of(fit_to_other_folds(p, calibrator, folds, n_folds), p), folds)
+
+    return Training(p, cross_validated, n_folds)
 
 
-def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> Tensor:
-    """Calibrate every sample by a fit to the other folds; all fits are one solve.
+def fit_to_other_folds(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> Transform:
+    """Fit to all folds but one, for each; all fits are one solve.
 
     Args:
         p: predictions, weighed in R ways or in one.
@@ -119,17 +126,40 @@ def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_fo
         n_folds: F.
 
     Returns:
-        Canonical values `(..., N)` or `(..., N, C)`, with R in front if there are R ways.
+        A transform of the batch `(F, ...)`, with R after F if there are R ways.
     """
     w = series_weights(p, None)
-    of_fold = [folds == f for f in range(n_folds)]
-    fit: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(inside, 0) for inside in of_fold]))
-    per_class = p.task == "multiclass"
+    fit: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
+    return fit
+
+
+def out_of_fold(p: Predictions, fit: Transform, folds: Tensor) -> Tensor:
+    """Calibrate every sample by the fit to the other folds.
+
+    Args:
+        p: predictions.
+        fit: what `fit_to_other_folds` returned for them.
+        folds: as there.
+
+    Returns:
+        Canonical values `(..., N)` or `(..., N, C)`, with R in front if there are R ways.
+    """
     result = fit.part(0).calibrated(p.values)
-    for f in range(1, n_folds):
-        inside = of_fold[f].unsqueeze(-1) if per_class else of_fold[f]
+    for f in range(1, len(fit.converged)):
+        inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
         result = torch.where(inside, fit.part(f).calibrated(p.values), result)
     return result
+
+
+def _warned_of(fit: Transform, p: Predictions) -> Transform:
+    """Return a fit, and warn if it has no optimum or did not reach it: there may be more to gain than the loss says.
+
+    No data give NaN, which is said without a warning; and of small data sets some replicates have no optimum.
+    """
+    no_data = ~(series_weights(p, None).sum(-1) > 0)
+    if not p.replicates and look((fit.converged | no_data).all()) is False:
+        fit.warn()
+    return fit
 
 
 def _read_held_out(

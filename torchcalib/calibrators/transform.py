@@ -1,5 +1,6 @@
 """What every calibrator and every fitted transform has."""
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -49,6 +50,14 @@ class Transform(nn.Module, ABC):
     @abstractmethod
     def remarks(self) -> list[str]:
         """Return what there is to say against the fit, a sentence for each thing; empty if there is nothing."""
+
+    def warn(self) -> None:
+        """Warn of what there is to say against the fit, at the line outside this package that asked for it."""
+        frame, level = sys._getframe(), 1
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
+            frame, level = frame.f_back, level + 1
+        for remark in self.remarks():
+            warnings.warn(remark, UserWarning, stacklevel=level)
 
     def forward(self, preds: Tensor) -> Tensor:
         """Return calibrated predictions, of the shape of `preds` and of its dtype (at least float32).
@@ -171,8 +180,7 @@ class Calibrator(ABC, Generic[T]):
         with torch.inference_mode(False):  # whose tensors no gradient could ever pass
             transform = self.fit_to(p)
         transform.class_axis = options.get("class_axis", -1)
-        for remark in transform.remarks():
-            warnings.warn(remark, UserWarning, stacklevel=2)
+        transform.warn()
         return transform
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: InputOptions) -> Predictions:

@@ -47,7 +47,7 @@ _MOST_SUMS = 256  # from here on a matrix product costs more than to scatter
 _IN_MEMORY = 2**22  # elements of the matrix
 
 
-def bin_sums_in_ways(
+def bin_sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_bins: int, finite: bool = False
 ) -> Tensor:
     """Sum every column over the samples of every bin, with the samples weighed in R ways, as a matrix product.

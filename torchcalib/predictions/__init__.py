@@ -14,13 +14,14 @@ from torchcalib.predictions.arguments import (
     check_choice,
     check_count,
     check_flag,
+    check_seed,
     check_task,
     count_of_outputs,
     task_read_as,
 )
 from torchcalib.predictions.canonical import Predictions, by_replicates, in_all_replicates, replicates_at_once
 from torchcalib.predictions.reading import InputFormat, read_input
-from torchcalib.predictions.values import check_weights, read_priors
+from torchcalib.predictions.values import check_numbering, check_weights, read_priors
 
 __all__ = [
     "Average",
@@ -33,6 +34,8 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_flag",
+    "check_numbering",
+    "check_seed",
     "check_task",
     "check_weights",
     "count_of_outputs",

@@ -1,7 +1,7 @@
 """Options of input and of readings that are no tensors, and their checks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
 from torch import Tensor
 
@@ -76,6 +76,14 @@ def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = 
         raise ValueError(f"`{name}` must be at most {at_most:,}, got {value:,}.")
 
 
+def check_seed(seed: object) -> None:
+    """Raise unless `seed` is an int of 64 bits."""
+    if not is_int(seed):
+        raise TypeError(f"`seed` must be an int, got {seed!r}.")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
+
+
 def check_average(average: object, has_outputs: bool) -> None:
     """Raise unless `average` is "macro", or None where there is an axis of classes or labels to keep."""
     if average not in ("macro", None):
@@ -100,6 +108,6 @@ def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None
     return num_labels if task == "multilabel" else num_classes
 
 
-def is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether `value` is an int, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

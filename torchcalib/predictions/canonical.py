@@ -84,6 +84,11 @@ class Predictions:
         object.__setattr__(other, "weighted", True)
         return other
 
+    def resampled(self, counts: Tensor) -> "Predictions":
+        """Return the same rows, each with its weight as often as it was drawn, `(R, N)`; all series are drawn alike."""
+        counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
+        return self.weighed(counts if self.weights is None else counts * self.weights)
+
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return the binary predictions that one of `classes` is the true one."""
         chosen = torch.tensor(classes, device=self.values.device)

@@ -188,6 +188,13 @@ def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: 
     return [_nan_problem(name, low), outside, off]
 
 
+def check_numbering(name: str, numbers: object) -> None:
+    """Raise unless these are numbers of groups or folds: a tensor of integers."""
+    if not isinstance(numbers, Tensor) or numbers.is_floating_point() or numbers.is_complex():
+        what = f"dtype {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise TypeError(f"`{name}` must be a tensor of integers, got {what}. Number them from 0.")
+
+
 def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
     """Check weights for samples of `shape` and return them in the dtype of sums."""
     if weights.shape != shape:

@@ -147,8 +147,7 @@ def tce_table(
     _check_test(alpha, test)
     binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     reading = _reading(task, options, binning, reduction)
-    sample, _ = statistic_of(reading, task, preds, target, options)
-    return _table(reading, sample, alpha, test)
+    return _table(reading, statistic_of(reading, task, preds, target, options), alpha, test)
 
 
 def _check_test(alpha: float, test: Test) -> None:

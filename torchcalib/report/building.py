@@ -237,7 +237,7 @@ class ReportBuilder:
         Warns:
             UserWarning: see `Calibrator.fit`.
         """
-        if self._kept is None or self.why_no_calibration() or self._metrics is None:
+        if self._kept is None or self._metrics is None or self.why_no_calibration() or not self._kept.has_samples:
             raise ValueError(
                 "samples must have been added and kept to fit a calibrator, got none: "
                 f"{self.why_no_calibration() or 'nothing was added'}."

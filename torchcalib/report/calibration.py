@@ -9,7 +9,7 @@ import torch
 
 from torchcalib.calibration_loss.folds import FoldOptions, folds_of
 from torchcalib.calibration_loss.recommendation import name_of, recommendation_of
-from torchcalib.calibration_loss.training import out_of_fold
+from torchcalib.calibration_loss.training import fit_to_other_folds, out_of_fold
 from torchcalib.calibrators import Calibrator, DPCalibration, HistogramBinning, Isotonic, Temperature
 from torchcalib.predictions import Predictions
 from torchcalib.report.data import CalibrationGain, CalibrationStage
@@ -50,7 +50,7 @@ def _stage(p: Predictions) -> CalibrationStage:
     remarked: dict[str, list[str]] = defaultdict(list)
     for calibrator in tried:
         name = name_of(calibrator)
-        values = out_of_fold(p, calibrator, at, n_folds)
+        values = out_of_fold(p, fit_to_other_folds(p, calibrator, at, n_folds), at)
         after[name] = _scores(replace(p, given=values.to(p.dtype)))
         for remark in calibrator.fit_to(p).remarks():
             remarked[remark].append(name)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torchcalib._version import __version__
@@ -71,10 +71,6 @@ class Line:
     question: str
     source: str
     interval: LineInterval | None = None
-
-    def with_interval(self, interval: LineInterval) -> "Line":
-        """Return the line with its interval."""
-        return replace(self, interval=interval)
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,10 @@ def with_intervals(
 ) -> tuple[list[Line], tuple[str, ...]]:
     """Return lines with their intervals, where this does not take long, and notes of which have none."""
     replicates = _replicates(p, [reading for reading in read if reading.recipe.n_events(p) <= reading.most])
-    found = [line.with_interval(_interval(line, replicates[line.key])) if line.key in replicates else line
-             for line in lines]  # fmt: skip
+    found = [
+        replace(line, interval=_interval(line, replicates[line.key])) if line.key in replicates else line
+        for line in lines
+    ]
     notes = tuple(
         f"There is no interval of {reading.name}, above {reading.most:,} samples"
         f"{' times classes' if reading.recipe.n_events(p) > p.samples.numel() else ''}; torchcalib.bootstrap "
@@ -89,13 +91,12 @@ def with_intervals(
 @torch.no_grad()
 def _replicates(p: Predictions, read: Sequence[Reading]) -> dict[str, Tensor]:
     """Read all replicates `(R,)`, by the keys of lines. A few at a time share their draws."""
-    draws, n = Resampling(p, SEED), p.samples[-1]
+    draws = Resampling(p, SEED)
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)
     most = max((reading.recipe.n_events(p) for reading in read), default=1)
     for some in torch.split(streams, replicates_at_once(most)) if read else ():
-        weights = draws.counts(some).reshape(len(some), *[1] * (len(p.samples) - 1), n)
-        replicate = p.weighed(weights if p.weights is None else weights * p.weights)
+        replicate = p.resampled(draws.counts(some))
         for reading in read:
             for key, values in reading.values(reading.recipe.of(replicate)).items():
                 found[key].append(values)

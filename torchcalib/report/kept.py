@@ -27,17 +27,24 @@ class KeptSamples:
         self._pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._n_values = self._n_samples = 0
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether any are kept."""
+        return bool(self._pieces)
+
     def add(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
         """Keep a copy of a piece, which has been checked; or of nothing any more, from the first that does not fit."""
         if self.why_not:
             return
         samples = self._flat(preds)
+        if not len(samples):  # which are neither labels nor shares
+            return
         self._n_values += samples.numel()
         self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
         if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
             self._give_up(
-                f"it is done for up to {MOST_SAMPLES:,} samples and {MOST_VALUES:,} values of predictions, and there "
-                "are more. Call torchcalib.recommend, or torchcalib.bootstrap, on a part of them"
+                f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
+                "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
             )
             return
         labels = self._flat(target) if target.shape == preds.shape else target.reshape(-1)
