@@ -12,6 +12,10 @@ MOST_SAMPLES = 2**20
 """Samples, every label of a sample being one, that are kept."""
 
 
+_JOINED_WITH_NONE = (torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes that torch.cat takes with no other."""
+
+
 class KeptSamples:
     """Predictions as they came, one series in one dtype, up to a number: for what takes all of them at once.
 
@@ -42,9 +46,6 @@ class KeptSamples:
             return
         weights = None if weights is None else weights.detach().reshape(-1)
         labels = self._labels(target, weights, target.shape == preds.shape)
-        if self._pieces and labels.dim() != self._pieces[0][1].dim():
-            self._give_up("some targets are labels, and others are shares")
-            return
         self.has_shares |= labels.is_floating_point()
         # Copies: callers reuse their buffers.
         piece = samples.detach().clone(), labels.clone(), None if weights is None else weights.clone()
@@ -62,6 +63,8 @@ class KeptSamples:
         if any(w is not None for w in weights):
             ones = [x.new_ones(len(x), dtype=torch.float64) for x in preds]
             joined = torch.cat([one if w is None else w.to(one) for w, one in zip(weights, ones, strict=True)])
+        if self._format.task == "multiclass" and self.has_shares:
+            target = tuple(_as_shares(t, preds[0]) for t in target)
         self._pieces = [(torch.cat(preds), torch.cat(target), joined)]  # nor are the pieces held beside them
         options = InputOptions(
             from_logits=self._format.from_logits,
@@ -82,7 +85,7 @@ class KeptSamples:
         """Return integer labels, `(N,)` or for labels `(N, L)`; or targets as they are if some are shares."""
         labels = self._flat(target) if like_preds else target.reshape(-1)
         if not labels.is_floating_point():
-            return labels
+            return labels.long() if labels.dtype in _JOINED_WITH_NONE else labels
         present = torch.ones_like(labels, dtype=torch.bool)
         if weights is not None:
             present &= (weights != 0).unsqueeze(-1) if labels.dim() == 2 else weights != 0
@@ -93,3 +96,11 @@ class KeptSamples:
 
     def _give_up(self, why: str) -> None:
         self.why_not, self._pieces = why, []
+
+
+def _as_shares(target: Tensor, like: Tensor) -> Tensor:
+    """Return labels `(N,)` as shares of votes `(N, C)`; shares as they are."""
+    if target.dim() == 2:
+        return target
+    classes = torch.arange(like.shape[-1], device=target.device)
+    return (target.unsqueeze(-1) == classes).to(like)
