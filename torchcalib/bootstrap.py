@@ -49,6 +49,8 @@ class Interval:
     level: float
 
     def __post_init__(self) -> None:
+        if isinstance(self.level, bool) or not isinstance(self.level, int | float):
+            raise TypeError(f"`level` must be a number, got {self.level!r}.")
         if not 0 < self.level < 1:
             raise ValueError(f"`level` must be between 0 and 1, got {self.level!r}. A 95 % interval has level 0.95.")
         if self._outside < 1:
@@ -155,12 +157,16 @@ def bootstrap(
         >>> [round(x.item(), 3) for x in (found.low, found.value, found.high)]
         [0.038, 0.228, 0.464]
     """
-    check_count("n_replicates", n_replicates)
-    _check_seed(seed)
+    _check_draws(n_replicates, level, seed)
     if not callable(metric):
         raise TypeError(f"`metric` must be a function such as torchcalib.ece, got {metric!r}.")
     names = InputOptions.__annotations__
     p = read_input(task, preds, target, {"weights": weights, **{k: v for k, v in options.items() if k in names}})
+    if p.replicates:
+        raise ValueError(
+            f"`weights` must have one value per sample, got shape {tuple(p.weights.shape)}. "  # type: ignore[union-attr]
+            "Take one way of weighing at a time."
+        )
     draws = Resampling(p, seed, groups)
     if groups is not None and _takes(metric, "groups"):
         options["groups"] = groups
@@ -224,7 +230,11 @@ class Resampling:
 
 def _takes(metric: Callable[..., Any], option: str) -> bool:
     """Whether a function declares an option, by its name or in the typed dict of its keywords."""
-    for parameter in signature(metric).parameters.values():
+    try:
+        parameters = signature(metric).parameters.values()
+    except ValueError:  # a builtin that tells none
+        return False
+    for parameter in parameters:
         kinds = typing.get_args(parameter.annotation)  # of Unpack[CalibrationOptions]
         if parameter.name == option or any(option in getattr(kind, "__annotations__", ()) for kind in kinds):
             return True
@@ -237,6 +247,8 @@ def _check_values(values: Any, value: Any, n: int) -> None:
     for one, several in zip(whole, parts, strict=True):
         if not isinstance(one, Tensor) or not isinstance(several, Tensor):
             raise TypeError(f"`metric` must return a tensor, or a named tuple of tensors, got {type(one).__name__}.")
+        if not several.is_floating_point():
+            raise TypeError(f"`metric` must return floating values, got {several.dtype}. Convert them with .double().")
         if several.shape != (n, *one.shape):
             raise ValueError(
                 f"`metric` must return {(n, *one.shape)} for weights of {n} replicates, got {tuple(several.shape)}. "
@@ -244,7 +256,9 @@ def _check_values(values: Any, value: Any, n: int) -> None:
             )
 
 
-def _check_seed(seed: object) -> None:
+def _check_draws(n_replicates: int, level: float, seed: object) -> None:
+    check_count("n_replicates", n_replicates)
+    Interval(torch.zeros(()), torch.zeros(n_replicates), level)  # raises if the two do not go together
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"`seed` must be an int, got {seed!r}.")
     if not -(2**63) <= seed < 2**63:
@@ -343,9 +357,7 @@ class Bootstrapped(StreamingMetric[S]):
                 f"`metric` must have sums as its state, got {metric}. Pass `resolution` for sums of what depends on "
                 "the order, or keep the predictions and use torchcalib.bootstrap."
             )
-        check_count("n_replicates", n_replicates)
-        _check_seed(seed)
-        Interval(torch.zeros(()), torch.zeros(n_replicates), level)  # raises if the two do not go together
+        _check_draws(n_replicates, level, seed)
         # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
         self._of: tuple[StreamingMetric[S]] = (deepcopy(metric),)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
