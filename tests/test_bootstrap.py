@@ -498,3 +498,98 @@ def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
                     if weights[r, 0, k]:
                         expected[index[i, k]] += weights[r, 0, k] * column[i, k]
                 close(found[r, i, f], expected)
+
+
+# Found by attack ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"weights": torch.ones(40, 4)}, ValueError, r"`weights` must have one value per sample, got shape \(40, 4\)"),
+        ({"metric": lambda *a, **k: torch.zeros((), dtype=torch.int64)}, TypeError, "must return floating values, got"),
+        ({"level": "0.95"}, TypeError, "`level` must be a number, got '0.95'"),
+        ({"level": True}, TypeError, "`level` must be a number, got True"),
+    ],
+)
+def test_more_bad_input_is_told(change, error, message):
+    given = {"metric": tc.nll, "preds": P, "target": Y, "task": "binary", "n_replicates": 40, **change}
+    with pytest.raises(error, match=message):
+        tc.bootstrap(**given)
+
+
+def test_a_level_that_does_not_fit_is_told_before_anything_is_computed():
+    with pytest.raises(ValueError, match=r"`n_replicates` must be at least 199 for level=0\.99"):
+        tc.bootstrap(lambda *_, **__: pytest.fail("computed"), P, Y, task="binary", n_replicates=40, level=0.99)
+
+
+def test_a_metric_without_a_signature_is_given_no_groups():
+    class Builtin:
+        """Like a function of C it tells no parameters."""
+
+        @property
+        def __signature__(self):
+            raise ValueError("no signature found")
+
+        def __call__(self, *args, **options):
+            return tc.nll(*args, **options)
+
+    groups = torch.tensor([0, 0, 1, 1])
+    options = {"task": "binary", "n_replicates": 40, "groups": groups}
+    close(tc.bootstrap(Builtin(), P, Y, **options).replicates, tc.bootstrap(tc.nll, P, Y, **options).replicates)
+
+
+@pytest.mark.parametrize("n_ways", [1, 3, 15, 16, 40])
+def test_few_ways_of_weighing_are_the_same_as_many(n_ways):
+    preds, target = BINARY.data(n=60)
+    weights = counts_of(40, 60)
+    whole = tc.ece(preds, target, task="binary", weights=weights)
+    close(tc.ece(preds, target, task="binary", weights=weights[:n_ways]), whole[:n_ways])
+
+
+@pytest.mark.parametrize("metric", [tc.optimal_threshold_cost, tc.bayes_risk_area], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("average", ["macro", None])
+def test_threshold_costs_of_many_labels_are_read_a_few_replicates_at_a_time(metric, average, monkeypatch):
+    from torchcalib.scores import risk_curve
+
+    case = next(case for case in CASES if case.name == "nll-per-label")
+    preds, target = case.data(n=30)
+    weights, options = counts_of(7, 30), {"task": "multilabel", "average": average}
+    expected = torch.stack([metric(preds, target, weights=w, **options) for w in weights])
+    sizes, in_order = [], risk_curve._in_order
+    monkeypatch.setattr(risk_curve, "_in_order", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors))
+    monkeypatch.setattr(canonical, "_MOST_AT_ONCE", 30 * 4 * 2)
+    close(metric(preds, target, weights=weights, **options), expected)
+    assert sizes == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll])
+def test_score_divergence_is_read_a_few_replicates_at_a_time(score, monkeypatch):
+    preds, target = BINARY.data(n=60)
+    weights, options = 1 + counts_of(5, 60), {"task": "binary", "score": score}
+    whole = tc.score_divergence(preds, target, weights=weights, **options)
+    sizes, fit_to = [], tc.DPCalibration.fit_to
+    monkeypatch.setattr(canonical, "_MOST_AT_ONCE", 60 * 6 * 2)
+    monkeypatch.setattr(
+        tc.DPCalibration, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)
+    )
+    pieces = tc.score_divergence(preds, target, weights=weights, **options)
+    close(pieces.divergence, whole.divergence, rtol=1e-8, atol=1e-8)
+    close(pieces.semi_empirical, whole.semi_empirical, rtol=1e-8, atol=1e-8)
+    assert sizes == [2, 2, 1]
+
+
+def test_expected_cost_takes_ways_of_weighing_and_tells_bad_decisions():
+    decisions, target, cost = torch.tensor([0, 1, 1, 5]), torch.tensor([0, 1, 0, 1]), [[0, 1], [1, 0]]
+    weights = torch.tensor([[1.0, 2, 1, 0], [0, 1, 3, 0]])
+    close(tc.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())
+    weights[1, 3] = 1
+    with pytest.raises(ValueError, match=r"`decisions` must be a column of `cost` in \[0, 1\], got 5 \(1 of 4 rows\)"):
+        tc.expected_cost(decisions, target, cost=cost, weights=weights)
+
+
+def test_a_plain_metric_is_not_merged_into_a_bootstrapped_one_nor_the_other_way_round():
+    plain, metric = tc.ECE(task="binary", n_bins=5), streamed()
+    for one, other in ((plain, metric), (metric, plain), (plain, tc.NLL(task="binary"))):
+        with pytest.raises(ValueError, match="`incoming_state` must count the same thing, got"):
+            one.merge_state(other)

@@ -491,3 +491,41 @@ def test_command_refuses_data_without_folds(tmp_path, capsys):
     assert said.endswith("there is one of class 0.")
     assert not (tmp_path / "cal.pt").exists()
     assert list((tmp_path / "out").iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Predictions that are kept, for calibrators and intervals
+
+
+def test_pieces_of_shares_may_be_unanimous_or_empty_and_labels_among_shares_are_shares():
+    preds = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    votes, labels = preds.roll(1, 0), torch.arange(10) % 3
+    unanimous = torch.nn.functional.one_hot(labels, 3).to(votes)
+    builder = ReportBuilder(task="multiclass")
+    for piece, target in ((preds[:20], votes[:20]), (preds[20:], labels), (preds[:0], votes[:0])):
+        builder.update(piece, target)
+    report = builder.report()
+    whole = tc.report(preds, torch.cat((votes[:20], unanimous)), task="multiclass")
+    assert report.notes == whole.notes
+    assert [line.interval for line in report.lines] == [line.interval for line in whole.lines]
+
+
+def test_pieces_may_have_labels_of_any_dtype():
+    preds, target = realistic("binary")
+    builder = ReportBuilder(task="binary", from_logits=True)
+    kinds = (torch.uint16, torch.int64, torch.bool, torch.float16, torch.uint8)
+    for piece, labels, dtype in zip(preds.split(60), target.split(60), kinds, strict=True):
+        builder.update(piece, labels.to(dtype))
+    report, whole = builder.report(), tc.report(preds, target, task="binary", from_logits=True)
+    assert report.recommendation == whole.recommendation
+    for line, expected in zip(report.lines, whole.lines, strict=True):
+        assert (line.interval.low, line.interval.high) == pytest.approx((expected.interval.low, expected.interval.high))
+
+
+def test_a_report_is_finished_where_intervals_fail():
+    """Five copies of a sample of weight 2^51 are more than float64 counts, and in some replicate there are five."""
+    preds, target = realistic("binary")
+    weights = torch.ones(300, dtype=torch.int64).index_fill(0, torch.tensor([3]), 2**51)
+    report = tc.report(preds, target, task="binary", from_logits=True, weights=weights, with_calibration=False)
+    assert report.lines[0].interval is None
+    assert report.notes[-1].startswith("Intervals are left out: computing them failed with ValueError: `weights` must")

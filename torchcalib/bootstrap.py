@@ -177,6 +177,11 @@ def bootstrap(
         raise TypeError(f"`metric` must be a function such as torchcalib.ece, got {metric!r}.")
     names = InputOptions.__annotations__
     p = read_input(task, preds, target, {"weights": weights, **{k: v for k, v in options.items() if k in names}})
+    if p.replicates:
+        raise ValueError(
+            f"`weights` must have one value per sample, got shape {tuple(p.weights.shape)}. "  # type: ignore[union-attr]
+            "Take one way of weighing at a time."
+        )
     draws = Resampling(p, seed, groups)
     if groups is not None and _takes(metric, "groups"):
         options["groups"] = groups
@@ -238,7 +243,11 @@ class Resampling:
 
 def _takes(metric: Callable[..., Any], option: str) -> bool:
     """Whether a function declares an option, by its name or in the typed dict of its keywords."""
-    for parameter in signature(metric).parameters.values():
+    try:
+        parameters = signature(metric).parameters.values()
+    except ValueError:  # a builtin that tells none
+        return False
+    for parameter in parameters:
         kinds = typing.get_args(parameter.annotation)  # of Unpack[CalibrationOptions]
         if parameter.name == option or any(option in getattr(kind, "__annotations__", ()) for kind in kinds):
             return True
@@ -251,6 +260,8 @@ def _check_values(values: Any, value: Any, n: int) -> None:
     for one, several in zip(whole, parts, strict=True):
         if not isinstance(one, Tensor) or not isinstance(several, Tensor):
             raise TypeError(f"`metric` must return a tensor, or a named tuple of tensors, got {type(one).__name__}.")
+        if not several.is_floating_point():
+            raise TypeError(f"`metric` must return floating values, got {several.dtype}. Convert them with .double().")
         if several.shape != (n, *one.shape):
             raise ValueError(
                 f"`metric` must return {(n, *one.shape)} for weights of {n} replicates, got {tuple(several.shape)}. "

@@ -1,7 +1,7 @@
 """Expected score divergence, and the semi-empirical score."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torchcalib.calibration_loss.training import DEFAULT, CalibrationOptions, tr
 from torchcalib.calibrators import Calibrator
 from torchcalib.calibrators.transform import series_weights
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions import Predictions, Task
+from torchcalib.predictions import Predictions, Task, by_replicates
 from torchcalib.statistics import weighted
 
 
@@ -73,12 +73,18 @@ def score_divergence(
         tensor(0.0470, dtype=torch.float64)
     """
     function = score_function(score)
-    p, calibrate, _ = training(preds, target, task, calibrator, options)
-    values = calibrate(p)
-    after = replace(p, given=values.to(p.values.dtype))
+    p, calibrate, n_fits = training(preds, target, task, calibrator, options)
+
+    def divergence(p: Predictions) -> Tensor:
+        after = replace(p, given=calibrate(p).to(p.values.dtype))
+        found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
+        return torch.stack(found, -1)
+
+    return ScoreDivergence(*by_replicates(divergence, p, p.given.numel() * (n_fits + 1)).unbind(-1))
+
+
+def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictions) -> ScoreDivergence:
     q = after.probs
-    if callable(score):
-        return _divergence_by_class(function, p, after)
     seen = replace(p, given_target=q, hard=False)
     if score == "nll":
         own = _mean(p, 0 - after.neg_entropy)

@@ -50,7 +50,9 @@ _IN_MEMORY = 2**22  # elements of the matrix
 def bin_sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_bins: int, finite: bool = False
 ) -> Tensor:
-    """Sum every column over the samples of every bin, with the samples weighed in R ways, as a matrix product.
+    """Sum every column over the samples of every bin, with the samples weighed in R ways.
+
+    In many ways it is a matrix product, and for a few of them, or very many bins, R times `bin_sums`.
 
     Args:
         index: bin of every sample, int64 `(..., N)`.
@@ -65,7 +67,7 @@ def bin_sums_of_replicates(
     stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
     *lead, n_columns, n = stacked.shape
     weights = weights.expand(len(weights), *lead, n)
-    if n_columns * n_bins > _MOST_SUMS:
+    if n_columns * n_bins > _MOST_SUMS or len(weights) <= n_bins:  # the matrix has n_bins entries for each sample
         weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
         return bin_sums(index, weighed, n_bins)
     rows = weights.movedim(0, -2)

@@ -215,9 +215,14 @@ class ReportBuilder:
         """Return the lines with their intervals, and notes of which have none."""
         if kept.why_not:
             return lines, (f"Intervals are left out: {kept.why_not}.",)
-        p, bins = kept.read(), self._settings
+        bins = self._settings
         recipes = {r: EqualWidthBins(r, bins["n_bins"], bins["right"]) for r in reductions_of(self._task)}
-        return with_intervals(lines, p, readings(p, recipes, ordered, has_labels))
+        try:
+            p = kept.read()
+            return with_intervals(lines, p, readings(p, recipes, ordered, has_labels))
+        except (RuntimeError, ValueError) as error:  # no memory, or more copies in a replicate than can be counted
+            why_not = f"computing them failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+            return lines, (f"Intervals are left out: {why_not}.",)
 
     def why_no_calibration(self) -> str:
         """Say, in a clause, why the samples so far were not kept for calibrators; empty if they were."""

@@ -86,14 +86,13 @@ class KeptSamples:
     def _targets(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         """Return integer labels, `(N,)` or for labels `(N, L)`; or shares if there are any in some piece."""
         multiclass = self._format.task == "multiclass"
+        if self.has_shares and multiclass and not target.is_floating_point():
+            classes = torch.arange(preds.shape[-1], device=target.device)
+            return (target.long().unsqueeze(-1) == classes).to(preds)
         if self.has_shares:
-            labelled = multiclass and not target.is_floating_point()
-            if not labelled:
-                return target
-            n_classes = preds.shape[-1]  # an absent row may have any label
-            return torch.nn.functional.one_hot(target.long().clamp(0, n_classes - 1), n_classes).to(preds)
+            return target if target.is_floating_point() else target.to(preds)
         if not target.is_floating_point():
-            return target
+            return target.long()
         present = _present(target, weights)
         labels = torch.where(present, target, 0).long()
         return labels.argmax(-1) if multiclass else labels

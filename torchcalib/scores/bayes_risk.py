@@ -14,7 +14,9 @@ from torchcalib.predictions import (
     InputOptions,
     Predictions,
     Task,
+    by_replicates,
     check_flag,
+    in_all_replicates,
     read_input,
     read_priors,
 )
@@ -257,7 +259,7 @@ def expected_cost(
     decisions = decisions.long()
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
-        absent = None if p.weights is None else p.weights == 0
+        absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
         rules = Rules(lambda: ~outside.any(), lambda: [_decision_problem(decisions, outside, matrix)])
         weights, _ = settle([rules], p.weights, absent, False, wide)
     else:
@@ -270,7 +272,8 @@ def expected_cost(
     )
     checked = None if priors is None else read_priors(priors, matrix.num_classes)
     reading = ScoreReading(score, "multiclass", normalize, checked)
-    return reading.read(score.recipe(reading.by_class).of(given))
+    recipe = score.recipe(reading.by_class)
+    return by_replicates(lambda p: reading.read(recipe.of(p)), given, recipe.n_events(given))
 
 
 def _decision_problem(decisions: Tensor, outside: Tensor, cost: CostMatrix) -> Problem:

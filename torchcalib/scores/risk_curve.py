@@ -16,6 +16,7 @@ from torchcalib.predictions import (
     InputOptions,
     Predictions,
     Task,
+    by_replicates,
     check_average,
     check_count,
     read_input,
@@ -144,14 +145,17 @@ def bayes_risk_area(
         raise ValueError(f"`weight` must be one of {', '.join(map(repr, get_args(AreaWeight)))}, got {weight!r}.")
     check_average(average, task_read_as(task, options) == "multilabel")
     p = _two_classes(preds, target, task, options, priors)
-    s = _in_order(p, priors)
+    area = by_replicates(lambda p: _area(_in_order(p, priors), weight), p, p.samples.numel())
+    return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
+
+
+def _area(s: "_InOrder", weight: AreaWeight) -> Tensor:
     log_p, log_not_p = row_stats.binary_log_probs(s.values, s.from_logits)
     start, end = torch.full_like(log_p[..., :1], -torch.inf), torch.zeros_like(log_p[..., :1])
     log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
     # Antiderivatives, over c, of the weight times the cost of a miss and of a false alarm.
     miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
-    area = (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
-    return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
+    return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
 
 
 def optimal_threshold_cost(
@@ -207,7 +211,13 @@ def optimal_threshold_cost(
         raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}.")
     check_average(average, task_read_as(task, options) == "multilabel")
     p = _two_classes(preds, target, task, options, priors)
-    s = _in_order(p, priors)
+    least = by_replicates(
+        lambda p: _least_cost(_in_order(p, priors), matrix, normalize is not None), p, p.samples.numel()
+    )
+    return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
+
+
+def _least_cost(s: "_InOrder", matrix: CostMatrix, normalize: bool) -> Tensor:
     (below_0, above_0), (below_1, above_1) = matrix.costs
     costs = below_1 * s.missed + above_1 * (s.missed[..., -1:] - s.missed)
     costs = costs + above_0 * s.accepted + below_0 * (s.accepted[..., :1] - s.accepted)
@@ -215,9 +225,7 @@ def optimal_threshold_cost(
     ends = torch.ones_like(s.values[..., :1], dtype=torch.bool)
     costs = costs.masked_fill(~torch.cat((ends, apart, ends), -1), torch.inf)
     least = costs.amin(-1)
-    if normalize:
-        least = least / torch.minimum(costs[..., 0], costs[..., -1])
-    return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
+    return least / torch.minimum(costs[..., 0], costs[..., -1]) if normalize else least
 
 
 def _two_classes(

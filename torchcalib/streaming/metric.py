@@ -143,7 +143,9 @@ class StreamingMetric(Metric, Generic[S]):
         if isinstance(incoming_state, StreamingMetric):
             mine, other = self._configuration(), incoming_state._configuration()
             if differing := [
-                f"{name}={other[name]!r} into {name}={mine[name]!r}" for name in mine if mine[name] != other[name]
+                f"{name}={other.get(name)!r} into {name}={mine.get(name)!r}"
+                for name in {**mine, **other}
+                if mine.get(name) != other.get(name)
             ]:
                 raise ValueError(
                     f"`incoming_state` must count the same thing, got {'; '.join(differing)}. "
