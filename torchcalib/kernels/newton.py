@@ -28,6 +28,7 @@ GRADIENT = 1e-10  # what is aimed at: norm of the gradient of the mean NLL, in u
 DECREMENT = 1e-15  # and what a further Newton step would take off the NLL, twice
 PROMISED = 1e-9, 1e-12  # what is enough of both where rounding allows no more
 FLAT = 1e-14  # a slope that is rounding
+NOISE = 1e-13  # what rounding does to the sum of an NLL, as a share of it and of 1
 ROUNDS = 200
 FAR = -1e18  # stands for a score of -inf: its probability is 0, and 0 times it is 0
 UNUSUAL = 1e6  # a scale from which scores are looked at for such as stand for -inf
@@ -429,6 +430,10 @@ def _damped(
     eps = torch.finfo(theta.dtype).eps
     in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # of a gradient
     least = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
+
+    def norm(value: _Value) -> Tensor:
+        return (value.gradient * in_units).square().sum(-1).sqrt()
+
     value, kept = _evaluate(p, theta), False
     part = torch.ones_like(p.of_label)
     for _ in range(rounds):
@@ -437,7 +442,7 @@ def _damped(
         step = step * shrink.unsqueeze(-1)
         slope = (step * value.gradient).sum(-1)
         length = step[..., 0].abs() + step[..., 1:].abs().amax(-1)
-        exact = ((value.gradient * in_units).square().sum(-1).sqrt() <= GRADIENT) & (slope >= -DECREMENT)
+        exact = (norm(value) <= GRADIENT) & (slope >= -DECREMENT)
         done = exact if relative is None else length <= relative
         # A sample whose label is not the likeliest costs its weight times log 2: below that there is none.
         separated = value.nll < least * math.log(2)
@@ -448,7 +453,10 @@ def _damped(
         # After a step this short the Hessian is as good as it was, and mostly nothing is left to do with it.
         kept = not kept and relative is None and _all(stays | (part * length <= 1e-5))
         new = _evaluate(p, moved, value.hessian if kept else None)
-        better = ~stays & (new.nll <= value.nll + 1e-4 * part * slope + 4 * eps * (1 + value.nll))
+        falls = new.nll <= value.nll + 1e-4 * part * slope + 4 * eps * (1 + value.nll)
+        # Near the optimum the NLL of many samples changes by less than their sum is rounded; its gradient still falls.
+        level = new.nll <= value.nll + NOISE * (1 + value.nll)
+        better = ~stays & (falls | (level & (norm(new) <= norm(value) / 2)))
         theta = torch.where(better[..., None], moved, theta)
         value = _Value(
             torch.where(better, new.nll, value.nll),
@@ -457,7 +465,7 @@ def _damped(
         )
         part = torch.where(better, 1, part / 4).where(~stays, part)
     if relative is None:
-        done = done | _enough((value.gradient * in_units).square().sum(-1).sqrt(), slope)
+        done = done | _enough(norm(value), slope)
     else:
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
     # Where the likelihood rises for ever, its slope fades and the step that it asks for does not.
