@@ -593,3 +593,9 @@ def test_a_plain_metric_is_not_merged_into_a_bootstrapped_one_nor_the_other_way_
     for one, other in ((plain, metric), (metric, plain), (plain, tc.NLL(task="binary"))):
         with pytest.raises(ValueError, match="`incoming_state` must count the same thing, got"):
             one.merge_state(other)
+
+
+def test_a_held_out_set_is_weighed_in_one_way():
+    held_out = (P, Y, torch.ones(3, 4))
+    with pytest.raises(ValueError, match=r"`calibration` must have one weight per sample, got \(3,\) of them"):
+        tc.rcl(P, Y, task="binary", calibration=held_out)

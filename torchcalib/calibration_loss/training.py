@@ -180,6 +180,11 @@ def _read_held_out(
             f"`calibration` must have the classes, and the leading axes, of `preds` {tuple(p.values.shape)}, got "
             f"{tuple(held.values.shape)} (samples last, or before the classes)."
         )
+    if held.replicates:
+        raise ValueError(
+            f"`calibration` must have one weight per sample, got {tuple(held.replicates)} of them. Its transform is "
+            "the same in every replicate."
+        )
     if look((series_weights(held, None).sum(-1) > 0).all()) is False:
         raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
     return held
