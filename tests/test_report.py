@@ -169,7 +169,7 @@ def test_json_is_strict_and_complete():
     assert lines["nll"]["value"] == "inf"
     assert lines["brier"]["value"] == pytest.approx((1 + 0.25 + 0) / 3)
     assert set(lines["ece/top_label"]) == {
-        "key", "name", "group", "value", "unit", "perfect", "naive", "question", "source"
+        "key", "name", "group", "value", "unit", "perfect", "naive", "question", "source", "interval"
     }  # fmt: skip
     assert content["tables"]["positive_class"]["n"] == [1, 1, 1]
     assert content["tables"]["positive_class"]["upper"] == [1 / 3, 2 / 3, 1]

@@ -10,6 +10,8 @@ MOST_VALUES = 2**26
 
 MOST_SAMPLES = 2**20
 """Samples, every label of a sample being one, that are kept."""
+_JOINED_WITH_NONE = (torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes that torch.cat takes with no other."""
 
 
 class KeptSamples:
@@ -92,7 +94,7 @@ class KeptSamples:
         if self.has_shares:
             return target if target.is_floating_point() else target.to(preds)
         if not target.is_floating_point():
-            return target.long()
+            return target.long() if target.dtype in _JOINED_WITH_NONE else target
         present = _present(target, weights)
         labels = torch.where(present, target, 0).long()
         return labels.argmax(-1) if multiclass else labels
