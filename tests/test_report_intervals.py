@@ -27,7 +27,7 @@ def corp_part(*args, part, **options):
 FUNCTIONS = {
     "nll": tc.nll, "nce": partial(tc.nll, normalize="prior"), "brier": tc.brier_score,
     "nbs": partial(tc.brier_score, normalize="prior"), "ecd": tc.ecd, "ece": tc.ece, "esce": tc.esce, "mce": tc.mce,
-    "rmsce": tc.rmsce, "rmsce_debiased": partial(tc.rmsce, debiased=True), "ace": tc.ace, "tce": tc.tce, "ks": tc.ks,
+    "rmsce": tc.rmsce, "ace": tc.ace, "tce": tc.tce, "ks": tc.ks,
     **{part: partial(corp_part, part=part) for part in ("mcb", "dsc", "unc")},
 }  # fmt: skip
 
@@ -38,11 +38,14 @@ def test_intervals_are_those_of_bootstrap(task):
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
     checked = 0
     for line in report.lines:
+        if line.name == "RMSCE debiased":  # which a replicate that repeats samples tells nothing of
+            assert line.interval is None
+            continue
         assert line.interval is not None, line.key
         name, *reduction = line.key.split("/")
         if name not in FUNCTIONS:
             continue
-        bins = {"n_bins": 5} if name in ("ece", "esce", "mce", "rmsce", "rmsce_debiased", "ace") else {}
+        bins = {"n_bins": 5} if name in ("ece", "esce", "mce", "rmsce", "ace") else {}
         options = {**bins, **({"reduction": reduction[0]} if reduction else {}), "n_replicates": 199}
         expected = tc.bootstrap(FUNCTIONS[name], preds, target, task=task, **options)
         assert line.value == pytest.approx(float(expected.value), abs=1e-9)
@@ -52,7 +55,7 @@ def test_intervals_are_those_of_bootstrap(task):
         told = line.name in intervals.BIASED and float(expected.bias) > float(expected.standard_error) / 4
         assert line.interval.bias == (pytest.approx(float(expected.bias), abs=1e-9) if told else None)
         checked += 1
-    assert checked == {"binary": 27, "multiclass": 21, "multilabel": 16}[task]
+    assert checked == {"binary": 25, "multiclass": 19, "multilabel": 15}[task]
 
 
 def test_the_bias_of_a_calibrated_models_ece_is_told_beside_its_interval():

@@ -71,7 +71,9 @@ class Interval:
         """Mean of the replicates less the value `(...)`: about how much the value is too high.
 
         Near 0 for a mean, such as the NLL. Binned errors of few samples a bin are too high, for chance gaps count like
-        true ones; a replicate of the sample is so once more. Both ends of the interval share in that.
+        true ones; a replicate of the sample is so once more. Both ends of the interval share in that. Not so an error
+        that takes off the noise of its bins (`rmsce(debiased=True)`): replicates repeat samples, which it takes for
+        new ones, so that its interval lies too high and tells nothing.
         """
         return self.replicates.mean(0) - self.value
 

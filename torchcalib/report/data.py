@@ -16,7 +16,8 @@ from torchcalib.reductions import Reduction
 
 INTERVAL_WORDS = (
     "95 % interval: where the number lies for other samples of this size (bootstrap). "
-    "Bias: chance gaps make the number, and the interval with it, too large by about that much."
+    "Bias: chance gaps make the number, and the interval with it, too large by about that much. "
+    "RMSCE debiased has no interval: replicates repeat samples, and it does not know of the noise that this adds."
 )
 
 

@@ -24,6 +24,9 @@ BIASED = ("ECE", "MCE", "RMSCE", "ACE")
 """What chance gaps make too large. The bias is told where it matters, which by Efron and Tibshirani (1993, ch. 10.2) is
 from a quarter of the standard error on."""
 
+UNFIT = ("RMSCE debiased",)
+"""What takes off the noise of its bins, and does not know of that of a replicate, which repeats samples."""
+
 MOST_EVENTS = 2**18
 """Events (samples, or samples times classes) up to which there are intervals of what is read from sums."""
 
@@ -75,7 +78,9 @@ def with_intervals(
     """Return lines with their intervals, where this does not take long, and notes of which have none."""
     replicates = _replicates(p, [reading for reading in read if reading.recipe.n_events(p) <= reading.most])
     found = [
-        replace(line, interval=_interval(line, replicates[line.key])) if line.key in replicates else line
+        replace(line, interval=_interval(line, replicates[line.key]))
+        if line.key in replicates and line.name not in UNFIT
+        else line
         for line in lines
     ]
     notes = tuple(
