@@ -1,0 +1,200 @@
+"""Intervals of metrics that stream, of which the state is sums."""
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from torchcalib.bootstrap.interval import Interval, check_level
+from torchcalib.kernels.draws import poisson_counts
+from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.predictions import Predictions, check_count, check_seed, replicates_at_once
+from torchcalib.states import SumsKind
+from torchcalib.streaming import StreamingMetric
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Replicates(SumsKind[S]):
+    """Sums over the samples, and over R replicates of them `(1 + R, ...)`; behind them how many rows were drawn for."""
+
+    def empty(self) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(2 + math.prod(self.shape), dtype=torch.float64)
+
+    def statistic(self, state: Tensor) -> S:
+        """Return the sums as the statistic they are, with an axis of 1 + R in front."""
+        return super().statistic(state[:-1])
+
+    def drawn(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
+        """Return the state of a batch whose first row is row `first` of this rank."""
+        n = p.samples[-1]
+        counters = torch.arange(first, first + n, device=p.given.device)
+        streams = torch.arange(self.shape[0] - 1, device=p.given.device) + (rank << 32)
+        wide = wide_dtype(p.given.device)
+
+        def sums_of(counts: Tensor) -> Tensor:
+            return self.recipe.of(p.resampled(counts)).sums
+
+        sums = [sums_of(torch.ones(1, n, dtype=wide, device=p.given.device))]
+        with torch.no_grad():
+            sums += [
+                sums_of(poisson_counts(seed, some, counters, wide))
+                for some in torch.split(streams, replicates_at_once(self.recipe.n_events(p)))
+            ]
+        flat = torch.cat([part.flatten() for part in sums])
+        invalid = flat.new_zeros(1) if p.n_invalid is None else p.n_invalid.to(flat).reshape(1)
+        return torch.cat((invalid, flat, flat.new_full((1,), n)))
+
+
+def _of_metric(name: str) -> Any:
+    """Make a property that is the attribute of the metric that is bootstrapped."""
+    return property(lambda self: getattr(self.metric, name))
+
+
+class Bootstrapped(StreamingMetric[S]):
+    """A metric with a bootstrap interval, streamed in constant memory.
+
+    `compute` returns the value of the metric, which loggers take; `interval` the `Interval`. Every row has a Poisson
+    variable of mean 1 as its weight in each of R replicates, so that rows need not be known beforehand, nor kept: the
+    state is 1 + R times that of the metric. Replicates of all ranks add up, each rank drawing for its own rows.
+
+    Args:
+        metric: a metric whose state is sums: all scores, and errors over equal-width bins; or, with `resolution`, any.
+            It is taken for what it is, not for what it has seen.
+        n_replicates: R.
+        level: of the interval, in (0, 1).
+        seed: of the draws: the same rows in the same order on the same rank give the same interval on every device.
+            Metrics that are to be merged with `merge_state` in one process need seeds of their own.
+        **kwargs: those of `torchmetrics.Metric`.
+
+    Raises:
+        TypeError, ValueError: for a metric that keeps samples, bad arguments, and in `update` for bad input.
+
+    Source:
+        Oza, Russell: Online bagging and boosting (AISTATS 2001), for the weights.
+
+    Example:
+        >>> from torchcalib import NLL
+        >>> metric = Bootstrapped(NLL(task="binary"), n_replicates=100)
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0]))
+        >>> metric.compute()
+        tensor(0.4004, dtype=torch.float64)
+        >>> found = metric.interval()
+        >>> bool(found.low < found.value) and bool(found.value < found.high)
+        True
+    """
+
+    kind: Replicates[S]
+
+    is_differentiable, higher_is_better = _of_metric("is_differentiable"), _of_metric("higher_is_better")
+    plot_lower_bound, plot_upper_bound = _of_metric("plot_lower_bound"), _of_metric("plot_upper_bound")
+    unit, perfect = _of_metric("unit"), _of_metric("perfect")
+    question, source = _of_metric("question"), _of_metric("source")
+
+    def __init__(
+        self,
+        metric: StreamingMetric[S],
+        *,
+        n_replicates: int = 200,
+        level: float = 0.95,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(metric, StreamingMetric):
+            raise TypeError(f"`metric` must be a torchcalib metric, got {type(metric).__name__}.")
+        if not isinstance(metric.kind, SumsKind) or isinstance(metric, Bootstrapped):
+            raise ValueError(
+                f"`metric` must have sums as its state, got {metric}. Pass `resolution` for sums of what depends on "
+                "the order, or keep the predictions and use torchcalib.bootstrap."
+            )
+        check_count("n_replicates", n_replicates)
+        check_level(level, n_replicates)
+        check_seed(seed)
+        # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
+        self._of: tuple[StreamingMetric[S]] = (deepcopy(metric),)
+        self.n_replicates, self.level, self.seed = n_replicates, level, seed
+        self._n_rows, self._rank, self._in_forward = 0, 0, False
+        super().__init__(metric.input_format, metric.recipe, metric.batch_shape, **kwargs)
+
+    @property
+    def metric(self) -> StreamingMetric[S]:
+        """What is bootstrapped, as it was made."""
+        return self._of[0]
+
+    def interval(self) -> Interval:
+        """Return the value and its interval, over all ranks if `torch.distributed` is running.
+
+        Raises:
+            ValueError: if rows that came on CUDA were bad.
+        """
+        values = self.metric._value(self._synced_statistic())
+        return Interval(values[0], values[1:], self.level)
+
+    def reset(self) -> None:
+        """Forget everything seen; the draws begin anew."""
+        super().reset()
+        if not self._in_forward:  # where torchmetrics sets the state aside for that of the batch
+            self._n_rows = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch as `update` does and return the batch's own value, with its gradient."""
+        self._in_forward = True
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._in_forward = False
+
+    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+        """Add a batch; see `StreamingMetric.update`."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._rank = torch.distributed.get_rank()
+        super().update(preds, target, weights=weights)
+        rows = preds.numel() // math.prod(self.batch_shape)
+        self._n_rows += (
+            rows if self.input_format.task == "binary" else rows // preds.shape[self.input_format.class_axis]
+        )
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add the state of another one; see `StreamingMetric.merge_state`.
+
+        Raises:
+            ValueError: if the two do not count the same thing, or have drawn the same numbers for different rows.
+        """
+        if isinstance(incoming_state, Bootstrapped) and (
+            (self.seed, self._rank) == (incoming_state.seed, incoming_state._rank)
+            and min(self._n_rows, incoming_state._n_rows) > 0
+        ):
+            raise ValueError(
+                f"`incoming_state` must have drawn other numbers, got seed={self.seed} in both. "
+                "Make metrics that are to be merged with a seed for each."
+            )
+        super().merge_state(incoming_state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Go on drawing behind the rows that were seen."""
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._n_rows = int(self.state[-1])
+
+    def _state_kind(self) -> Replicates[S]:
+        kind = self.metric.kind
+        assert isinstance(kind, SumsKind)  # as __init__ has seen to
+        return Replicates(kind.recipe, (1 + self.n_replicates, *kind.shape))
+
+    def _state_of(self, p: Predictions) -> Tensor:
+        return self.kind.drawn(p, self.seed, self._rank, self._n_rows)
+
+    @property
+    def _counts_what(self) -> tuple[object, ...]:
+        return (self.recipe, self.n_replicates, self.seed, self._n_rows)
+
+    def _configuration(self) -> dict[str, object]:
+        return {**self.metric._configuration(), "n_replicates": self.n_replicates}
+
+    def _value(self, statistic: S) -> Tensor:
+        return self.metric._value(statistic)[0]
