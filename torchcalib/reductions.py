@@ -44,11 +44,13 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
 
     With soft targets the outcome is the share of votes for the class. The ECD is that of the whole prediction.
     """
-    if p.task == "multiclass":
+    if p.task == "multiclass" and p.soft:
         top = p.values.argmax(-1, keepdim=True)
-        confidence = p.probs.gather(-1, top)
-        outcome = p.target.gather(-1, top) if p.soft else p.target.unsqueeze(-1) == top
-        confidence, outcome = confidence.squeeze(-1), outcome.squeeze(-1).to(confidence.dtype)
+        confidence, outcome = p.probs.gather(-1, top).squeeze(-1), p.target.gather(-1, top).squeeze(-1)
+        outcome = outcome.to(confidence.dtype)
+    elif p.task == "multiclass":
+        confidence = p.rows.confidence
+        outcome = (p.target == p.rows.top).to(confidence.dtype)
     else:
         claims_one = p.values > (0 if p.from_logits else 0.5)  # on a tie class 0, the first, is claimed
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(claims_one, p.values, 1 - p.values)

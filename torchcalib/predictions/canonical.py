@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.kernels import row_stats
+from torchcalib.kernels import row_op, row_stats
 from torchcalib.kernels.once import once
+from torchcalib.kernels.row_op import Rows
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions.arguments import Task
 
@@ -141,11 +142,14 @@ class Predictions:
         return row_stats.binary_log_probs(self.values, self.from_logits)
 
     @once
+    def rows(self) -> Rows:
+        """What multi-class rows and their labels yield, from one read of the row; not for soft targets."""
+        return row_op.rows(self.given, self.given_target, from_logits=self.from_logits)
+
+    @property
     def log_prob_of_label(self) -> Tensor:
         """Multi-class log q_h `(..., N)` for labels h."""
-        rows = self.log_probs if self.from_logits else self.values
-        of_label = self._wide(rows.gather(-1, self.target.unsqueeze(-1)).squeeze(-1))
-        return of_label if self.from_logits else row_stats.safe_log(of_label)
+        return self.rows.log_prob
 
     @once
     def cross_entropy(self) -> Tensor:
@@ -159,7 +163,7 @@ class Predictions:
         """sum_k q_k log q_k per sample, in nats."""
         if self.task != "multiclass":
             return row_stats.binary_neg_entropy(*self.binary_log_probs)
-        return row_stats.neg_entropy(self.probs, self.log_probs)
+        return row_stats.neg_entropy(self.probs, self.log_probs) if self.soft else self.rows.neg_entropy
 
     @once
     def ecd(self) -> Tensor:
@@ -172,11 +176,7 @@ class Predictions:
         if self.soft:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
-            label = self.target.unsqueeze(-1)
-            miss = (
-                -torch.expm1(self.log_prob_of_label) if self.from_logits else 1 - self.probs.gather(-1, label)[..., 0]
-            )
-            return row_stats.squared_error_of_label(self.probs, miss, self.target)
+            return self.rows.squared_error
         if self.from_logits:  # 1 - p as sigmoid(-z), which does not cancel
             return ((1 - self.target) * self.probs - self.target * (-self.values).sigmoid()).square()
         return (self.probs - self.target).square()
