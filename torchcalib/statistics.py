@@ -11,6 +11,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_of_replicates
 from torchcalib.kernels.row_stats import wide_dtype, xmul
 from torchcalib.predictions import Predictions, Task, in_all_replicates
@@ -179,15 +180,21 @@ class EqualWidthBins:
 
     def of(self, p: Predictions) -> BinStats:
         """Put the events of `p` into bins."""
+        b, right = self.n_bins, self.right
+        each_class = self.reduction == "classwise" and p.task == "multiclass"
+        if each_class and not (p.soft or self.with_ecd or p.replicates):  # all classes in one pass over the rows
+            labels, rows = p.given_target, p.rows
+            sums = class_bins(p.given, labels, p.weights, rows, from_logits=p.from_logits, n_bins=b, right=right)
+            return BinStats(sums)
         events = reduce_to_events(p, self.reduction, self.with_ecd)
-        wide = wide_dtype(events.confidence.device)
+        if not p.replicates or events.weights is None:
+            sums = event_bins(events.confidence, events.outcome, events.weights, events.ecd, n_bins=b, right=right)
+            return BinStats(sums)
         columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         if events.ecd is not None:
             columns.append(events.ecd)
-        index = bin_index(events.confidence, self.n_bins, self.right)
-        if p.replicates and events.weights is not None:
-            return BinStats(sums_of_replicates(index, columns, events.weights, self.n_bins, finite=not self.with_ecd))
-        return BinStats(bin_sums(index, [weighted(column, events.weights, wide) for column in columns], self.n_bins))
+        index = bin_index(events.confidence, b, right)
+        return BinStats(sums_of_replicates(index, columns, events.weights, b, finite=not self.with_ecd))
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
