@@ -15,6 +15,9 @@ class Resampling:
         p: whose samples are drawn; those that are left out in all series are not.
         seed: of the draws.
         groups: integers `(N,)`; samples of equal number are drawn together.
+
+    Raises:
+        TypeError, ValueError: for groups that are no integers `(N,)`.
     """
 
     def __init__(self, p: Predictions, seed: int, groups: Tensor | None = None) -> None:

@@ -67,15 +67,6 @@ def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
     return xmul(q, log_q).sum(-1, dtype=wide_dtype(q.device))
 
 
-def squared_error_of_label(q: Tensor, miss: Tensor, target: Tensor) -> Tensor:
-    """Return sum_k (q_k - 1[h=k])^2 from q, `miss` = 1 - q_h and the labels h.
-
-    The label's own term comes from `miss`, which the caller has without cancellation, and not from
-    `sum q^2 - 2 q_h + 1`, which loses every digit of a confident prediction.
-    """
-    return miss.square() + q.scatter(-1, target.unsqueeze(-1), 0).square().sum(-1, dtype=wide_dtype(q.device))
-
-
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return log q_k and log(1 - q_k) for every class.
 

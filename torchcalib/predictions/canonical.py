@@ -146,17 +146,12 @@ class Predictions:
         """What multi-class rows and their labels yield, from one read of the row; not for soft targets."""
         return row_op.rows(self.given, self.given_target, from_logits=self.from_logits)
 
-    @property
-    def log_prob_of_label(self) -> Tensor:
-        """Multi-class log q_h `(..., N)` for labels h."""
-        return self.rows.log_prob
-
     @once
     def cross_entropy(self) -> Tensor:
         """-sum_k t_k log q_k per sample, in nats."""
         if self.task != "multiclass":
             return row_stats.binary_cross_entropy(*self.binary_log_probs, self.target)
-        return row_stats.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.log_prob_of_label
+        return row_stats.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.rows.log_prob
 
     @once
     def neg_entropy(self) -> Tensor:
@@ -189,7 +184,7 @@ class Predictions:
             return row_stats.binary_cross_entropy(log_p.clamp(min=floor), log_not_p.clamp(min=floor), self.target)
         if self.soft:
             return row_stats.cross_entropy(self.log_probs.clamp(min=floor), self.target)
-        return 0 - self.log_prob_of_label.clamp(min=floor)
+        return 0 - self.rows.log_prob.clamp(min=floor)
 
 
 _MOST_AT_ONCE = 2**22  # elements of the sums' dtype, 32 MB, that a few replicates make together
