@@ -36,7 +36,9 @@ class Events:
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
     """P(y=1) and y, for every sample (multi-label: of every label, `(..., L, N)`)."""
-    return Events(p.probs, p.target, p.weights, p.ecd if with_ecd else None)
+    # Columns as they were given: who sums them widens, one by one.
+    confidence = p.probs if p.from_logits else p.given.to(p.dtype)
+    return Events(confidence, p.given_target, p.weights, p.ecd if with_ecd else None)
 
 
 def top_label(p: Predictions, with_ecd: bool = False) -> Events:

@@ -24,7 +24,7 @@ class Predictions:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits: whether `values` are logits.
         given: multi-class `(..., N, C)`, binary `(..., N)` and multi-label `(..., L, N)`, which is binary with the
-            labels as one more batch axis; at least float32.
+            labels as one more batch axis; of the dtype it was given in.
         given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or P(y=1) of the
             observation, of the shape of `given`.
         weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
@@ -50,8 +50,11 @@ class Predictions:
 
     @once
     def values(self) -> Tensor:
-        """What was given; binary and multi-label in the wide dtype."""
-        return self.given if self.task == "multiclass" else self._wide(self.given)
+        """What was given, in `dtype`, and of logits without +inf; binary and multi-label in the wide dtype."""
+        if self.task != "multiclass":
+            return self._wide(self.given)
+        values = self.given.to(self.dtype)
+        return row_stats.spread_infinite_logits(values) if self.from_logits else values
 
     @once
     def target(self) -> Tensor:
@@ -77,6 +80,18 @@ class Predictions:
     def replicates(self) -> torch.Size:
         """Shape of the ways in which the rows are weighed; `()` for one."""
         return torch.Size() if self.weights is None else self.weights.shape[: self.weights.dim() - len(self.samples)]
+
+    def settled(self, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
+        """Return the same rows under the weights that rows have once they were checked."""
+        if weights is self.weights and n_invalid is None:
+            return self
+        other = copy(self)
+        object.__setattr__(other, "weights", weights)
+        object.__setattr__(other, "n_invalid", n_invalid)
+        if weights is not None and self.hard:
+            left_out = in_all_replicates((weights == 0) | weights.isnan(), len(self.samples))
+            object.__setattr__(other, "given_target", self.given_target.masked_fill(left_out, 0))
+        return other
 
     def weighed(self, weights: Tensor) -> "Predictions":
         """Return the same rows under other weights; what has been computed of them is shared."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.kernels import row_stats
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions.arguments import (
     InputOptions,
@@ -26,6 +25,7 @@ from torchcalib.predictions.values import (
     label_rules,
     logit_rules,
     probability_rules,
+    row_rules,
     settle,
     weight_rules,
 )
@@ -93,15 +93,14 @@ class InputFormat:
             ValueError: for a wrong shape or a bad value.
         """
         self.check(preds, target, weights)
-        tolerances = SUM_TOLERANCE[preds.dtype], SUM_TOLERANCE.get(target.dtype, 0.0)
         preds, target, weights = self._shaped(preds, target, weights, batch_shape)
 
         wide = wide_dtype(preds.device)
         weighted, hard = weights is not None, not target.is_floating_point()
         dtype = torch.promote_types(preds.dtype, torch.float32)
-        preds = preds.to(dtype)
+        target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
-        target = target.to(preds.dtype) if target.is_floating_point() else target.long()
+        target = target.long() if hard else target.to(dtype)
         ignored = None if self.ignore_index is None else target == self.ignore_index
         rules: list[Rules] = []
         if weights is not None:
@@ -111,17 +110,14 @@ class InputFormat:
             ones = torch.ones((), dtype=wide, device=preds.device)
             weights = torch.where(ignored, 0.0, ones if weights is None else weights)
 
-        if self.validate_args:
-            rules += self._value_rules(preds, target, *tolerances)
         samples = preds.dim() - (self.task == "multiclass")
         absent = None if weights is None else in_all_replicates(weights == 0, samples)
-        weights, n_invalid = settle(rules, weights, absent, drop_invalid, wide)
-        if weights is not None and not target.is_floating_point():  # an absent row's label must not index anything
-            target = target.masked_fill(in_all_replicates((weights == 0) | weights.isnan(), samples), 0)
-
-        if self.task == "multiclass" and self.from_logits:
-            preds = row_stats.spread_infinite_logits(preds)
-        p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, n_invalid, weighted, hard)
+        if absent is not None and hard:  # an absent row's label must not index anything
+            target = target.masked_fill(absent, 0)
+        p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard)
+        if self.validate_args:
+            rules += self._value_rules(p, target_tolerance)
+        p = p.settled(*settle(rules, weights, absent, drop_invalid, wide))
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
     @property
@@ -257,18 +253,18 @@ class InputFormat:
                 )
         return True
 
-    def _value_rules(
-        self, preds: Tensor, target: Tensor, preds_tolerance: float, target_tolerance: float
-    ) -> list[Rules]:
+    def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""
         per_class = self.task == "multiclass"
+        if per_class and self.from_logits and p.hard:
+            return [row_rules(p.rows.log_prob, p.given, p.given_target)]
         if self.from_logits:
-            of_preds = logit_rules(preds, per_class)
+            of_preds = logit_rules(p.given, per_class)
         else:
-            of_preds = probability_rules("preds", preds, per_class, preds_tolerance)
-        if target.is_floating_point():
-            return [of_preds, probability_rules("target", target, per_class, target_tolerance)]
-        return [of_preds, label_rules(target, preds.shape[-1] if per_class else 2)]
+            of_preds = probability_rules("preds", p.given, per_class, SUM_TOLERANCE[p.given.dtype])
+        if not p.hard:
+            return [of_preds, probability_rules("target", p.given_target, per_class, target_tolerance)]
+        return [of_preds, label_rules(p.given_target, p.num_classes)]
 
 
 def read_input(

@@ -22,10 +22,21 @@ class Problem(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules on one tensor: whether no row breaks any, found in as few passes as can be; and what is broken."""
+    """The rules on one tensor, cheapest question first.
+
+    Attributes:
+        kept: whether no row breaks any, a boolean scalar.
+        broken: which rows do, a mask.
+        problems: which rows break which.
+    """
 
     kept: Callable[[], Tensor]
+    broken: Callable[[], Tensor]
     problems: Callable[[], list[Problem]]
+
+
+def _rules(kept: Callable[[], Tensor], problems: Callable[[], list[Problem]]) -> Rules:
+    return Rules(kept, lambda: reduce(torch.logical_or, (problem.broken for problem in problems())), problems)
 
 
 def settle(
@@ -38,8 +49,7 @@ def settle(
     """Raise on broken rows; or weigh them 0 and count them; or, where values cannot be looked at, weigh them NaN."""
     if not rules or (not drop_invalid and look(reduce(torch.logical_and, [rule.kept() for rule in rules]))):
         return weights, None
-    problems = [problem for rule in rules for problem in rule.problems()]
-    broken = reduce(torch.logical_or, (problem.broken for problem in problems))
+    broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
     ones = torch.ones((), dtype=wide, device=broken.device)
     if drop_invalid:
@@ -47,7 +57,7 @@ def settle(
     seen = look(broken.any())
     if seen is None:
         return torch.where(broken, torch.nan, ones if weights is None else weights), None
-    for problem in problems if seen else ():
+    for problem in (problem for rule in rules for problem in rule.problems()) if seen else ():
         rows = problem.broken if absent is None else problem.broken & ~absent
         if bool(rows.any()):
             raise ValueError(problem.explain(rows))
@@ -77,7 +87,7 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
 def weight_rules(weights: Tensor, whole: bool) -> Rules:
     """Weights of samples; with `whole` counts of copies."""
     problem = _whole_weight_problem(weights) if whole else _weight_problem(weights)
-    return Rules(lambda: ~problem.broken.any(), lambda: [problem])
+    return _rules(lambda: ~problem.broken.any(), lambda: [problem])
 
 
 def _weight_problem(weights: Tensor) -> Problem:
@@ -106,7 +116,7 @@ def _whole_weight_problem(weights: Tensor) -> Problem:
 
 def label_rules(target: Tensor, num_classes: int) -> Rules:
     """Labels that name a class."""
-    return Rules(lambda: _within(target, 0, num_classes - 1), lambda: [_label_problem(target, num_classes)])
+    return _rules(lambda: _within(target, 0, num_classes - 1), lambda: [_label_problem(target, num_classes)])
 
 
 def _label_problem(target: Tensor, num_classes: int) -> Problem:
@@ -130,7 +140,16 @@ def logit_rules(logits: Tensor, per_class: bool) -> Rules:
             return _within(logits, -torch.inf, torch.inf)
         return _within(logits.detach().amax(-1), torch.finfo(logits.dtype).min, torch.inf)
 
-    return Rules(kept, lambda: _logit_problems(logits, per_class))
+    return _rules(kept, lambda: _logit_problems(logits, per_class))
+
+
+def row_rules(log_prob: Tensor, logits: Tensor, target: Tensor) -> Rules:
+    """Logits of classes and labels, from what was read of the rows: a score that is NaN where either is bad."""
+
+    def problems() -> list[Problem]:
+        return [*_logit_problems(logits, per_class=True), _label_problem(target, logits.shape[-1])]
+
+    return Rules(lambda: ~log_prob.isnan().any(), log_prob.isnan, problems)
 
 
 def _logit_problems(logits: Tensor, per_class: bool) -> list[Problem]:
@@ -155,9 +174,14 @@ def probability_rules(name: str, probs: Tensor, per_class: bool, tolerance: floa
 
     def kept() -> Tensor:
         inside = _within(probs, 0, 1)
-        return inside & _within(probs.detach().sum(-1) - 1, -tolerance, tolerance) if per_class else inside
+        return inside & _within(_total(probs.detach()) - 1, -tolerance, tolerance) if per_class else inside
 
-    return Rules(kept, lambda: _probability_problems(name, probs, per_class, tolerance))
+    return _rules(kept, lambda: _probability_problems(name, probs, per_class, tolerance))
+
+
+def _total(probs: Tensor) -> Tensor:
+    """Return the sums of rows; of half types they would be rounded to these."""
+    return probs.sum(-1, dtype=torch.promote_types(probs.dtype, torch.float32))
 
 
 def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: float) -> list[Problem]:
@@ -172,7 +196,7 @@ def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: 
     )
     if not per_class:
         return [_nan_problem(name, low), outside]
-    total = probs.sum(-1)
+    total = _total(probs)
     off = Problem(
         ~((total - 1).abs() <= tolerance),
         lambda rows: (
