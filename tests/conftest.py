@@ -98,6 +98,7 @@ def _cases():
         ("ecd", tc.ecd, tc.ECD, {}),
         ("risk", tc.bayes_risk, tc.BayesRisk, {}),
         ("nrisk", tc.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
+        ("accuracy", tc.accuracy, tc.Accuracy, {}),
     ]
     binned = [
         ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
@@ -122,7 +123,9 @@ def _cases():
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
                 yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
     priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    for name, function, cls, options in (s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd")):
+    for name, function, cls, options in (
+        s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd", "accuracy")
+    ):
         yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
     for task, own in out.items():
         for name, normalize in (("risk", None), ("nrisk", "prior")):

@@ -47,6 +47,11 @@ def ecd_of(q, t):
     return sum(xlogy(qk, qk) for qk in q) + nll_of(q, t)
 
 
+def accuracy_of(q, t):
+    """Share of the first most probable class."""
+    return t[max(range(len(q)), key=lambda k: (q[k], -k))]
+
+
 def bayes_cost_of(q, t, cost):
     """[EPSR] sec. 2.3.1: sum_k t_k c_kj of the first decision j whose expected cost sum_k q_k c_kj is least."""
     expected = [math.fsum(qk * row[j] for qk, row in zip(q, cost, strict=True)) for j in range(len(cost[0]))]

@@ -22,6 +22,7 @@ SCORES = {
     "nbs": oracles.brier_of,
     "brier-classes": oracles.brier_of,
     "ecd": oracles.ecd_of,
+    "accuracy": oracles.accuracy_of,
 }
 ERRORS = {"ece": oracles.ece, "esce": oracles.esce, "mce": oracles.mce, "rmsce": oracles.rmsce}
 
@@ -113,7 +114,7 @@ def error_oracle(case, qs, ts, weights):
 
 
 def oracle(case, preds, target, weights):
-    one = score_oracle if case.cls.__name__ in ("NLL", "Brier", "ECD", "BayesRisk") else error_oracle
+    one = score_oracle if case.cls.__name__ in ("NLL", "Brier", "ECD", "BayesRisk", "Accuracy") else error_oracle
     values = [one(case, qs, ts, weights) for qs, ts in series(case, preds, target)]
     values = values[0] if case.task != "multilabel" else values
     if isinstance(values, list) and case.options.get("average", "macro") is not None:

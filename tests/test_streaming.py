@@ -33,8 +33,8 @@ def test_metric_contract(one):
     metric = one.metric()
     assert isinstance(metric, Metric)
     assert metric.full_state_update is False
-    assert metric.is_differentiable is (one.cls not in (tc.TCE, tc.BayesRisk))
-    assert metric.higher_is_better in (False, None)
+    assert metric.is_differentiable is (one.cls not in (tc.TCE, tc.BayesRisk, tc.Accuracy))
+    assert metric.higher_is_better in ((True,) if one.cls is tc.Accuracy else (False, None))
     assert metric.state_dict() == {}
     assert isinstance(hash(metric), int)
     assert one.task in repr(metric)

@@ -23,7 +23,7 @@ class Events:
 
     Attributes:
         confidence: probability in [0, 1] given to the event, `(..., N)`.
-        outcome: 1 if it came true, 0 if not; a share of votes for soft targets. `(..., N)`.
+        outcome: 1 if it came true, 0 if not; a share of votes for soft targets. `(..., N)`, of any real dtype.
         weights: broadcastable to `confidence`, or None for all ones. 0 marks a row that is left out.
         ecd: entropic calibration difference of the claim, in nats `(..., N)`; None unless asked for.
     """
@@ -52,7 +52,7 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
         outcome = outcome.to(confidence.dtype)
     elif p.task == "multiclass":
         confidence = p.rows.confidence
-        outcome = (p.target == p.rows.top).to(confidence.dtype)
+        outcome = p.target == p.rows.top
     else:
         claims_one = p.values > (0 if p.from_logits else 0.5)  # on a tie class 0, the first, is claimed
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(claims_one, p.values, 1 - p.values)

@@ -190,6 +190,11 @@ class Bootstrapped(StreamingMetric[S]):
         return self.kind.drawn(p, self.seed, self._rank, self._n_rows)
 
     @property
+    def _adds_up(self) -> bool:
+        """No: the draws follow from how many rows there were before."""
+        return False
+
+    @property
     def _counts_what(self) -> tuple[object, ...]:
         return (self.recipe, self.n_replicates, self.seed, self._n_rows)
 

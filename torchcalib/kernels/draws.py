@@ -58,8 +58,16 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
         cumulative += term
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1
-    table = torch.tensor(bounds, device=streams.device)
-    return _by_pieces(lambda words: torch.bucketize(words, table, right=True), seed, streams, counters, dtype)
+
+    def reached(words: Tensor) -> Tensor:
+        if words.device.type == "cpu":
+            return torch.bucketize(words, torch.tensor(bounds), right=True)
+        counts = torch.zeros_like(words, dtype=torch.uint8)  # a GPU would wait for a table to be copied to it
+        for bound in bounds:
+            counts += words >= bound
+        return counts
+
+    return _by_pieces(reached, seed, streams, counters, dtype)
 
 
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reading a value back from a tensor, where that is possible."""
+"""Reading a value back from a tensor, where that is possible, and whether there is one yet."""
 
 import torch
 from torch import Tensor
@@ -22,3 +22,8 @@ def largest(counts: Tensor, bound: int) -> int:
         return 0
     seen = look((top := counts.max()) >= 0)
     return bound if seen is None else int(top)
+
+
+def is_captured(x: Tensor) -> bool:
+    """Return whether what is done to `x` goes into a CUDA graph, to be done later and more than once, and not now."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -123,6 +123,9 @@ def matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
     """Cut `(..., N, C)` into matrices that are views of it: which rows of all they hold, and the rows."""
     if not values.numel():
         return
+    if values.dim() == 2:
+        yield slice(start, start + len(values)), values
+        return
     try:
         matrix = values.view(-1, values.shape[-1])
     except RuntimeError:  # no one stride leads from row to row

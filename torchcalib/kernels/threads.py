@@ -1,21 +1,31 @@
 """Work in threads of its own, for loops that let go of Python's lock."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 
 import torch
 
-_PER_THREAD = 2**18  # entries below which a thread costs more than it brings
+_PER_THREAD = 2**16  # entries below which a thread costs more than it brings
+
+
+@cache
+def _others(n_threads: int) -> ThreadPoolExecutor:
+    """Return the threads that help the one that calls; they wait for the next call."""
+    return ThreadPoolExecutor(n_threads, thread_name_prefix="torchcalib")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_others.cache_clear)  # threads do not live on in a process that is forked
 
 
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
     """Call `work(begin, end)` over ranges that make up `0..n-1`, side by side on as many threads as torch may use.
 
-    The threads are made for the call: a pool would not live on in a process that is forked.
-
     Args:
-        work: must not depend on how the range is cut. What it raises is raised here.
+        work: must not depend on how the range is cut, nor call this. What it raises is raised here, once all are done.
         n: how many pieces of work there are.
         n_entries: how many numbers are read; few are read by one thread.
     """
@@ -24,8 +34,10 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         work(0, n)
         return
     cuts = [n * k // n_threads for k in range(n_threads + 1)]
-    with ThreadPoolExecutor(n_threads - 1) as pool:
-        others = [pool.submit(work, *pair) for pair in pairwise(cuts[1:])]
+    others = [_others(torch.get_num_threads() - 1).submit(work, *pair) for pair in pairwise(cuts[1:])]
+    try:
         work(0, cuts[1])
-        for other in others:
-            other.result()
+    finally:  # they write into what belongs to the caller
+        errors = [other.exception() for other in others]
+    for error in filter(None, errors):
+        raise error

@@ -107,8 +107,9 @@ class Predictions:
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return the binary predictions that one of `classes` is the true one."""
-        chosen = torch.tensor(classes, device=self.values.device)
-        inside = (torch.arange(self.num_classes, device=self.values.device).unsqueeze(-1) == chosen).any(-1)
+        inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
+        for k in classes:  # numbers go to a GPU with the work; it would wait for a list of them
+            inside[k] = True
         if self.from_logits:  # the log-odds, which do not saturate
             log_q = self._wide(self.log_probs)
             values = log_q.masked_fill(~inside, -torch.inf).logsumexp(-1)
@@ -118,7 +119,8 @@ class Predictions:
         if self.soft:
             target = self._wide(self.target).masked_fill(~inside, 0).sum(-1).clamp(max=1)
         else:
-            target = (self.target.unsqueeze(-1) == chosen).any(-1).to(values.dtype)
+            known = (self.target >= 0) & (self.target < self.num_classes)
+            target = (known & inside[self.target.masked_fill(~known, 0)]).to(values.dtype)
         return Predictions(
             "binary",
             self.from_logits,

@@ -189,8 +189,9 @@ class InputFormat:
                 raise ValueError(
                     f"`positive_classes` must be some but not all of the {n_classes} classes, got {list(chosen)}."
                 )
-            preds = preds.movedim(self.class_axis, -1)
-            target = target.movedim(self.class_axis, -1) if soft else target
+            if self.class_axis not in (-1, preds.dim() - 1):
+                preds = preds.movedim(self.class_axis, -1)
+                target = target.movedim(self.class_axis, -1) if soft else target
         elif target.shape != preds.shape:
             raise ValueError(
                 f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
@@ -207,9 +208,10 @@ class InputFormat:
             if samples[: len(batch_shape)] != batch_shape:
                 raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
             flat = (*batch_shape, math.prod(samples[len(batch_shape) :]))
-            classes = preds.shape[-1:] if has_classes else ()
-            preds, target = preds.reshape(flat + classes), target.reshape(flat + classes if soft else flat)
-            weights = None if weights is None else weights.reshape(flat)
+            if flat != samples:
+                classes = preds.shape[-1:] if has_classes else ()
+                preds, target = preds.reshape(flat + classes), target.reshape(flat + classes if soft else flat)
+                weights = None if weights is None else weights.reshape(flat)
         if self.task == "multilabel":
             preds, target = preds.transpose(-1, -2), target.transpose(-1, -2)
             weights = None if weights is None else weights.unsqueeze(-2)

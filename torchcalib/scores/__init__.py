@@ -4,7 +4,7 @@ A score is data (`Score`), one engine reads every score, and the function and th
 together in its file.
 """
 
-from torchcalib.scores.accuracy import Accuracy
+from torchcalib.scores.accuracy import Accuracy, accuracy
 from torchcalib.scores.bayes_risk import (
     BayesRisk,
     bayes_decisions,
@@ -31,6 +31,7 @@ __all__ = [
     "Score",
     "ScoreMetric",
     "ScoreReading",
+    "accuracy",
     "bayes_decisions",
     "bayes_risk",
     "bayes_risk_area",

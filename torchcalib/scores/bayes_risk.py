@@ -21,7 +21,7 @@ from torchcalib.predictions import (
     read_priors,
 )
 from torchcalib.predictions.values import Problem, Rules, settle
-from torchcalib.reductions import top_label
+from torchcalib.scores.accuracy import share_right
 from torchcalib.scores.costs import CostMatrix, Costs, read_costs
 from torchcalib.scores.engine import Score, ScoreMetric, ScoreReading, evaluate, per_sample
 from torchcalib.statistics import ScoreSum
@@ -51,7 +51,7 @@ def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
 
 def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
     """What the cheapest decision for every row costs; without costs 1 for an error."""
-    return 1 - top_label(p).outcome if cost is None else _cost_of(p, _decisions(p, cost), cost)
+    return 1 - share_right(p) if cost is None else _cost_of(p, _decisions(p, cost), cost)
 
 
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
@@ -260,7 +260,7 @@ def expected_cost(
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
-        rules = Rules(lambda: ~outside.any(), lambda: [_decision_problem(decisions, outside, matrix)])
+        rules = Rules(lambda: ~outside.any(), lambda: outside, lambda: [_decision_problem(decisions, outside, matrix)])
         weights, _ = settle([rules], p.weights, absent, False, wide)
     else:
         weights = p.weights

@@ -3,9 +3,9 @@
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,9 +40,15 @@ class CostMatrix:
     """
 
     costs: tuple[tuple[float, ...], ...]
+    _on_gpus: dict[torch.device, Tensor] = field(compare=False)
 
     def __init__(self, costs: Costs) -> None:
         object.__setattr__(self, "costs", _rows(costs, "cost"))
+        object.__setattr__(self, "_on_gpus", {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the costs, without their copies on GPUs."""
+        return type(self), (self.costs,)
 
     @classmethod
     def zero_one(cls, num_classes: int) -> Self:
@@ -92,9 +98,14 @@ class CostMatrix:
         return len(self.costs[0])
 
     def tensor(self, device: torch.device | None = None) -> Tensor:
-        """`(C, M)` in the dtype of sums. The copy to a GPU waits for nothing."""
+        """`(C, M)` in the dtype of sums. It is copied to a GPU once, and the GPU is not waited for."""
         device = torch.device("cpu") if device is None else device
-        return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
+        if device in self._on_gpus:
+            return self._on_gpus[device]
+        costs = torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
+        if device.type == "cuda" and not torch.compiler.is_compiling():
+            self._on_gpus[device] = costs
+        return costs
 
     def cheapest(self, probs: Tensor) -> Tensor:
         """Decide for class probabilities: the first decision of least expected cost.

@@ -2,7 +2,8 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from torchcalib.kernels.looking import is_captured
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import InputFormat, Predictions, check_count
 from torchcalib.samples import ExactSample
@@ -30,7 +32,8 @@ class StreamingMetric(Metric, Generic[S]):
     Values are float64; `compute` without data gives NaN; `forward` returns the batch's value with its gradient.
 
     On the CPU a bad value raises in `update`. On CUDA `update` never waits for the device: bad rows are counted
-    there, kept out of the sums, and `compute` raises.
+    there, kept out of the sums, and `compute` raises. Where the state is sums, `update` can be captured in a CUDA graph
+    after one that was not: each replay adds the batch that lies in the graph's input by then.
     """
 
     full_state_update = False
@@ -62,6 +65,7 @@ class StreamingMetric(Metric, Generic[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind: StateKind[Any, S] = self._state_kind()
+        self._in_graph = False
         self._shared: dict[Hashable, Any] | None = None
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
@@ -112,8 +116,47 @@ class StreamingMetric(Metric, Generic[S]):
         Raises:
             TypeError: for a wrong dtype.
             ValueError: for a wrong shape or device and, on the CPU, for a bad value.
+            RuntimeError: in the capture of a CUDA graph, if the state is not sums alone.
         """
-        self.state = self._added(self.state, self._batch_state(preds, target, weights))
+        batch = self._batch_state(preds, target, weights)
+        if is_captured(preds):
+            self._add_in_graph(batch)
+            return
+        with self._in_its_place():
+            self.state = self._added(self.state, batch)
+
+    def _add_in_graph(self, batch: Any) -> None:
+        """Add in place. Every replay does so again, unseen by Python: from now on no computed value is kept."""
+        if not self._adds_up or self._enable_grad:  # `forward` enables it
+            raise RuntimeError(
+                f"`{type(self).__name__}` must be updated outside of the capture of a CUDA graph. Only `update` of "
+                "sums can be captured: call it rather than the metric, and pass `resolution` where there is one."
+            )
+        self.state.add_(batch)
+        self._in_graph, self.compute_with_cache = True, False
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether the state of a batch follows from the batch alone, and is added."""
+        return isinstance(self.kind, SumsKind)
+
+    @contextmanager
+    def _in_its_place(self) -> Iterator[None]:
+        """Write what the body makes of the state to where a CUDA graph adds to."""
+        if not self._in_graph:
+            yield
+            return
+        held, self._in_graph = self.state, False
+        try:
+            yield
+            held = held.copy_(self.state)
+        finally:
+            self.state, self._in_graph = held, True
+
+    def reset(self) -> None:
+        """Forget everything seen."""
+        with self._in_its_place():
+            super().reset()
 
     def compute(self) -> Tensor:
         """Return the value over everything seen, by all ranks if `torch.distributed` is running.
@@ -127,9 +170,9 @@ class StreamingMetric(Metric, Generic[S]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch as `update` does and return the batch's own value, with its gradient."""
-        with unchanged_on_error(self):
+        with unchanged_on_error(self), self._in_its_place():
             value = super().forward(*args, **kwargs)
-        self.state = self.kind.detach(self.state)
+            self.state = self.kind.detach(self.state)
         # torchmetrics keeps the value for loggers. Kept with its graph it would hold the batch and break `clone`.
         self._forward_cache = value.detach()
         return value
@@ -156,7 +199,8 @@ class StreamingMetric(Metric, Generic[S]):
             incoming_state = dict(
                 zip(self.state_names, self.kind.parts(self._checked_state(incoming_state)), strict=True)
             )
-        super().merge_state(incoming_state)
+        with self._in_its_place():
+            super().merge_state(incoming_state)
         self._computed = None
         self._update_count += 1
 
@@ -215,27 +259,26 @@ class StreamingMetric(Metric, Generic[S]):
 
     def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """State of one batch alone. What members of a collection have in common is computed once."""
-        shared = {} if self._shared is None else self._shared
         if isinstance(preds, Tensor) and preds.device != self.device:
             raise ValueError(
                 f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
                 "Move the metric with metric.to(preds.device)."
             )
+        if self._shared is None:
+            return self._state_of(self._read(self.input_format, preds, target, weights))
         self.input_format.check(preds, target, weights)
         shareable = self.input_format.shareable(weights)
         reading = (shareable, self.batch_shape)
-        if reading not in shared:
-            shared[reading] = shareable.read(
-                preds,
-                target,
-                weights,
-                batch_shape=self.batch_shape,
-                drop_invalid=preds.device.type != "cpu",
-            )
+        if reading not in self._shared:
+            self._shared[reading] = self._read(shareable, preds, target, weights)
         counted = (*reading, *self._counts_what)
-        if counted not in shared:
-            shared[counted] = self._state_of(shared[reading])
-        return shared[counted]
+        if counted not in self._shared:
+            self._shared[counted] = self._state_of(self._shared[reading])
+        return self._shared[counted]
+
+    def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        drop_invalid = self.device.type != "cpu"
+        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=drop_invalid)
 
     def _added(self, state: Any, batch: Any) -> Any:
         """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
@@ -260,7 +303,8 @@ class StreamingMetric(Metric, Generic[S]):
             state = self.kind.parts(self._checked_state(state_dict, prefix))
             state_dict.update({prefix + name: part for name, part in zip(self.state_names, state, strict=True)})
             self._computed, self._update_count = None, max(1, self._update_count)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        with self._in_its_place():
+            super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Where torchmetrics would lose something --------------------------------------------------------------------
 
@@ -274,6 +318,9 @@ class StreamingMetric(Metric, Generic[S]):
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
+            if self._shared is not None:  # a collection sees to all its members
+                wrapped(*args, **kwargs)
+                return
             with unchanged_on_error(self):
                 wrapped(*args, **kwargs)
 
