@@ -1,6 +1,7 @@
 """What only the streaming classes do: state, dtype, device moves, faults, collections."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -415,3 +416,55 @@ def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, m
     spoiled.reset()
     spoiled.update(preds, target)
     torch.testing.assert_close(spoiled.compute(), case.call(preds, target).double())
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Switch the capture of a CUDA graph on and off; here what is captured is also done."""
+    on = []
+    monkeypatch.setattr("torchcalib.streaming.metric.is_captured", lambda _: bool(on))
+    return on
+
+
+def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
+    metric = tc.ECE(task="binary")
+    p, y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+    expected = tc.ece(p, y, task="binary").double()
+    metric.update(p, y)
+    capture.append(True)
+    metric.update(p, y)
+    capture.clear()
+    held = metric.state
+    before = held.clone()
+    close = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=0)
+    close(metric.compute(), expected)
+    metric.update(p, y)
+    close(metric(p, y), expected)
+    metric.merge_state(metric.clone())
+    assert metric.state is held
+    close(held, 4 * before)
+    with pytest.raises(ValueError, match="probabilities"):
+        metric.update(p + 1, y)
+    assert metric.state is held
+    metric.reset()
+    assert metric.state is held
+    assert not held.any()
+    held += before  # a replay, which Python does not see
+    close(metric.compute(), expected)
+    held[2:] = 0
+    assert metric.compute().isnan()
+
+
+def test_capture_of_what_a_replay_would_not_repeat_is_refused(capture):
+    p, y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+    refused = [
+        (tc.TCE(task="binary"), "update"),
+        (tc.Bootstrapped(tc.NLL(task="binary")), "update"),
+        (tc.NLL(task="binary"), "forward"),
+    ]
+    capture.append(True)
+    for metric, method in refused:
+        with pytest.raises(RuntimeError, match="must be updated outside of the capture of a CUDA graph"):
+            getattr(metric, method)(p, y)
+        assert metric.update_count == 0
+    tc.TCE(task="binary", resolution=64).update(p, y)

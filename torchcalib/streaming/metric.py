@@ -157,6 +157,8 @@ class StreamingMetric(Metric, Generic[S]):
         """Forget everything seen."""
         with self._in_its_place():
             super().reset()
+        if self._in_graph:
+            self._update_count = 1  # for all that is known: torchmetrics warns of none
 
     def compute(self) -> Tensor:
         """Return the value over everything seen, by all ranks if `torch.distributed` is running.
