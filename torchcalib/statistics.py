@@ -145,7 +145,8 @@ class ScoreRecipe:
             ones = torch.ones_like(score)
             quantities = (ones, score, ones) if self.by_class else (ones, score)
             return ScoreSum(sums_of_replicates(index, quantities, p.weights, p.num_classes if self.by_class else 1))
-        score, n = weighted(score, p.weights, wide), weighted(torch.ones_like(score), p.weights, wide)
+        score = weighted(score, p.weights, wide)
+        n = torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
         if not self.by_class:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
         if p.task == "multiclass" and not p.soft:

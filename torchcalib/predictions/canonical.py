@@ -81,16 +81,15 @@ class Predictions:
         """Shape of the ways in which the rows are weighed; `()` for one."""
         return torch.Size() if self.weights is None else self.weights.shape[: self.weights.dim() - len(self.samples)]
 
-    def settled(self, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
-        """Return the same rows under the weights that rows have once they were checked."""
-        if weights is self.weights and n_invalid is None:
-            return self
+    def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
+        """Return the rows under weights that tell those that are broken; a broken label indexes nothing."""
         other = copy(self)
         object.__setattr__(other, "weights", weights)
-        object.__setattr__(other, "n_invalid", n_invalid)
-        if weights is not None and self.hard:
-            left_out = in_all_replicates((weights == 0) | weights.isnan(), len(self.samples))
-            object.__setattr__(other, "given_target", self.given_target.masked_fill(left_out, 0))
+        if counted:
+            object.__setattr__(other, "n_invalid", broken.sum())
+        if self.hard:
+            masked = self.given_target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
+            object.__setattr__(other, "given_target", masked)
         return other
 
     def weighed(self, weights: Tensor) -> "Predictions":

@@ -117,7 +117,8 @@ class InputFormat:
         p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
-        p = p.settled(*settle(rules, weights, absent, drop_invalid, wide))
+        weights, broken = settle(rules, weights, absent, drop_invalid, wide)
+        p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
     @property
