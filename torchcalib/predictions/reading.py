@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class InputFormat:
     hard_targets: bool = False
     whole_weights: bool = False
     positive_classes: Sequence[int] | None = None
+    _alike: dict[bool, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -129,7 +130,10 @@ class InputFormat:
     def shareable(self, weights: Tensor | None) -> "InputFormat":
         """Return the format without what it demands of input: two that are equal here read alike."""
         demands_whole = self.whole_weights and weights is not None
-        return replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole)
+        if demands_whole not in self._alike:
+            alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole)
+            self._alike[demands_whole] = alike
+        return self._alike[demands_whole]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
         """Check types, dtypes, devices and what the metric demands, but no values; `read` does so first."""

@@ -55,7 +55,8 @@ class CalibrationCollection(MetricCollection):
     ) -> None:
         """Add a batch to every member; see `StreamingMetric.update`."""
         with self._sharing():
-            super().update(preds, target, weights=weights)
+            # torchmetrics looks for every member which keywords it takes, if there are any.
+            super().update(preds, target, **({} if weights is None else {"weights": weights}))
 
     def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> dict[str, Tensor]:
         """Add a batch to every member and return the batch's own values, with their gradients."""
@@ -83,12 +84,12 @@ class CalibrationCollection(MetricCollection):
         shared: dict[Hashable, Any] = {}
         with unchanged_on_error(*self._members()):
             for metric in self._members():
-                metric._shared = shared
+                metric.share(shared)
             try:
                 yield
             finally:
                 for metric in self._members():
-                    metric._shared = None
+                    metric.share(None)
 
     @contextmanager
     def _synced(self) -> Iterator[None]:

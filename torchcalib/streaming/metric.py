@@ -81,7 +81,12 @@ class StreamingMetric(Metric, Generic[S]):
     @state.setter
     def state(self, value: Any) -> None:
         for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            setattr(self, name, list(part) if isinstance(part, list) else part)  # `reset` of torchmetrics empties lists
+            # Past torch, which looks for parameters in all that is set; a list is copied, for `reset` empties it.
+            vars(self)[name] = list(part) if isinstance(part, list) else part
+
+    def share(self, computed: dict[Hashable, Any] | None) -> None:
+        """Take from there, and put there, what members of a collection have in common in an update; None ends it."""
+        vars(self)["_shared"] = computed
 
     def _state_kind(self) -> StateKind[Any, Any]:
         """How the statistic streams."""
@@ -255,6 +260,8 @@ class StreamingMetric(Metric, Generic[S]):
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.recipe):
             for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
+                if not field.compare:
+                    continue
                 setting = getattr(value, field.name)
                 settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare this
         return {**settings, "batch_shape": self.batch_shape}
