@@ -75,7 +75,7 @@ class Job:
         extra_bytes: goal for the memory that our side takes beside data and result; None to measure none.
         error: goal for `Sides.error`.
         updates: after how many updates the state is looked at; the goal is that its size stays.
-        grows: sizes at which our side is timed as well.
+        grows: sizes at which our side is timed as well: arguments of `prepare`, `n` among them.
         numba: whether our side may use numba. Without it, the process cannot import numba.
         rounds: how many times all sides run, in turn.
         why: what stands in the way of a goal; said where one is missed.

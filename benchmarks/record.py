@@ -145,10 +145,11 @@ def growth_lines(record: Record) -> Iterator[str]:
     for point in record["growth"]:
         sizes = {axis: size for axis, size in point.items() if axis != "seconds"}
         taken = point["seconds"]["median"]
-        entries = sizes.get("n", 1) * sizes.get("num_classes", 1)
-        each = f"{1e9 * taken / sizes['n']:,.3g} ns a row" if "n" in sizes else ""
-        each += f", {1e9 * taken / entries:,.3g} ns an entry" if "num_classes" in sizes else ""
-        yield f"{', '.join(f'{axis} {size:,}' for axis, size in sizes.items())}: {clock(taken)}, {each}"
+        said = [f"{', '.join(f'{axis} {size:,}' for axis, size in sizes.items())}: {clock(taken)}"]
+        said.append(figure(1e9 * taken / sizes["n"], " ns a row"))
+        if "num_classes" in sizes:
+            said.append(figure(1e9 * taken / sizes["n"] / sizes["num_classes"], " ns an entry"))
+        yield ", ".join(said)
 
 
 def verdict(goal: dict[str, Any]) -> str:
@@ -160,7 +161,7 @@ def verdict(goal: dict[str, Any]) -> str:
     if goal["at_most"] == 0:
         return "MISSED"
     over = 100 * (goal["value"] / goal["at_most"] - 1)
-    return f"MISSED by {over:,.2g} %" if over < 100 else f"MISSED {1 + over / 100:,.3g} times over"
+    return f"MISSED by {over:,.2g} %" if over < 100 else f"MISSED: {figure(1 + over / 100)} times the goal"
 
 
 def spread(times: dict[str, float]) -> str:

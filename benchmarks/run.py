@@ -39,7 +39,7 @@ PACKAGES = (
     "relplot",
 )
 RESULTS = Path(__file__).parent / "results"
-WIDTHS = Line(what=0, ours=32, theirs=32, ratio=10, goal=10, verdict=24)  # what a line is about comes last
+WIDTHS = {"ours": 32, "theirs": 32, "ratio": 10, "goal": 10, "verdict": 30}
 
 
 def machine() -> dict[str, Any]:
@@ -85,9 +85,8 @@ def show(job: Job, record: Record) -> None:
 
 
 def columns(line: Line) -> str:
-    """One line of the table."""
-    cells = [f"{text:>{width}}" for text, width in zip(line[1:], WIDTHS[1:], strict=True)]
-    return f"{''.join(cells)}  {line.what}"
+    """One line of the table; what it is about comes last, for it may be long."""
+    return f"{''.join(f'{getattr(line, column):>{width}}' for column, width in WIDTHS.items())}  {line.what}"
 
 
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:

@@ -12,7 +12,7 @@ import torchmetrics
 from benchmarks import measure, one_pass, peers, readme, run
 from benchmarks.families import FAMILIES, jobs_of
 from benchmarks.job import OURS, Job, Peer, Sides
-from benchmarks.record import Line, figure, held_against, lines, recorded, share, verdict
+from benchmarks.record import Line, figure, growth_lines, held_against, lines, recorded, share, verdict
 
 PEER = "a peer"
 FILES = list(readme.results().values())
@@ -54,7 +54,7 @@ def test_medians_are_held_against_goals():
         (f"share of {PEER}", 0.2 / 0.5, True),
     ]
     assert lines(job(seconds=0.1), record) == [
-        Line("time", "200 ms [100 ms, 300 ms]", goal="100 ms", verdict="MISSED 2 times over"),
+        Line("time", "200 ms [100 ms, 300 ms]", goal="100 ms", verdict="MISSED: 2 times the goal"),
         Line(PEER, "200 ms [100 ms, 300 ms]", "500 ms [400 ms, 800 ms]", "0.4", "0.5", "met"),
     ]
 
@@ -65,7 +65,7 @@ def test_memory_error_and_state_are_held_against_goals():
     record = recorded(given, TIMES | {"error": 2e-7, "state_bytes": state}, {OURS: 12_500_000, PEER: 200_000_000}, [])
     assert lines(given, record)[1:] == [
         Line("extra memory", "12.5 MB", "200 MB", goal="10 MB", verdict="MISSED by 25 %"),
-        Line("error", "2e-07", goal="1e-07", verdict="MISSED 2 times over"),
+        Line("error", "2e-07", goal="1e-07", verdict="MISSED: 2 times the goal"),
         Line("state after 1 to 9 updates", "368 B to 368 B", "8 B to 72 B", goal="constant", verdict="met"),
     ]
     record["state_bytes"][OURS] = {"1": 368, "9": 376}
@@ -135,7 +135,7 @@ def test_trial_keeps_nothing_and_a_missed_goal_is_the_exit_code(monkeypatch, cap
     monkeypatch.setattr(run, "save", lambda *_: pytest.fail("a trial was kept"))
     monkeypatch.setattr(sys, "argv", ["run", "ranked", "--trial", "1"])
     assert run.main() == 1
-    assert "MISSED 2 times over" in capsys.readouterr().out
+    assert "MISSED: 2 times the goal" in capsys.readouterr().out
 
 
 def test_readme_without_its_marks_is_an_error():
@@ -149,6 +149,14 @@ def test_gpu_is_described_as_far_as_its_file_goes():
     speed = {"name": "rows", "dtype": "float32", "shape": [50_000, 1_000], "share": 0.8, "goal": 0.85}
     assert readme.gpu_row(speed) == "| rows | float32 | 50,000 x 1,000 | 0.8 | 0.85 | MISSED by 0.05 |"
     assert readme.gpu_row({"name": "rows"}) == "| rows |  |  | not yet measured |  |  |"
+
+
+def test_growth_is_said_by_row_and_by_entry():
+    points = [{"n": 10, "num_classes": 4, "seconds": [2e-6, 4e-6]}, {"n": 10, "n_bins": 5, "seconds": [1e-6]}]
+    assert list(growth_lines(recorded(job(), TIMES, {}, points))) == [
+        "n 10, num_classes 4: 0.003 ms, 300 ns a row, 75 ns an entry",
+        "n 10, n_bins 5: 0.001 ms, 100 ns a row",
+    ]
 
 
 def test_figures_have_three_digits():
