@@ -1,8 +1,10 @@
 """What our results are held against. The only file that imports competitors.
 
 `pip install '.[benchmarks]'` installs them. scipy and scikit-learn are imported here, the others where they are called:
-a job names what it needs, and is left out, in words, where that is missing.
+a peer names what it needs, and is left out, in words, where that is missing.
 """
+
+import warnings
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
@@ -73,3 +76,56 @@ def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
 def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
     """Mean cost of the decisions of least expected cost, in the shortest torch."""
     return cost[target, (logits.softmax(-1) @ cost).argmin(-1)].mean()
+
+
+def logsumexp_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
+    """One read of the logits at the speed of torch: what the chunks need stays in the cache and is used again."""
+    result = logits.new_empty(len(logits))
+    for begin in range(0, len(logits), rows):
+        torch.logsumexp(logits[begin : begin + rows], -1, out=result[begin : begin + rows])
+    return result
+
+
+def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int) -> Tensor:
+    """The functional form, which takes a softmax where it sees values outside [0, 1]."""
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    return multiclass_calibration_error(logits, target, num_classes=logits.shape[-1], n_bins=n_bins)
+
+
+def torchmetrics_stream(num_classes: int, n_bins: int) -> Metric:
+    """The class, which keeps the confidence and the outcome of every sample."""
+    from torchmetrics.classification import MulticlassCalibrationError
+
+    with warnings.catch_warnings(action="ignore"):  # that it will need much memory
+        return MulticlassCalibrationError(num_classes=num_classes, n_bins=n_bins)
+
+
+def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int) -> Tensor:
+    """The functional form; its sums are float32."""
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    return binary_calibration_error(preds, target, n_bins=n_bins)
+
+
+def probmetrics_values(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Log loss, Brier score, ECE in 15 bins and accuracy."""
+    from probmetrics.metrics import Metrics
+
+    metrics = Metrics.from_names(["logloss", "brier", "ece-15", "accuracy"])
+    values: dict[str, Tensor] = metrics.compute_all_from_labels_logits(target, logits)
+    return values
+
+
+def relplot_ece(p: Floats, y: Ints, n_bins: int) -> float:
+    """The binned ECE of relplot, the fastest that there was for two classes."""
+    from relplot.metrics import binnedECE
+
+    return float(binnedECE(p, y, nbins=n_bins))
+
+
+def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None:
+    """Forward and backward of the loss that every network is trained with."""
+    logits.grad = None
+    cross_entropy(logits, target).backward()
+    return logits.grad

@@ -4,29 +4,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import torchcalib as tc
 from benchmarks import peers
-from benchmarks.job import Job, Sides
+from benchmarks.job import Job, Peer, Sides
+from benchmarks.samples import like_imagenet_dogs, softmax_outputs
 
-
-def like_imagenet_dogs(n: int) -> tuple[Tensor, Tensor]:
-    """P(positive) and labels, float64: one in eight is positive, and most predictions are certain to many digits."""
-    generator = torch.Generator().manual_seed(0)
-    target = torch.rand(n, generator=generator) < 0.125
-    noise = torch.randn(n, generator=generator, dtype=torch.float64)
-    return torch.where(target, 4 + 3 * noise, 4 * noise - 10).sigmoid(), target.long()
-
-
-def softmax_outputs(n: int, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Float32 softmax outputs and labels; three in four are right."""
-    generator = torch.Generator().manual_seed(0)
-    target = torch.randint(0, num_classes, (n,), generator=generator)
-    guess = torch.where(torch.rand(n, generator=generator) < 0.75, target, target.roll(1))
-    logits = torch.randn(n, num_classes, generator=generator)
-    logits[torch.arange(n), guess] += 9
-    return logits.softmax(-1), target
+ONE_TEST_EACH = "authors' procedure: one scipy.stats.binomtest a prediction"
+QUANTILE_CURVE = "sklearn calibration_curve(strategy='quantile')"
+ISOTONIC_FIT = "sklearn IsotonicRegression.fit"
 
 
 def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
@@ -39,8 +25,8 @@ def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
     subset = (preds.sort().values[every].numpy(), positives[block].numpy(), sizes[block].numpy())
     return Sides(
         lambda: tc.tce(preds, target, task="binary"),
-        lambda: peers.one_test_per_prediction(*subset),
-        len(every) / n,
+        {ONE_TEST_EACH: lambda: peers.one_test_per_prediction(*subset)},
+        {ONE_TEST_EACH: len(every) / n},
     )
 
 
@@ -77,7 +63,7 @@ def ace_of_binary(dtype: torch.dtype, n: int = 1_000_000, n_bins: int = 15) -> S
     preds, target = like_imagenet_dogs(n)
     preds = preds.to(dtype)
     peer = partial(peers.quantile_calibration_curve, target.numpy(), preds.numpy(), n_bins)
-    return Sides(lambda: tc.ace(preds, target, task="binary", n_bins=n_bins), peer)
+    return Sides(lambda: tc.ace(preds, target, task="binary", n_bins=n_bins), {QUANTILE_CURVE: peer})
 
 
 def tce_of_classes(n: int = 50_000, num_classes: int = 1_000) -> Sides:
@@ -93,20 +79,25 @@ def ks_of_binary(n: int = 1_000_000) -> Sides:
 def corp_of_binary(n: int = 1_000_000) -> Sides:
     preds, target = like_imagenet_dogs(n)
     peer = partial(peers.isotonic_fit, target.numpy(), preds.numpy())
-    return Sides(lambda: tc.corp(preds, target, task="binary"), peer)
+    return Sides(lambda: tc.corp(preds, target, task="binary"), {ISOTONIC_FIT: peer})
 
 
-_ONE_TEST_EACH = "authors' procedure: one scipy.stats.binomtest a prediction"
-_QUANTILE_CURVE = "sklearn calibration_curve(strategy='quantile')"
+TCE = Job(
+    "TCE, 50,000",
+    tce_of_binary,
+    (Peer(ONE_TEST_EACH, 1 / 1000),),
+    seconds=0.010,
+    why="the tests alone take most of it",
+)
 
 JOBS = [
-    Job("TCE, 50,000", tce_of_binary, _ONE_TEST_EACH, within=0.010, of_peer=1 / 1000),
-    Job("TCE, 50,000, without numba", tce_of_binary, _ONE_TEST_EACH, of_peer=1 / 300, numba=False),
+    TCE,
+    TCE.without_numba(peers=(Peer(ONE_TEST_EACH, 1 / 300),)),
     Job("rejections alone, 50,000", rejections_alone),
-    Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, within=0.3),
-    Job("ACE, 1 million, float32", partial(ace_of_binary, torch.float32), _QUANTILE_CURVE, of_peer=1 / 15),
-    Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), _QUANTILE_CURVE),
-    Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, within=15, rounds=3),
+    Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, seconds=0.3),
+    Job("ACE, 1 million, float32", partial(ace_of_binary, torch.float32), (Peer(QUANTILE_CURVE, 1 / 15),)),
+    Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), (Peer(QUANTILE_CURVE),)),
+    Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),
     Job("KS, 1 million", ks_of_binary),
-    Job("CORP, 1 million", corp_of_binary, "sklearn IsotonicRegression.fit"),
+    Job("CORP, 1 million", corp_of_binary, (Peer(ISOTONIC_FIT),)),
 ]

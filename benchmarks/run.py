@@ -3,31 +3,43 @@
     python -m benchmarks.run                    all families
     python -m benchmarks.run ranked             one family
     python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
+    python -m benchmarks.run --trial 2          two rounds of everything; nothing is kept
 
-Every job runs in a process of its own, its two sides in turn; what counts is the ratio, for times differ from machine
-to machine. A goal that is missed makes the exit code 1.
+Every job runs in a process of its own, all its sides in turn; what counts is the ratio, for times differ from machine
+to machine. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the table of
+the README. A goal that is missed makes the exit code 1.
 """
 
 import argparse
-import importlib
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.job import Job
+from benchmarks.families import FAMILIES, jobs_of
+from benchmarks.job import OURS, Job, version_of
+from benchmarks.record import Line, Record, growth_lines, lines, missed, recorded
 
-FAMILIES = ("ranked", "calibration")
-PACKAGES = ("torchcalib", "torch", "numba", "numpy", "scipy", "scikit-learn", "probmetrics", "psrcal")
+PACKAGES = (
+    "torchcalib",
+    "torch",
+    "torchmetrics",
+    "numba",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "probmetrics",
+    "psrcal",
+    "relplot",
+)
 RESULTS = Path(__file__).parent / "results"
+WIDTHS = {"ours": 32, "theirs": 32, "ratio": 10, "goal": 10, "verdict": 30}
 
 
 def machine() -> dict[str, Any]:
@@ -43,81 +55,48 @@ def cpu_model() -> str:
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
-def version_of(package: str) -> str | None:
-    """Version of a package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def run(family: str, job: Job, trial: int | None = None) -> Record:
+    """Measure all about a job."""
+    rounds = ["--rounds", str(trial)] if trial else []
+    times = measured(family, job, "times", *rounds)
+    sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # numba is nothing to the peers
+    extra_bytes = {side: measured(family, job, "memory", "--side", side) for side in sides}
+    growth = measured(family, job, "growth", *rounds) if job.grows else []
+    return recorded(job, times, extra_bytes, growth)
 
 
-def run(family: str, job: Job) -> dict[str, Any]:
-    """Time a job and hold it against its goals."""
-    command = [sys.executable, "-m", "benchmarks.measure", family, job.name]
+def measured(family: str, job: Job, what: str, *options: str) -> Any:
+    """Measure one thing in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.measure", family, job.name, what, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{job.name}: {done.stderr}")
-    times = json.loads(done.stdout)
-    ours, peer = median(times["ours"]), median(times["peer"]) if times["peer"] else None
-    ratio = ours / peer if peer else None
-    goals = [(ours, job.within), (ratio, job.of_peer)]
-    met = [value <= goal for value, goal in goals if value is not None and goal is not None]
-    return {
-        "job": job.name,
-        "ours_s": summary(times["ours"]),
-        "peer": job.peer or None,
-        "peer_s": summary(times["peer"]) if peer else None,
-        "peer_measured_on_share": times["peer_share"],
-        "ratio": ratio,
-        "goal_s": job.within,
-        "goal_ratio": job.of_peer,
-        "met": all(met) if met else None,
-    }
+    return json.loads(done.stdout)
 
 
-def summary(times: list[float]) -> dict[str, float]:
-    """Median and spread."""
-    return {"median": median(times), "least": min(times), "most": max(times), "rounds": len(times)}
+def show(job: Job, record: Record) -> None:
+    """Print the lines of a job."""
+    print(f"\n{job.name}")
+    for line in lines(job, record):
+        print(columns(line))
+    for line in growth_lines(record):
+        print(f"  {line}")
+    sys.stdout.flush()
 
 
-def line(result: dict[str, Any]) -> str:
-    """One job of the table."""
-    peer, share = result["peer_s"], result["peer_measured_on_share"]
-    scaled = f", measured on {share:.3g} of the work and scaled" if share < 1 else ""
-    goals = [clock(result["goal_s"])] if result["goal_s"] else []
-    goals += [f"1/{1 / result['goal_ratio']:,.1f}".removesuffix(".0")] if result["goal_ratio"] else []
-    verdict = {True: "met", False: "MISSED", None: ""}[result["met"]]
-    ratio = f"1/{1 / result['ratio']:,.1f}" if peer else ""
-    columns = [
-        f"{result['job']:<42}",
-        f"{spread(result['ours_s']):>30}",
-        f"{spread(peer) if peer else '':>30}",
-        f"{ratio:>10}",
-        f"{' and '.join(goals):>20}",
-        f"{verdict:>7}",
-        f"  {result['peer'] or ''}{scaled}",
-    ]
-    return "".join(columns).rstrip()
+def columns(line: Line) -> str:
+    """One line of the table; what it is about comes last, for it may be long."""
+    return f"{''.join(f'{getattr(line, column):>{width}}' for column, width in WIDTHS.items())}  {line.what}"
 
 
-def spread(times: dict[str, float]) -> str:
-    """Median [least, most]."""
-    return f"{clock(times['median'])} [{clock(times['least'])}, {clock(times['most'])}]"
-
-
-def clock(seconds: float) -> str:
-    """Seconds or milliseconds, three digits."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def save(here: dict[str, Any], family: str, results: list[dict[str, Any]]) -> Path:
-    """Write results of this machine; jobs that did not run now keep what they had."""
+def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
+    """Write records of this machine; jobs that did not run now keep what they had, and jobs that are no more go."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{here['cpu']} {here['cores']} cores".lower()).strip("-")
     path = RESULTS / f"{name}.json"
     kept = json.loads(path.read_text()) if path.is_file() else {"families": {}}
-    jobs = {old["job"]: old for old in kept["families"].get(family, [])} | {new["job"]: new for new in results}
+    by_name = {record["job"]: record for record in (*kept["families"].get(family, []), *records)}
     kept["machine"] = here
-    kept["families"][family] = list(jobs.values())
+    kept["families"][family] = [by_name[job.name] for job in jobs_of(family) if job.name in by_name]
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n")
     return path
@@ -128,25 +107,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help=f"families of jobs, of: {', '.join(FAMILIES)}")
     parser.add_argument("--job", default="", help="only jobs with this in their names")
+    parser.add_argument("--trial", type=int, metavar="ROUNDS", help="so many rounds of each job, and nothing is kept")
     chosen = parser.parse_args()
+    if unknown := [family for family in chosen.families if family not in FAMILIES]:
+        parser.error(f"no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
     here = machine()
     print(", ".join(f"{key} {value}" for key, value in here.items()))
-    print(f"{'job':<42}{'ours: median [least, most]':>30}{'peer':>30}{'ratio':>10}{'goal':>20}")
-    missed = False
+    print(columns(Line("held against", "ours: median [least, most]", "theirs", "ratio", "goal", "")))
+    any_missed = False
     for family in chosen.families or FAMILIES:
-        jobs = importlib.import_module(f"benchmarks.{family}").JOBS
-        results = []
-        for job in jobs:
-            if chosen.job.lower() not in job.name.lower():
-                continue
-            if missing := [package for package in job.needs if version_of(package) is None]:
-                print(f"{job.name:<42}left out: {', '.join(missing)} is not installed (extra `benchmarks`)")
-                continue
-            results.append(run(family, job))
-            print(line(results[-1]), flush=True)
-        print(f"written to {save(here, family, results)}")
-        missed |= any(result["met"] is False for result in results)
-    return int(missed)
+        records = []
+        for job in jobs_of(family):
+            if chosen.job.lower() in job.name.lower():
+                records.append(run(family, job, chosen.trial))
+                show(job, records[-1])
+        if not chosen.trial:
+            print(f"\nwritten to {save(here, family, records)}")
+        any_missed |= any(missed(record["goals"]) for record in records)
+    return int(any_missed)
 
 
 if __name__ == "__main__":

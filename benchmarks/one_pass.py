@@ -1,0 +1,205 @@
+"""Jobs of what one read of the predictions gives: ECE, a whole collection, class-wise bins, gradients."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+import torchcalib as tc
+from benchmarks import peers
+from benchmarks.job import OURS, Job, Peer, Sides
+from benchmarks.samples import like_imagenet_dogs, overconfident_logits
+from torchcalib.scores import Accuracy
+
+GIVEN = {"task": "multiclass", "from_logits": True}
+
+LOGSUMEXP = "torch.logsumexp, 1,024 rows at a time"
+TORCHMETRICS = "torchmetrics functional calibration error"
+TORCHMETRICS_CLASS = "torchmetrics MulticlassCalibrationError"
+PROBMETRICS = "probmetrics log loss + Brier + ECE + accuracy"
+RELPLOT = "relplot binnedECE"
+CROSS_ENTROPY = "torch cross_entropy, forward + backward"
+
+network_logits = partial(overconfident_logits, separation=4.0)  # of 1,000 classes, seven in ten are right
+
+
+def ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
+    logits, target = network_logits(n, num_classes)
+    return Sides(
+        lambda: tc.ece(logits, target, n_bins=n_bins, **GIVEN),
+        {
+            LOGSUMEXP: lambda: peers.logsumexp_in_chunks(logits),
+            TORCHMETRICS: lambda: peers.torchmetrics_ece(logits, target, n_bins),
+        },
+    )
+
+
+def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, rows: int = 256) -> Sides:
+    """Each side makes its metric, updates it with every batch, and computes."""
+    logits, target = network_logits(n, num_classes)
+    batches = list(zip(logits.split(rows), target.split(rows), strict=True))
+
+    def ours() -> Metric:
+        return tc.ECE(num_classes=num_classes, n_bins=n_bins, **GIVEN)
+
+    def theirs() -> Metric:
+        return peers.torchmetrics_stream(num_classes, n_bins)
+
+    return Sides(
+        lambda: streamed(ours(), batches).compute(),
+        {TORCHMETRICS_CLASS: lambda: streamed(theirs(), batches).compute()},
+        states={
+            OURS: lambda updates: state_bytes(streamed(ours(), batches[:updates])),
+            TORCHMETRICS_CLASS: lambda updates: state_bytes(streamed(theirs(), batches[:updates])),
+        },
+    )
+
+
+def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric:
+    """Return the metric after these batches."""
+    for preds, target in batches:
+        metric.update(preds, target)
+    return metric
+
+
+def state_bytes(metric: Metric) -> int:
+    """Bytes of all tensors that a metric keeps."""
+    states = metric.metric_state.values()
+    return sum(x.nbytes for state in states for x in (state if isinstance(state, list) else [state]))
+
+
+def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, classwise: bool = False) -> Sides:
+    """Each side makes its metrics and hands them all rows at once."""
+    logits, target = network_logits(n, num_classes)
+    given = {"num_classes": num_classes, **GIVEN}
+
+    def ours() -> dict[str, Tensor]:
+        members = {cls.__name__: cls(**given) for cls in (tc.NLL, tc.Brier, tc.ECD, Accuracy)}
+        members |= {cls.__name__: cls(n_bins=n_bins, **given) for cls in (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)}
+        if classwise:
+            members["classwise_ECE"] = tc.ECE(n_bins=n_bins, reduction="classwise", **given)
+        metrics = tc.CalibrationCollection(members)
+        metrics.update(logits, target)
+        return metrics.compute()
+
+    return Sides(
+        ours,
+        {
+            LOGSUMEXP: lambda: peers.logsumexp_in_chunks(logits),
+            PROBMETRICS: lambda: peers.probmetrics_values(logits, target),
+        },
+    )
+
+
+def binary_ece(n: int = 1_000_000, n_bins: int = 15) -> Sides:
+    """All sides take float32 probabilities and int64 labels."""
+    preds, target = like_imagenet_dogs(n)
+    preds = preds.float()
+    p, y = preds.numpy(), target.numpy()
+
+    def ours() -> Tensor:
+        return tc.ece(preds, target, task="binary", n_bins=n_bins)
+
+    return Sides(
+        ours,
+        {
+            RELPLOT: lambda: peers.relplot_ece(p, y, n_bins),
+            TORCHMETRICS: lambda: peers.torchmetrics_binary_ece(preds, target, n_bins),
+        },
+        error=lambda: abs(ours().item() - float64_ece(preds, target, n_bins)),
+    )
+
+
+def float64_ece(p: Tensor, y: Tensor, n_bins: int) -> float:
+    """ECE of the same probabilities, bins found among their edges and summed in float64."""
+    p = p.double()
+    edges = torch.arange(1, n_bins, dtype=torch.float64) / n_bins
+    index = torch.bucketize(p, edges, right=True)
+    return (torch.bincount(index, p - y, minlength=n_bins).abs().sum() / len(p)).item()
+
+
+def gradient(n: int = 50_000, num_classes: int = 1_000, together: bool = True) -> Sides:
+    """Forward and backward of ECE + NLL: as values of a collection, from one read, or of two functions."""
+    logits, target = network_logits(n, num_classes)
+    logits.requires_grad_()
+    given = {"num_classes": num_classes, **GIVEN}
+
+    def ours() -> Tensor | None:
+        logits.grad = None
+        if together:
+            values = tc.CalibrationCollection([tc.ECE(**given), tc.NLL(**given)])(logits, target)
+            loss = values["ECE"] + values["NLL"]
+        else:
+            loss = tc.ece(logits, target, **GIVEN) + tc.nll(logits, target, **GIVEN)
+        loss.backward()
+        return logits.grad
+
+    peer = {CROSS_ENTROPY: lambda: peers.cross_entropy_with_gradient(logits, target)}
+    return Sides(ours, peer, result_bytes=logits.nbytes)
+
+
+ENTRIES = 2**23
+OF_ROWS = tuple({"n": n, "num_classes": 1_000} for n in (1, 16, 256, 4_096, 50_000, 200_000))
+OF_CLASSES = tuple({"n": ENTRIES // c, "num_classes": c} for c in (2, 10, 100, 1_000, 10_000, 128_256))
+OF_BINS = tuple({"n": 1_000_000, "n_bins": b} for b in (5, 15, 100, 1_000, 10_000))
+OF_CLASSWISE_BINS = tuple({"n": 5_000, "num_classes": 1_000, "n_bins": b} for b in (5, 15, 100, 1_000))
+
+EXTRA_BYTES = 10_000_000
+ERROR = 1e-7
+
+WITH_NUMBA = [
+    Job(
+        "ECE, 50,000 x 1,000",
+        ece,
+        (Peer(LOGSUMEXP, 0.75), Peer(TORCHMETRICS, 1 / 7)),
+        extra_bytes=EXTRA_BYTES,
+        grows=OF_ROWS + OF_CLASSES,
+    ),
+    Job(
+        "ECE in batches of 256, 50,000 x 1,000",
+        streamed_ece,
+        (Peer(TORCHMETRICS_CLASS, 0.35),),
+        extra_bytes=EXTRA_BYTES,
+        updates=(1, 196),
+    ),
+    Job(
+        "NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000",
+        collection,
+        (Peer(LOGSUMEXP, 1.2), Peer(PROBMETRICS, 1 / 20, needs=("probmetrics", "numba"))),
+        extra_bytes=EXTRA_BYTES,
+    ),
+    Job(
+        "the same and class-wise ECE, 50,000 x 1,000",
+        partial(collection, classwise=True),
+        (Peer(LOGSUMEXP, 2.0),),
+        extra_bytes=EXTRA_BYTES,
+        grows=OF_CLASSWISE_BINS,
+    ),
+    *(
+        Job(
+            f"binary ECE, {size}",
+            partial(binary_ece, n=n),
+            (Peer(RELPLOT, goal, needs=("relplot",)), Peer(TORCHMETRICS)),
+            extra_bytes=EXTRA_BYTES,
+            error=ERROR,
+            grows=OF_BINS if n == 1_000_000 else (),
+        )
+        for n, size, goal in ((50_000, "50,000", 2.5), (1_000_000, "1 million", 0.7), (10_000_000, "10 million", 1.0))
+    ),
+    Job(
+        "gradient of ECE + NLL, one collection, 50,000 x 1,000",
+        gradient,
+        (Peer(CROSS_ENTROPY, 1.3),),
+        extra_bytes=EXTRA_BYTES,
+    ),
+    Job(
+        "gradient of ECE + NLL, two functions, 50,000 x 1,000",
+        partial(gradient, together=False),
+        (Peer(CROSS_ENTROPY, 1.3),),
+        extra_bytes=EXTRA_BYTES,
+    ),
+]
+
+JOBS = [*WITH_NUMBA, *(job.without_numba(rounds=5) for job in WITH_NUMBA)]
