@@ -157,19 +157,19 @@ def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
     Columns may be longer than the rows. Then rows that stand side by side are followed by others that mean nothing.
     """
     n, n_classes = values.shape
-    options = {"dtype": _dtype(values), "device": values.device}
+    dtype = _dtype(values)
     parts = [column if column.dim() == 2 else column.unsqueeze(-1) for column in columns]
     if n_classes <= _FEW:  # as many as a block holds are one chunk
-        x, q, buffer = torch.empty(3, n_classes, len(parts[0]), **options)
+        x, q, buffer = torch.empty(3, n_classes, len(parts[0]), dtype=dtype, device=values.device)
         x[:, :n] = values.T
         x[:, n:] = 0
         yield _Chunk(x, q, buffer, 0, tuple(part.T for part in parts))
         return
     n_chunks = max(1, min(n // 2, -(-n * n_classes // _CHUNK)))
-    arrays = torch.empty(3, -(-n // n_chunks), n_classes, **options)
+    arrays = torch.empty(3, -(-n // n_chunks), n_classes, dtype=dtype, device=values.device)
     for x, *own in zip(*(rows[:n].tensor_split(n_chunks) for rows in (values, *parts)), strict=True):
         copy, q, buffer = arrays[:, : len(x)]
-        direct = x.dtype == copy.dtype and x.is_contiguous()
+        direct = x.dtype == dtype and x.is_contiguous()
         yield _Chunk(x if direct else copy.copy_(x), q, buffer, -1, tuple(own))
 
 
@@ -210,7 +210,7 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
 
 
 def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill in multiples of probabilities. Softmax is the faster exp, but ends in scalar code where rows stand abreast."""
+    """Fill in multiples of probabilities. Softmax is the faster exp, but side by side some rows get scalar code."""
     if dim == 0:
         torch.exp(shifted, out=out)
     else:
