@@ -2,44 +2,42 @@
 
 Rows get the same bits wherever they stand: softmax and sums work row by row, sums and products of two numbers are
 rounded in one way only, and functions of one number per row are taken over padded columns (`_of`). Vectorised and
-scalar code of a function differ in the last digit, and what stands at the end of a tensor gets the latter.
+scalar code of a function differ in the last digit, and what stands at the end of a tensor gets the latter. There are
+always two rows, for a sum over a whole tensor is divided among threads.
 """
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.kernels.row_stats import safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries: three arrays of float32 are 3 MB
-_COLUMN = 2**14  # below the length from which torch divides the work among threads
+_CHUNK = 2**18  # entries: fewer pay for the calls, more for leaving the cache
+_COLUMN = 2**14  # rows: below the length from which torch divides a column among threads
+_FEW = 16  # classes up to which rows stand side by side
 _LANES = 64  # at least what any processor computes at once
 _LOWEST = -1000  # a shift whose exp is 0 in any dtype
 
 
 class _Chunk(NamedTuple):
-    """Rows, of which all but the last few may mean nothing, and two arrays to work in.
+    """Some rows: `(n, C)`, or side by side `(C, n)`, where a row of few classes would leave a processor's lanes empty.
 
     Attributes:
-        held: which rows of all they are.
-        x: the rows `(n, C)`, not to be written into.
-        q: array like `x`.
-        buffer: array like `x`.
-        labels: `(n, 1)`.
+        x: the rows, at least float32, not to be written into.
+        q: array like `x` to work in.
+        buffer: array like `x` to work in.
+        dim: the axis of classes.
+        columns: what else there is to a row, of length 1 along the axis of classes.
     """
 
-    held: slice
     x: Tensor
     q: Tensor
     buffer: Tensor
-    labels: Tensor
-
-    @property
-    def size(self) -> int:
-        """How many rows mean something."""
-        return int(self.held.stop - self.held.start)
+    dim: int
+    columns: tuple[Tensor, ...]
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor) -> None:
@@ -52,18 +50,28 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, t
         scores: `(4, R)` of the wide dtype.
         top: `(R,)` int64.
     """
-    known = (target >= 0) & (target < values.shape[-1])
-    labels = target.masked_fill(~known, 0)
-    sums = scores.new_empty((5, len(target)))
-    sums_of = _logit_sums if from_logits else _probability_sums
-    for chunk in _chunks(values, labels):
-        first = _first_largest(chunk.x)
-        columns = torch.cat(sums_of(chunk, first), -1)
-        sums[:, chunk.held], top[chunk.held] = columns[: chunk.size].T, first[: chunk.size, 0]
-    found = (_of_logit_sums if from_logits else _of_probability_sums)(sums, labels == top)
-    for row, column in zip(scores, found, strict=True):
-        row.copy_(column)
-    scores[:2].masked_fill_(~known, torch.nan)
+    if len(values) == 1:
+        found, place = scores.new_empty(len(scores), 2), top.new_empty(2)
+        forward(values.expand(2, -1), target.expand(2), from_logits, found, place)
+        scores.copy_(found[:, :1])
+        top.copy_(place[:1])
+        return
+    # Infinite logits are rare: they are looked for in the results, but where that would wait for a device.
+    careful = values.device.type != "cpu"
+    for block in _blocks(len(values)):
+        x, h, first = values[block], target[block], top[block]
+        known = (h >= 0) & (h < values.shape[-1])
+        label = h.masked_fill(~known, 0)
+        if from_logits:
+            sums = _logit_sums(x, label, first, careful)
+            if not careful and not bool(sums.sum().isfinite()):
+                careful = True
+                sums = _logit_sums(x, label, first, careful)
+            found = _of_logit_sums(sums.to(scores.dtype), label == first)
+        else:
+            found = _of_probability_sums(_probability_sums(x, label, first).to(scores.dtype), label == first)
+        scores[:, block] = found
+        scores[:2, block].masked_fill_(~known, torch.nan)
 
 
 def backward(
@@ -80,25 +88,23 @@ def backward(
         grads: gradient in `scores`.
         out: `(R, C)` of the dtype of `values`.
     """
-    known = (target >= 0) & (target < values.shape[-1])
-    labels = target.masked_fill(~known, 0)
-    at_label, at_top = (values.gather(-1, index.unsqueeze(-1)).squeeze(-1).to(scores.dtype) for index in (labels, top))
     factors_of = _logit_factors if from_logits else _probability_factors
-    factors = torch.stack(factors_of(at_label, at_top, labels == top, scores, grads), -1)
-    # A row whose gradients are all 0 is left out, and may hold anything.
-    untouched = (grads == 0).all(0) | (from_logits & (at_top == torch.inf))
-    constant = torch.where(untouched, 0.0, torch.where(known, 1.0, torch.nan)).to(factors.dtype)
-    any_constant = _may_be(constant != 1)
-    for chunk in _chunks(values, labels):
-        padded = factors.new_zeros(len(chunk.x), factors.shape[-1])
-        padded[: chunk.size] = factors[chunk.held]
-        first = torch.zeros_like(chunk.labels)
-        first[: chunk.size, 0] = top[chunk.held]
-        filled = (_logit_gradient if from_logits else _probability_gradient)(chunk, first, padded)[: chunk.size]
-        if any_constant:
-            fixed = constant[chunk.held].unsqueeze(-1).to(filled.dtype)
-            filled = torch.where(fixed == 1, filled, fixed)
-        out[chunk.held] = filled
+    fill = _logit_gradient if from_logits else _probability_gradient
+    for block in _blocks(len(values)):
+        x, h, first, upstream = values[block], target[block], top[block], grads[:, block]
+        known = (h >= 0) & (h < values.shape[-1])
+        label = h.masked_fill(~known, 0)
+        at_label, at_top = (x.gather(-1, at.unsqueeze(-1)).squeeze(-1).to(scores.dtype) for at in (label, first))
+        factors = factors_of(at_label, at_top, label == first, scores[:, block], upstream)
+        # A row whose gradients are all 0 is left out, and may hold anything.
+        untouched = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
+        fixed = torch.where(untouched, 0.0, torch.where(known, 1.0, torch.nan)).to(scores.dtype)
+        any_fixed = _may_be(fixed != 1)
+        dtype = _dtype(values)
+        for chunk in _chunks(x, (label, first, out[block], *(column.to(dtype) for column in (fixed, *factors)))):
+            at, place, into, constant, *own = chunk.columns
+            found = fill(chunk, at, place, own)
+            into.copy_(torch.where(constant == 1, found, constant) if any_fixed else found)
 
 
 def gradient(values: Tensor, target: Tensor, from_logits: bool, grads: Tensor) -> Tensor:
@@ -133,26 +139,48 @@ def gradient(values: Tensor, target: Tensor, from_logits: bool, grads: Tensor) -
     return found.to(values.dtype)
 
 
-def _chunks(values: Tensor, labels: Tensor) -> Iterator[_Chunk]:
-    """Yield rows a chunk at a time.
+def _dtype(values: Tensor) -> torch.dtype:
+    """Return the dtype of arithmetic on entries."""
+    return torch.promote_types(values.dtype, torch.float32)
 
-    All chunks are of one length. They hold two rows even for one: a sum over a whole tensor is divided among threads.
+
+def _blocks(n: int) -> Iterator[slice]:
+    """Cut rows into blocks, none of one row."""
+    n_blocks = -(-n // _COLUMN)
+    for k in range(n_blocks):
+        yield slice(n * k // n_blocks, n * (k + 1) // n_blocks)
+
+
+def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
+    """Yield rows a chunk at a time, none of one row, with their parts of columns `(n,)` or `(n, C)`.
+
+    Columns may be longer than the rows. Then rows that stand side by side are followed by others that mean nothing.
     """
-    n_rows, n_classes = values.shape
-    n = max(2, min(_CHUNK // n_classes, _COLUMN, n_rows))
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    q, buffer = (torch.zeros(n, n_classes, dtype=dtype, device=values.device) for _ in range(2))
-    copy: Tensor | None = None
-    label = labels.new_zeros(n, 1)
-    for start in range(0, n_rows, n):
-        held = slice(start, min(start + n, n_rows))
-        x = values[held]
-        if len(x) < n or x.dtype != dtype or not x.is_contiguous():
-            copy = torch.zeros_like(q) if copy is None else copy
-            copy[: len(x)] = x
-            x = copy
-        label[: held.stop - start, 0] = labels[held]
-        yield _Chunk(held, x, q, buffer, label)
+    n, n_classes = values.shape
+    dtype = _dtype(values)
+    parts = [column if column.dim() == 2 else column.unsqueeze(-1) for column in columns]
+    if n_classes <= _FEW:  # as many as a block holds are one chunk
+        x, q, buffer = torch.empty(3, n_classes, len(parts[0]), dtype=dtype, device=values.device)
+        x[:, :n] = values.T
+        x[:, n:] = 0
+        yield _Chunk(x, q, buffer, 0, tuple(part.T for part in parts))
+        return
+    n_chunks = max(1, min(n // 2, -(-n * n_classes // _CHUNK)))
+    arrays = torch.empty(3, -(-n // n_chunks), n_classes, dtype=dtype, device=values.device)
+    for x, *own in zip(*(rows[:n].tensor_split(n_chunks) for rows in (values, *parts)), strict=True):
+        copy, q, buffer = arrays[:, : len(x)]
+        direct = x.dtype == dtype and x.is_contiguous()
+        yield _Chunk(x if direct else copy.copy_(x), q, buffer, -1, tuple(own))
+
+
+def _columns(n: int, values: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `n` columns to fill in, the labels and a column for places, all padded.
+
+    What stands at the end of a tensor is added in another order than the rest.
+    """
+    padded = len(label) + -len(label) % _LANES
+    columns = torch.empty(n, padded, dtype=_dtype(values), device=values.device)
+    return columns, torch.nn.functional.pad(label, (0, padded - len(label))), label.new_empty(padded)
 
 
 def _may_be(condition: Tensor) -> bool:
@@ -161,66 +189,96 @@ def _may_be(condition: Tensor) -> bool:
 
 
 def _of(function: Literal["exp", "log", "log1p"], column: Tensor) -> Tensor:
-    """Return a function of a column, with every element in the middle of a tensor that one thread computes."""
-    padded = torch.nn.functional.pad(column, (0, -len(column) % _LANES))
-    parts = [getattr(torch, function)(part) for part in torch.split(padded, _COLUMN)]
-    return torch.cat(parts)[: len(column)]
+    """Return a function of a column of a block, with every element in the middle of a tensor."""
+    result: Tensor = getattr(torch, function)(torch.nn.functional.pad(column, (0, -len(column) % _LANES)))
+    return result[: len(column)]
 
 
-def _first_largest(x: Tensor) -> Tensor:
-    """Return the place of the first maximum of every row `(n, 1)`; numpy finds it at the speed of memory."""
-    if x.device.type == "cpu":
-        return torch.from_numpy(x.numpy().argmax(-1)).unsqueeze(-1)
-    return x.argmax(-1, keepdim=True)
+def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
+    """Fill in the place of the first maximum of every row. Of a row that holds NaN, any place."""
+    x, dim = chunk.x, chunk.dim
+    if dim == 0:
+        # Of the maxima the least k - C; 0 of all else.
+        n_classes = len(x)
+        before_end = torch.arange(-n_classes, 0, dtype=x.dtype, device=x.device).unsqueeze(-1)
+        is_top = torch.eq(x, x.amax(0, keepdim=True), out=chunk.q)
+        out.copy_(is_top.mul_(before_end).amin(0, keepdim=True).add_(n_classes).clamp_(max=n_classes - 1))
+    elif x.device.type == "cpu":
+        np.argmax(x.numpy(), -1, out=out.numpy()[:, 0])  # at the speed of memory, where torch compares one by one
+    else:
+        torch.argmax(x, -1, True, out=out)
 
 
-def _shifted(x: Tensor, at_top: Tensor, out: Tensor) -> Tensor:
-    """Fill in logits less the largest of the row, cut off below."""
-    return torch.sub(x, at_top, out=out).clamp_(min=_LOWEST)
+def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
+    """Fill in multiples of probabilities. Softmax is the faster exp, but side by side some rows get scalar code."""
+    if dim == 0:
+        torch.exp(shifted, out=out)
+    else:
+        torch.softmax(shifted, dim, out=out)
 
 
-def _logit_sums(chunk: _Chunk, first: Tensor) -> list[Tensor]:
-    """Return the logits of the label and the top, and sums of q, q^2 and q (x - largest) over all but the top."""
-    x, q = chunk.x, chunk.q
-    at_top = x.gather(-1, first)
-    if _may_be(at_top == torch.inf):
-        x = spread_infinite_logits(x)
-        at_top = x.gather(-1, first)
-    shift = x.gather(-1, chunk.labels).to(wide_dtype(x.device)) - at_top
-    torch.softmax(x, -1, out=q)
-    confidence = q.gather(-1, first)
-    # The rest keeps its digits where the top one has none left to 1.
-    q.scatter_(-1, first, 0)
-    product = _shifted(x, at_top, chunk.buffer).mul_(q).sum(-1, keepdim=True)
-    return [shift, confidence, q.sum(-1, keepdim=True), q.mul_(q).sum(-1, keepdim=True), product]
+def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
+    """Fill in `top`. Return, each `(n,)`, the logits of label and top, q of the top, and sums over all others.
+
+    Of q, q^2 and q (x - largest), with q a multiple of the probabilities. If not `careful`, rows in which a logit is
+    infinite may hold NaN.
+    """
+    sums, labels, places = _columns(6, values, label)
+    for chunk in _chunks(values, (labels, places, *sums)):
+        x, q, shifted, dim, (h, first, at_label, at_top, of_top, rest, squares, product) = chunk
+        _fill_first_largest(chunk, first)
+        if careful:
+            x = spread_infinite_logits(x.movedim(dim, -1)).movedim(-1, dim)
+        torch.gather(x, dim, h, out=at_label)
+        torch.gather(x, dim, first, out=at_top)
+        torch.sub(x, at_top, out=shifted)
+        if careful:
+            shifted.clamp_min_(_LOWEST)
+        _fill_proportional(shifted, dim, q)
+        torch.gather(q, dim, first, out=of_top)
+        q.scatter_(dim, first, 0)  # the rest keeps its digits where the top one has none left to 1
+        torch.sum(q, dim, True, out=rest)
+        torch.sum(shifted.mul_(q), dim, True, out=product)
+        torch.sum(q.mul_(q), dim, True, out=squares)
+    top.copy_(places[: len(top)])
+    return sums[:, : len(top)]
 
 
-def _of_logit_sums(sums: Tensor, hit: Tensor) -> tuple[Tensor, ...]:
-    shift, confidence, rest, squares, product = sums
-    # Softmax divides by a plain sum of float32, which for many classes is off by more than these sums.
-    total = confidence + rest
-    rest, confidence, product, squares = rest / total, confidence / total, product / total, squares / (total * total)
-    most = rest < 0.5
-    log_top = torch.where(most, _of("log1p", -rest), _of("log", confidence))
-    confidence = torch.where(most, 1 - rest, confidence)
-    missed = 1 - 2 * _of("exp", shift) * confidence + (confidence * confidence + squares)
-    return shift + log_top, torch.where(hit, rest * rest + squares, missed), product + log_top, confidence
+def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
+    at_label, at_top, of_top, rest, squares, product = sums
+    # What q is a multiple by: softmax divides by a plain sum of float32, which is off by more than these sums.
+    total = of_top + rest
+    log_total = _of("log1p", rest / of_top)
+    shift = at_label - at_top
+    confidence = of_top / total
+    own = 1 - 2 * _of("exp", shift) * confidence
+    squared_error = torch.where(hit, rest * rest, of_top * of_top).add_(squares).div_(total * total)
+    squared_error += own.masked_fill_(hit, 0)
+    return torch.stack((shift - log_total, squared_error, product / total - log_total, confidence))
 
 
-def _probability_sums(chunk: _Chunk, first: Tensor) -> list[Tensor]:
-    """Return q of the label and the top, and sums of q^2 over all but the top and of -q log q, and how many are NaN."""
-    x = chunk.x
-    columns = [x.gather(-1, chunk.labels).to(wide_dtype(x.device)), x.gather(-1, first)]
-    squares = torch.mul(x, x, out=chunk.q).scatter_(-1, first, 0).sum(-1, keepdim=True)
-    entropy = torch.special.entr(x, out=chunk.buffer).sum(-1, keepdim=True)
-    return [*columns, squares, entropy, torch.where(entropy.isfinite(), 0.0, torch.nan).to(x.dtype)]
+def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
+    """Fill in `top`. Return, each `(n,)`, q of the label and the top, and sums of q^2 of all others and of q log q."""
+    sums, labels, places = _columns(4, values, label)
+    for chunk in _chunks(values, (labels, places, *sums)):
+        x, q, logs, dim, (h, first, at_label, at_top, squares, entropy) = chunk
+        _fill_first_largest(chunk, first)
+        torch.gather(x, dim, h, out=at_label)
+        torch.gather(x, dim, first, out=at_top)
+        torch.sum(torch.mul(x, x, out=q).scatter_(dim, first, 0), dim, True, out=squares)
+        torch.sum(torch.log(x, out=logs).clamp_min_(_LOWEST).mul_(x), dim, True, out=entropy)
+    top.copy_(places[: len(top)])
+    return sums[:, : len(top)]
 
 
-def _of_probability_sums(sums: Tensor, hit: Tensor) -> tuple[Tensor, ...]:
-    of_label, confidence, squares, entropy, poison = sums
-    others = (confidence * confidence - of_label * of_label).masked_fill(hit, 0)
-    miss = 1 - of_label
-    return _of("log", of_label), miss * miss + squares + others, poison - entropy, poison + confidence
+def _of_probability_sums(sums: Tensor, hit: Tensor) -> Tensor:
+    at_label, at_top, squares, entropy = sums
+    others = (at_top * at_top - at_label * at_label).masked_fill_(hit, 0)
+    miss = 1 - at_label
+    poison = entropy.isfinite().logical_not_()
+    scores = torch.stack((_of("log", at_label), miss * miss + squares + others, entropy, at_top))
+    scores[2:].masked_fill_(poison, torch.nan)
+    return scores
 
 
 def _logit_factors(at_label: Tensor, at_top: Tensor, hit: Tensor, scores: Tensor, grads: Tensor) -> tuple[Tensor, ...]:
@@ -242,15 +300,15 @@ def _logit_factors(at_label: Tensor, at_top: Tensor, hit: Tensor, scores: Tensor
     return confidence, a, b, of_entropy, at_top_, at_label_
 
 
-def _logit_gradient(chunk: _Chunk, first: Tensor, factors: Tensor) -> Tensor:
+def _logit_gradient(chunk: _Chunk, label: Tensor, first: Tensor, factors: list[Tensor]) -> Tensor:
     """Return the gradient in rows of logits."""
-    x, q = chunk.x, chunk.q
-    confidence, a, b, c, at_top, at_label = factors.to(x.dtype).unsqueeze(-1).unbind(1)
-    torch.softmax(x, -1, out=q)
-    q.mul_(confidence / q.gather(-1, first))
-    found = _shifted(x, x.gather(-1, first), chunk.buffer).mul_(c).add_(a).mul_(q)
-    found.add_(q.mul_(q).mul_(b))
-    return found.scatter_(-1, first, at_top).scatter_(-1, chunk.labels, at_label)
+    x, q, found, dim, _ = chunk
+    confidence, a, b, c, at_top, at_label = factors
+    torch.sub(x, x.gather(dim, first), out=found).clamp_min_(_LOWEST)
+    _fill_proportional(found, dim, q)
+    q.mul_(confidence / q.gather(dim, first))
+    found.mul_(c).add_(a).addcmul_(q, b).mul_(q)
+    return found.scatter_(dim, first, at_top).scatter_(dim, label, at_label)
 
 
 def _probability_factors(q_h: Tensor, _: Tensor, __: Tensor, ___: Tensor, grads: Tensor) -> tuple[Tensor, ...]:
@@ -260,12 +318,10 @@ def _probability_factors(q_h: Tensor, _: Tensor, __: Tensor, ___: Tensor, grads:
     return 2 * of_square, of_entropy, of_label + 2 * of_square * (q_h - 1), of_confidence
 
 
-def _probability_gradient(chunk: _Chunk, first: Tensor, factors: Tensor) -> Tensor:
+def _probability_gradient(chunk: _Chunk, label: Tensor, first: Tensor, factors: list[Tensor]) -> Tensor:
     """Return the gradient in rows of probabilities."""
-    x = chunk.x
-    b, c, at_label, more_at_top = factors.to(x.dtype).unsqueeze(-1).unbind(1)
-    # log q by way of -q log q, which torch computes one by one.
-    slope: Tensor = torch.special.entr(x, out=chunk.buffer).div_(x).neg_().add_(1).masked_fill_(x == 0, 0)
-    found = slope.mul_(c).add_(torch.mul(x, b, out=chunk.q))
-    found.scatter_(-1, chunk.labels, at_label).scatter_add_(-1, first, more_at_top)
-    return found
+    x, q, found, dim, _ = chunk
+    b, c, at_label, more_at_top = factors
+    torch.log(x, out=found).add_(1).masked_fill_(x == 0, 0)
+    found.mul_(c).add_(torch.mul(x, b, out=q))
+    return found.scatter_(dim, label, at_label).scatter_add_(dim, first, more_at_top)
