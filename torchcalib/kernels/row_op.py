@@ -77,9 +77,9 @@ def row_forward(values: Tensor, target: Tensor, from_logits: bool, backend: Back
     top = torch.empty((*lead, n), dtype=torch.int64, device=values.device)
     scores = torch.empty((_N_SCORES, *top.shape), dtype=wide_dtype(values.device), device=values.device)
     source = implementation("rows", _chosen(values, backend))
-    labels, of_rows, tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
-    for held, matrix in matrices(values.detach()):
-        source.forward(matrix, labels[held], from_logits, of_rows[:, held], tops[held])
+    columns = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
+    for matrix, labels, of_rows, tops in _alongside(values, *columns):
+        source.forward(matrix, labels, from_logits, of_rows, tops)
     return scores.movedim(0, -2).contiguous(), top
 
 
@@ -100,11 +100,10 @@ def row_backward(
     """Return the gradient in `values` from what `row_forward` returned and the gradient in its scores."""
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     source = implementation("rows", _chosen(values, backend))
-    labels, tops = target.reshape(-1), top.reshape(-1)
     found, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (scores, grads))
-    for held, matrix in matrices(values.detach()):
-        filled = out.view(-1, out.shape[-1])[held]
-        source.backward(matrix, labels[held], from_logits, found[:, held], tops[held], upstream[:, held], filled)
+    columns = target.reshape(-1), found, top.reshape(-1), upstream, out.view(-1, out.shape[-1]).T
+    for matrix, labels, of_rows, tops, of_scores, filled in _alongside(values, *columns):
+        source.backward(matrix, labels, from_logits, of_rows, tops, of_scores, filled.T)
     return out
 
 
@@ -117,6 +116,13 @@ def _chosen(values: Tensor, backend: Backend) -> Backend:
             )
         return "torch"
     return choose("rows", values.device, backend).backend
+
+
+def _alongside(values: Tensor, *columns: Tensor) -> Iterator[list[Tensor]]:
+    """Cut `(..., N, C)` into matrices, each with what belongs to its rows in columns over all of them, by views."""
+    for rows, matrix in matrices(values.detach()):
+        whole = len(matrix) == columns[0].shape[-1]
+        yield [matrix, *(columns if whole else [x[..., rows] for x in columns])]
 
 
 def matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:

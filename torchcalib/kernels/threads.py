@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-_PER_THREAD = 2**16  # entries below which a thread costs more than it brings
+_PER_THREAD = 2**18  # entries below which a thread costs more than it brings
 
 
 @cache
