@@ -1,7 +1,8 @@
-"""The bin op in tensor operations, in chunks that stay in cache. `bincount` adds in the order of the samples."""
+"""The bin op in tensor operations, in chunks that stay in cache. On the CPU sums are added in the order of the samples."""
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
+_PENDING = 2**16  # entries that are gathered before they are put into their bins
 _BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
 
 
@@ -32,13 +34,21 @@ def event_sums(
         sums: zeros `(S, F, B)`.
     """
     wide, n_bins = sums.dtype, sums.shape[-1]
+    countable = weights is None and ecd is None and confidence.device.type == "cpu" and not outcome.is_floating_point()
     for series, into in enumerate(sums):
         for start in range(0, confidence.shape[-1], _SAMPLES):
             held = slice(start, start + _SAMPLES)
-            values, w = confidence[series, held], None if weights is None else weights[series, held]
+            values, outcomes = confidence[series, held], outcome[series, held]
+            index = _bins(values, n_bins, right)
+            if countable and outcomes.max() <= 1 and outcomes.min() >= 0:
+                counts = torch.bincount(outcomes.int().mul_(n_bins).add_(index), minlength=2 * n_bins).view(2, n_bins)
+                into[0] += counts.sum(0)
+                into[1] += _sums(index, values.to(wide), n_bins)
+                into[2] += counts[1]
+                continue
+            w = None if weights is None else weights[series, held]
             ones = torch.ones_like(values, dtype=wide)
-            columns = [ones, values, outcome[series, held], *(() if ecd is None else (ecd[series, held],))]
-            index = bin_index(values, n_bins, right)
+            columns = [ones, values, outcomes, *(() if ecd is None else (ecd[series, held],))]
             for row, column in zip(into, columns, strict=True):
                 weighted = column.to(wide)
                 if w is not None:
@@ -69,28 +79,45 @@ def class_sums(
         sums: zeros `(C, 3, B)`.
     """
     n_classes, _, n_bins = sums.shape
+    flat, low = sums.view(-1), _BELOW / n_bins
+    n_above = torch.zeros(n_classes, dtype=torch.int64, device=values.device)
+    pending: list[tuple[Tensor, ...]] = []
+
+    def put() -> None:
+        """Put entries that reach 1/B into their bins, and outcomes."""
+        k, reached, w, label, of_label, of_row = (torch.cat(column) for column in zip(*pending, strict=True))
+        pending.clear()
+        n_above.add_(_counts(k, n_classes))
+        cell = k * (3 * n_bins) + bin_index(reached, n_bins, right)
+        flat.index_add_(0, cell, w)
+        flat.index_add_(0, cell + n_bins, w * reached)
+        cell = label * (3 * n_bins) + 2 * n_bins + bin_index(of_label, n_bins, right)
+        flat.index_add_(0, cell, of_row)
+
     for held, q in _chunks(values, top, confidence, from_logits):
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
-        present = w != 0
         if weights is not None:
-            q = q.masked_fill(~present.unsqueeze(-1), 0)
-        above = q >= _BELOW / n_bins
-        below = q.masked_fill(above, 0)
-        if weights is None:
-            sums[:, 0, 0] += len(q) - above.sum(0)
-            sums[:, 1, 0] += below.sum(0, dtype=sums.dtype)
-        else:
-            sums[:, 0, 0] += (~above * w.unsqueeze(-1)).sum(0)
-            sums[:, 1, 0] += (below * w.unsqueeze(-1)).sum(0)
-        row, k = above.nonzero(as_tuple=True)
-        reached = q[row, k].to(sums.dtype)
-        cell = k * n_bins + bin_index(reached, n_bins, right)
-        for column, added in enumerate((w[row], w[row] * reached)):
-            sums[:, column] += _sums(cell, added, n_classes * n_bins).view(n_classes, n_bins)
-        row = (present & (target[held] >= 0) & (target[held] < n_classes)).nonzero().squeeze(-1)
-        label = target[held][row]
-        cell = label * n_bins + bin_index(q[row, label], n_bins, right)
-        sums[:, 2] += _sums(cell, w[row], n_classes * n_bins).view(n_classes, n_bins)
+            q.masked_fill_((w == 0).unsqueeze(-1), 0)
+        label = target[held].unsqueeze(-1)
+        known = (label >= 0) & (label < n_classes)
+        label = label.masked_fill(~known, 0)
+        of_label = q.gather(-1, label).squeeze(-1)
+        above = _places_from(q, low)
+        row = above // n_classes
+        reached = q.view(-1)[above].to(sums.dtype)
+        q.view(-1)[above] = 0
+        if weights is not None:
+            q.mul_(w.unsqueeze(-1))
+        sums[:, 1, 0] += q.sum(0)
+        of_row = w.masked_fill((w == 0) | ~known.squeeze(-1), 0)
+        pending.append((above - row * n_classes, reached, w[row], label.squeeze(-1), of_label, of_row))
+        if sum(len(k) + len(h) for k, _, _, h, _, _ in pending) >= _PENDING:
+            put()
+    if pending:
+        put()
+    present = torch.ones_like(target, dtype=sums.dtype) if weights is None else weights
+    below = present.sum() - sums[:, 0].sum(-1)
+    sums[:, 0, 0] += below.masked_fill(n_above == (present != 0).sum(), 0)  # exactly: a gap is made of it
 
 
 def class_sums_backward(
@@ -130,22 +157,51 @@ def class_sums_backward(
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield which rows, and their probabilities."""
-    n = max(1, _ENTRIES // values.shape[-1])
+    """Yield which rows, and their probabilities in memory that may be written into."""
+    n, n_classes = max(1, _ENTRIES // values.shape[-1]), values.shape[-1]
     dtype = torch.promote_types(values.dtype, torch.float32)
+    buffer = torch.empty(min(n, len(values)), n_classes, dtype=dtype, device=values.device)
     for start in range(0, len(values), n):
-        held = slice(start, start + n)
-        q = values[held].to(dtype)
+        held = slice(start, min(start + n, len(values)))
+        x, q = values[held], buffer[: held.stop - start]
         if from_logits:
             first = top[held].unsqueeze(-1)
-            at_top = q.gather(-1, first)
+            at_top = x.gather(-1, first)
             if at_top.device.type != "cpu" or bool((at_top == torch.inf).any()):
-                q = spread_infinite_logits(q)
-            q = q.softmax(-1)
+                x = spread_infinite_logits(x)
+            torch.softmax(x, -1, dtype=dtype, out=q)
             own = confidence[held].unsqueeze(-1)
-            q.mul_((own / q.gather(-1, first)).to(q.dtype))  # what softmax's own sum is off by
-            q.scatter_(-1, first, own.to(q.dtype))
+            q.mul_((own / q.gather(-1, first)).to(dtype))  # what softmax's own sum is off by
+            q.scatter_(-1, first, own.to(dtype))
+        else:
+            q.copy_(x)
         yield held, q
+
+
+def _bins(values: Tensor, n_bins: int, right: bool) -> Tensor:
+    """Return `bin_index`, on the CPU in int32 and from the product with `n_bins` alone where no inner edge is near."""
+    if values.device.type != "cpu":
+        return bin_index(values, n_bins, right)
+    scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
+    scaled.clamp_(0.3, n_bins - 0.3)  # no value is near the outer edges, nor in another bin by `right`
+    index = scaled.int()
+    distance = scaled.sub_(scaled.round()).abs_()
+    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # NaN too
+    if len(near):
+        index[near] = bin_index(values[near], n_bins, right).int()
+    return index
+
+
+def _places_from(q: Tensor, low: float) -> Tensor:
+    """Return the places in memory of entries that are at least `low`; numpy finds them at the speed of memory."""
+    if q.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(q.numpy() >= np.asarray(low, q.numpy().dtype)))
+    return (q >= low).view(-1).nonzero().squeeze(-1)
+
+
+def _counts(index: Tensor, n_cells: int) -> Tensor:
+    """Return how often each cell occurs."""
+    return torch.zeros(n_cells, dtype=torch.int64, device=index.device).index_add_(0, index, torch.ones_like(index))
 
 
 def _sums(index: Tensor, column: Tensor, n_cells: int) -> Tensor:
