@@ -116,11 +116,11 @@ def _zeros_and_ones(confidence: Any, outcome: Any, edges: Any, right: Any, sums:
             cell = np.uintp(cells[i])  # unsigned: not counted from the end
             counts[cell] += 1 + (np.int64(outcomes[i]) << 32)
             totals[cell] += values[i]
-    for cell in range(_TURNS * n_bins):
-        k = cell % n_bins
-        sums[0, k] += counts[cell] & 0xFFFFFFFF
-        sums[1, k] += totals[cell]
-        sums[2, k] += counts[cell] >> 32
+    for i in range(_TURNS * n_bins):
+        k = i % n_bins
+        sums[0, k] += counts[i] & 0xFFFFFFFF
+        sums[1, k] += totals[i]
+        sums[2, k] += counts[i] >> 32
 
 
 @lanes

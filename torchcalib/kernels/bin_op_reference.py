@@ -1,15 +1,17 @@
-"""The bin op in tensor operations, in chunks that stay in cache. `bincount` adds in the order of the samples."""
+"""The bin op in tensor operations, in chunks that stay in cache. On the CPU sums follow the order of the samples."""
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.kernels.bin_sums import bin_index
-from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
+from torchcalib.kernels.row_stats import spread_infinite_logits
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
+_ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
 _BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
 
 
@@ -32,18 +34,26 @@ def event_sums(
         sums: zeros `(S, F, B)`.
     """
     wide, n_bins = sums.dtype, sums.shape[-1]
+    countable = weights is None and ecd is None and confidence.device.type == "cpu" and not outcome.is_floating_point()
     for series, into in enumerate(sums):
         for start in range(0, confidence.shape[-1], _SAMPLES):
             held = slice(start, start + _SAMPLES)
-            values, w = confidence[series, held], None if weights is None else weights[series, held]
-            ones = torch.ones_like(values, dtype=wide)
-            columns = [ones, values, outcome[series, held], *(() if ecd is None else (ecd[series, held],))]
-            index = bin_index(values, n_bins, right)
+            values, outcomes = confidence[series, held], outcome[series, held]
+            index = _bins(values, n_bins, right)
+            if countable and _zeros_and_ones(outcomes):
+                into[1].scatter_add_(0, index.long(), values.to(wide))
+                counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
+                into[0] += counts.sum(0)
+                into[2] += counts[1]
+                continue
+            w = None if weights is None else weights[series, held]
+            index, ones = index.long(), torch.ones_like(values, dtype=wide)
+            columns = [ones, values, outcomes, *(() if ecd is None else (ecd[series, held],))]
             for row, column in zip(into, columns, strict=True):
                 weighted = column.to(wide)
                 if w is not None:
                     weighted = (weighted * w).masked_fill(w == 0, 0)
-                row += _sums(index, weighted, n_bins)
+                row.scatter_add_(0, index, weighted)
 
 
 def class_sums(
@@ -69,28 +79,40 @@ def class_sums(
         sums: zeros `(C, 3, B)`.
     """
     n_classes, _, n_bins = sums.shape
-    for held, q in _chunks(values, top, confidence, from_logits):
+    flat = sums.view(-1)
+    n_above = torch.zeros(n_classes, dtype=torch.int64, device=values.device)
+    for start in range(0, len(values), _ROWS):
+        held = slice(start, start + _ROWS)
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
-        present = w != 0
-        if weights is not None:
-            q = q.masked_fill(~present.unsqueeze(-1), 0)
-        above = q >= _BELOW / n_bins
-        below = q.masked_fill(above, 0)
-        if weights is None:
-            sums[:, 0, 0] += len(q) - above.sum(0)
-            sums[:, 1, 0] += below.sum(0, dtype=sums.dtype)
-        else:
-            sums[:, 0, 0] += (~above * w.unsqueeze(-1)).sum(0)
-            sums[:, 1, 0] += (below * w.unsqueeze(-1)).sum(0)
-        row, k = above.nonzero(as_tuple=True)
-        reached = q[row, k].to(sums.dtype)
-        cell = k * n_bins + bin_index(reached, n_bins, right)
-        for column, added in enumerate((w[row], w[row] * reached)):
-            sums[:, column] += _sums(cell, added, n_classes * n_bins).view(n_classes, n_bins)
-        row = (present & (target[held] >= 0) & (target[held] < n_classes)).nonzero().squeeze(-1)
-        label = target[held][row]
-        cell = label * n_bins + bin_index(q[row, label], n_bins, right)
-        sums[:, 2] += _sums(cell, w[row], n_classes * n_bins).view(n_classes, n_bins)
+        known = (target[held] >= 0) & (target[held] < n_classes)
+        label = target[held].masked_fill(~known, 0)
+        places, reached, of_label = [], [], []
+        for rows, q in _chunks(values[held], top[held], confidence[held], from_logits):
+            own = w[rows].unsqueeze(-1)
+            if weights is not None:
+                q.masked_fill_(own == 0, 0)
+            of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
+            above = _places_from(q, _BELOW / n_bins)
+            entries = q.view(-1)
+            reached.append(entries.index_select(0, above))
+            entries.index_fill_(0, above, 0)
+            if weights is not None:
+                q.mul_(own)
+            sums[:, 1, 0] += q.sum(0)
+            places.append(above.add_(rows.start * n_classes))
+        place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
+        row = place // n_classes
+        k = place.sub_(row * n_classes)
+        n_above.index_add_(0, k, torch.ones_like(k))
+        cell = k * (3 * n_bins) + bin_index(entry, n_bins, right)
+        flat.index_add_(0, cell, w[row])
+        flat.index_add_(0, cell + n_bins, w[row] * entry)
+        cell = label * (3 * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
+        flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
+    present = torch.ones_like(confidence) if weights is None else weights
+    below = present.sum() - sums[:, 0].sum(-1)
+    # None where all are above, not what is left of a difference: a gap is made of it.
+    sums[:, 0, 0] += below.masked_fill_(n_above == (present != 0).sum(), 0)
 
 
 def class_sums_backward(
@@ -130,26 +152,51 @@ def class_sums_backward(
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield which rows, and their probabilities."""
-    n = max(1, _ENTRIES // values.shape[-1])
+    """Yield which rows, and their probabilities in memory that may be written into."""
+    n, n_classes = max(1, _ENTRIES // values.shape[-1]), values.shape[-1]
     dtype = torch.promote_types(values.dtype, torch.float32)
+    buffer = torch.empty(min(n, len(values)), n_classes, dtype=dtype, device=values.device)
+    first, of_top = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):
-        held = slice(start, start + n)
-        q = values[held].to(dtype)
+        held = slice(start, min(start + n, len(values)))
+        x, q = values[held], buffer[: held.stop - start]
         if from_logits:
-            first = top[held].unsqueeze(-1)
-            at_top = q.gather(-1, first)
-            if at_top.device.type != "cpu" or bool((at_top == torch.inf).any()):
-                q = spread_infinite_logits(q)
-            q = q.softmax(-1)
-            own = confidence[held].unsqueeze(-1)
-            q.mul_((own / q.gather(-1, first)).to(q.dtype))  # what softmax's own sum is off by
-            q.scatter_(-1, first, own.to(q.dtype))
+            torch.softmax(x, -1, dtype=dtype, out=q)
+            found = q.gather(-1, first[held])
+            if q.device.type != "cpu" or not bool(found.sum().isfinite()):
+                torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
+                found = q.gather(-1, first[held])
+            # What softmax's own sum is off by.
+            q.mul_(of_top[held] / found).scatter_(-1, first[held], of_top[held])
+        else:
+            q.copy_(x)
         yield held, q
 
 
-def _sums(index: Tensor, column: Tensor, n_cells: int) -> Tensor:
-    """Sum over cells. The size is known, so that nothing waits for a device."""
-    if index.device.type == "cpu":
-        return torch.bincount(index, column, n_cells)
-    return torch.zeros(n_cells, dtype=wide_dtype(index.device), device=index.device).scatter_add(0, index, column)
+def _bins(values: Tensor, n_bins: int, right: bool) -> Tensor:
+    """Return `bin_index`, on the CPU in int32 and from the product with `n_bins` alone where no inner edge is near."""
+    if values.device.type != "cpu":
+        return bin_index(values, n_bins, right)
+    scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
+    scaled.clamp_(0.3, n_bins - 0.3)  # no value is near the outer edges, nor in another bin by `right`
+    index = scaled.int()
+    distance = scaled.sub_(scaled.round()).abs_()
+    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # NaN too
+    if len(near):
+        index[near] = bin_index(values[near], n_bins, right).int()
+    return index
+
+
+def _zeros_and_ones(outcomes: Tensor) -> bool:
+    """Return whether there is nothing else in a column of integers."""
+    if outcomes.dtype == torch.bool:
+        return True
+    least, most = outcomes.aminmax()
+    return bool(least >= 0) and bool(most <= 1)
+
+
+def _places_from(q: Tensor, low: float) -> Tensor:
+    """Return the places in memory of entries that are at least `low`; numpy finds them at the speed of memory."""
+    if q.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(q.numpy() >= np.asarray(low, q.numpy().dtype)))
+    return (q >= low).view(-1).nonzero().squeeze(-1)

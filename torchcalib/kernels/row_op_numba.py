@@ -21,6 +21,8 @@ from torchcalib.kernels.threads import in_threads
 
 BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
 _PROBE = 256  # entries among which a single one is looked for
+_FEW = 48  # classes up to which rows are computed abreast
+_ABREAST = 64  # rows; always as many, for what is left over by whole vectors gets other code
 CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
 
 _F = np.float32
@@ -34,6 +36,7 @@ _E2, _E3, _E4, _E5, _E6, _E7 = (_F(1 / math.factorial(k)) for k in range(2, 8))
 # log x = n log 2 + log r with r between the roots of 1/2 and 2, and log r = 2 artanh s, s = (r - 1) / (r + 1), of which
 # the series in s^2 < 0.03 goes to degree 9 in s.
 _ROOT2 = _F(math.sqrt(2))
+_LOG2 = math.log(2)
 _T1, _T3, _T5, _T7, _T9 = (_F(2 / k) for k in (1, 3, 5, 7, 9))
 _SMALLEST = _F(2.0**-126)  # normal; below it log is taken of this
 
@@ -243,6 +246,132 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
+@step
+def _log1p(x: Any) -> Any:
+    """Return log(1 + x) of x >= 0 in float64: gradients are differences of scores.
+
+    The series of `_log` to degree 21.
+    """
+    n = _exponent(_ONE + x)
+    wide = np.float64(x)
+    r = (1 + wide) * np.float64(_power_of_two(_ROUND - n))
+    large = r > _ROOT2
+    r = r * 0.5 if large else r
+    n = n + _ONE if large else n
+    s = wide / (2 + wide) if n == _ZERO else (r - 1) / (r + 1)
+    square = s * s
+    series = (((2 / 21 * square + 2 / 19) * square + 2 / 17) * square + 2 / 15) * square + 2 / 13
+    series = (((series * square + 2 / 11) * square + 2 / 9) * square + 2 / 7) * square + 2 / 5
+    return np.float64(n) * _LOG2 + s * ((series * square + 2 / 3) * square + 2)
+
+
+# Columns of `_ABREAST` rows, few at a time: of many the compiler does not prove that they are apart.
+
+
+@step
+def _keep_larger(x: Any, k: Any, largest: Any, tops: Any) -> None:
+    """Keep the larger of each pair, and its place."""
+    for i in range(_ABREAST):
+        tops[i] = np.int32(k) if x[i] > largest[i] else tops[i]
+    for i in range(_ABREAST):
+        largest[i] = x[i] if x[i] > largest[i] else largest[i]
+
+
+@step
+def _exps_abreast(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
+    """Do what `exps_of` does, with a top for each."""
+    for i in range(_ABREAST):
+        shift = max(x[i] - largest[i], _LOWEST)
+        shifted[i] = shift
+        exps[i] = _exp(shift)
+
+
+@step
+def _clear_at(k: Any, places: Any, x: Any) -> None:
+    for i in range(_ABREAST):
+        x[i] = _ZERO if places[i] == k else x[i]
+
+
+@step
+def _add(x: Any, total: Any) -> None:
+    for i in range(_ABREAST):
+        total[i] += x[i]
+
+
+@step
+def _add_product(x: Any, y: Any, total: Any) -> None:
+    for i in range(_ABREAST):
+        total[i] += x[i] * y[i]
+
+
+@step
+def _limits(x: Any, largest: Any) -> None:
+    """Put 0 and -inf into columns that hold +inf, as their limit is."""
+    for i in range(_ABREAST):
+        if largest[i] == _INF:
+            largest[i] = _ZERO
+            for k in range(len(x)):
+                x[k, i] = (_ZERO if x[k, i] == _INF else -_INF) if x[k, i] == x[k, i] else _NAN
+
+
+@step
+def _column() -> Any:
+    """Return a number for each row abreast, in memory of its own: so much the compiler knows then."""
+    return np.empty(_ABREAST, np.float32)
+
+
+@step
+def _log_totals(rest: Any, out: Any) -> None:
+    for i in range(_ABREAST):
+        out[i] = _log1p(rest[i])
+
+
+@compiled_loop
+def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
+    """Do the same for few classes: rows abreast, for one row has less to do than its sums and functions cost."""
+    n_rows, n_classes = values.shape
+    x = np.zeros((n_classes, _ABREAST), np.float32)
+    places, labels = np.zeros(_ABREAST, np.int32), np.zeros(_ABREAST, np.int32)
+    largest, shifted, exps, rest = _column(), _column(), _column(), _column()
+    squares, product, log_totals = _column(), _column(), np.empty(_ABREAST)
+    for start in range(0, n_rows, _ABREAST):
+        n = min(_ABREAST, n_rows - start)
+        for i in range(n):
+            h = target[start + i]
+            labels[i] = h if 0 <= h < n_classes else -1
+            for k in range(n_classes):
+                x[k, i] = values[start + i, k]
+        largest[:], places[:] = x[0], 0
+        for k in range(1, n_classes):
+            _keep_larger(x[k], k, largest, places)
+        if _count(largest, _INF):
+            _limits(x, largest)
+        rest[:], squares[:], product[:] = _ZERO, _ZERO, _ZERO
+        for k in range(n_classes):
+            _exps_abreast(x[k], largest, shifted, exps)
+            _clear_at(k, places, exps)
+            _add(exps, rest)
+            _add_product(exps, exps, squares)
+            _add_product(exps, shifted, product)
+        _log_totals(rest, log_totals)
+        for i in range(n):
+            h, top, log_total = labels[i], places[i], log_totals[i]
+            others, square = np.float64(rest[i]), np.float64(squares[i])
+            confidence = 1 / (1 + others)
+            tops[start + i] = top
+            scores[2, start + i] = product[i] * confidence - log_total
+            scores[3, start + i] = confidence
+            if h < 0:
+                scores[0, start + i] = scores[1, start + i] = math.nan
+                continue
+            shift = np.float64(x[h, i]) - np.float64(largest[i])
+            scores[0, start + i] = shift - log_total
+            if h == top:
+                scores[1, start + i] = (others * others + square) * (confidence * confidence)
+            else:
+                scores[1, start + i] = 1 - 2 * math.exp(shift) * confidence + (1 + square) * (confidence * confidence)
+
+
 @compiled_loop
 def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> None:
     n_rows, n_classes = values.shape
@@ -344,7 +473,10 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, t
         scores: `(4, R)` float64.
         top: `(R,)` int64.
     """
-    loop = _forward_logits if from_logits else _forward_probabilities
+    if from_logits:
+        loop = _forward_logits if values.shape[-1] > _FEW else _forward_few_logits
+    else:
+        loop = _forward_probabilities
 
     def work(begin: int, end: int, rows: Tensor) -> None:
         loop(*(x.numpy() for x in (rows, target[begin:end], scores[:, begin:end], top[begin:end])))
