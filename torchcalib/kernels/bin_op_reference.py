@@ -1,4 +1,7 @@
-"""The bin op in tensor operations, in chunks that stay in cache. `bincount` adds in the order of the samples."""
+"""The bin op in tensor operations, in chunks that stay in cache. `bincount` adds in the order of the samples.
+
+Off the CPU nothing waits and nothing is added by atomics: every bin is a sum over all samples, the others masked.
+"""
 
 from collections.abc import Iterator
 
@@ -6,10 +9,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.bin_sums import bin_index
-from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
+from torchcalib.kernels.row_stats import spread_infinite_logits
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
+_ON_DEVICE = 2**22  # entries at a time where memory is not the cache of a CPU
 _BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
 
 
@@ -32,9 +36,10 @@ def event_sums(
         sums: zeros `(S, F, B)`.
     """
     wide, n_bins = sums.dtype, sums.shape[-1]
+    size = max(1, _ON_DEVICE // n_bins) if _is_waited_for(sums) else _SAMPLES
     for series, into in enumerate(sums):
-        for start in range(0, confidence.shape[-1], _SAMPLES):
-            held = slice(start, start + _SAMPLES)
+        for start in range(0, confidence.shape[-1], size):
+            held = slice(start, start + size)
             values, w = confidence[series, held], None if weights is None else weights[series, held]
             ones = torch.ones_like(values, dtype=wide)
             columns = [ones, values, outcome[series, held], *(() if ecd is None else (ecd[series, held],))]
@@ -69,6 +74,9 @@ def class_sums(
         sums: zeros `(C, 3, B)`.
     """
     n_classes, _, n_bins = sums.shape
+    if _is_waited_for(values):
+        _class_sums_of_a_device(values, target, weights, top, confidence, from_logits, right, sums)
+        return
     for held, q in _chunks(values, top, confidence, from_logits):
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
         present = w != 0
@@ -91,6 +99,28 @@ def class_sums(
         label = target[held][row]
         cell = label * n_bins + bin_index(q[row, label], n_bins, right)
         sums[:, 2] += _sums(cell, w[row], n_classes * n_bins).view(n_classes, n_bins)
+
+
+def _class_sums_of_a_device(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    from_logits: bool,
+    right: bool,
+    sums: Tensor,
+) -> None:
+    """`class_sums` bin by bin: to find the few entries beyond the first bin would make the host wait."""
+    classes = torch.arange(len(sums), device=sums.device)
+    for held, q in _chunks(values, top, confidence, from_logits):
+        w = torch.ones_like(confidence[held]) if weights is None else weights[held]
+        q, w = q.to(sums.dtype).masked_fill((w == 0).unsqueeze(-1), 0), w.unsqueeze(-1)
+        columns = w.expand_as(q), w * q, w * (target[held].unsqueeze(-1) == classes)
+        index = bin_index(q, sums.shape[-1], right)
+        for b in range(sums.shape[-1]):
+            for into, column in zip(sums.unbind(1), columns, strict=True):
+                into[:, b] += torch.where(index == b, column, 0).sum(0)
 
 
 def class_sums_backward(
@@ -117,9 +147,12 @@ def class_sums_backward(
     """
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
-        found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
-        row, k = (q >= _BELOW / n_bins).nonzero(as_tuple=True)
-        found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
+        if _is_waited_for(q):
+            found = grads.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
+        else:
+            found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
+            row, k = (q >= _BELOW / n_bins).nonzero(as_tuple=True)
+            found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
         if from_logits:
             found = q * (found - (q * found).sum(-1, keepdim=True))
             found = found.masked_fill((values[held].amax(-1) == torch.inf).unsqueeze(-1), 0)
@@ -131,7 +164,7 @@ def class_sums_backward(
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
     """Yield which rows, and their probabilities."""
-    n = max(1, _ENTRIES // values.shape[-1])
+    n = max(1, (_ON_DEVICE if _is_waited_for(values) else _ENTRIES) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)
     for start in range(0, len(values), n):
         held = slice(start, start + n)
@@ -139,7 +172,7 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
         if from_logits:
             first = top[held].unsqueeze(-1)
             at_top = q.gather(-1, first)
-            if at_top.device.type != "cpu" or bool((at_top == torch.inf).any()):
+            if _is_waited_for(at_top) or bool((at_top == torch.inf).any()):
                 q = spread_infinite_logits(q)
             q = q.softmax(-1)
             own = confidence[held].unsqueeze(-1)
@@ -149,7 +182,13 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
 
 
 def _sums(index: Tensor, column: Tensor, n_cells: int) -> Tensor:
-    """Sum over cells. The size is known, so that nothing waits for a device."""
-    if index.device.type == "cpu":
+    """Sum over cells: one by one, or where that would need atomics every cell over all samples."""
+    if not _is_waited_for(index):
         return torch.bincount(index, column, n_cells)
-    return torch.zeros(n_cells, dtype=wide_dtype(index.device), device=index.device).scatter_add(0, index, column)
+    cells = torch.arange(n_cells, device=index.device)
+    return torch.where(index.unsqueeze(-1) == cells, column.unsqueeze(-1), 0).sum(0)
+
+
+def _is_waited_for(x: Tensor) -> bool:
+    """Return whether the host would have to wait for what values say."""
+    return x.device.type != "cpu"
