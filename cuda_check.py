@@ -1,351 +1,155 @@
-"""Check torchcalib on a real GPU: `python cuda_check.py [--out FILE.json]`.
+"""Check torchcalib on a real GPU: `python cuda_check.py [--out FILE.json] [--strict] [--no-speed]`.
 
-Every function and streaming class (samples kept whole, and as a sketch), in float32, float16 and bfloat16, against the
-float64 result of the same numbers on the CPU, with gradients; `update` must never wait for the device; bad rows must
-be raised by `compute`. The isotonic kernels must find the blocks that the CPU finds, calibrators the optimum, and the
-bootstrap must draw what it draws there. Prints a table, writes JSON, and exits with 1 on any failure. Without a GPU it
-says so and exits with 0.
+- Every op of `torchcalib.kernels`, in float32, bfloat16, float16 and float64, over rows of 2 to 128,256 classes with
+  ties, saturation and infinite logits, against float64: outputs and gradients.
+- How they behave: no op and no `update` of a collection waits for the device, both pass
+  `torch.use_deterministic_algorithms`, give the same bits in two runs, and can be captured in a CUDA graph.
+- Every function and streaming class against float64 on the CPU.
+- The speed of every op as a share of a device-to-device copy, beside eager torch and torchmetrics, and the goals.
+
+Prints a table and writes JSON, by default `benchmarks/results/cuda-<GPU>.json`. Exits with 1 if anything is wrong: a
+value, a gradient, a wait, a difference between runs, an exception. A goal of speed that is missed is printed and
+written, and is no such failure: the goals are those of one kind of GPU that nothing else runs on, and a wrong number is
+wrong on any. With `--strict` it is one. Without a GPU it says so, runs the logic of the Triton kernels in Triton's
+interpreter, if Triton is installed, and exits with 0 if they are right.
 """
 
 import argparse
 import json
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from copy import deepcopy
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import torchcalib as tc
-from torchcalib.kernels.draws import random_words
-from torchcalib.kernels.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
-from torchcalib.streaming import StreamingMetric
+from cuda_checks.check import Check
+from cuda_checks.conduct import conduct
+from cuda_checks.metrics import metrics
+from cuda_checks.ops import INTERPRETED, ON_GPU, ops
+from cuda_checks.speed import Speed, speeds
 
-N, N_CLASSES = 4096, 11
-# Rows and elements of each for the isotonic kernels, which mark 128 blocks at once.
-SHAPES = ((2, 0), (1, 1), (2, 2), (3, 127), (3, 129), (2, 4099), (1000, 1000))
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Sums are float64 on both sides, so what differs is the row arithmetic, float32 on the GPU; a confidence that float32
-# rounds across a bin edge moves one sample of N. Gradients come back in the dtype of the input, and carry its rounding.
-VALUE_TOLERANCE = 5e-4
-# Where samples are put in order, two confidences that rounding puts the other way round can move a block.
-ORDER_TOLERANCE = 5e-3
-SKETCH_TOLERANCE = 5e-2
-GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-
-Function = Callable[..., Tensor]
+RESULTS = Path(__file__).parent / "benchmarks" / "results"
+CONDUCTED = ((1000, 10), (300, 1001), (40, 40_000))
 
 
-def mcb(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """Miscalibration of the CORP decomposition, which is what `CORP` computes."""
-    return tc.corp(preds, target, **options).mcb
-
-
-PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
-    "nll": (tc.nll, tc.NLL),
-    "brier": (tc.brier_score, tc.Brier),
-    "ecd": (tc.ecd, tc.ECD),
-    "bayesrisk": (tc.bayes_risk, tc.BayesRisk),
-    "ece": (tc.ece, tc.ECE),
-    "esce": (tc.esce, tc.ESCE),
-    "mce": (tc.mce, tc.MCE),
-    "rmsce": (tc.rmsce, tc.RMSCE),
-    "ace": (tc.ace, tc.ACE),
-    "tce": (tc.tce, tc.TCE),
-    "ks": (tc.ks, tc.KS),
-    "corp": (mcb, tc.CORP),
-}
-ORDERED = ("ace", "tce", "ks", "corp")
-SCORES = ("nll", "brier", "ecd", "bayesrisk")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the result."""
-
-    name: str
-    dtype: str
-    what: str
-    error: float
-    tolerance: float
-    said: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the error is within the tolerance; NaN is not."""
-        return self.error <= self.tolerance
-
-
-def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Every metric in every task and reduction: name, metric, options of both, options of the class alone."""
-    for metric in PAIRS:
-        for task in ("binary", "multiclass", "multilabel"):
-            own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
-            for from_logits in (False, True):
-                options = {"task": task, "from_logits": from_logits}
-                kind = "logits" if from_logits else "probs"
-                if metric in SCORES:
-                    yield f"{metric} {task} {kind}", metric, options, own
-                    continue
-                offered = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise")}
-                for reduction in offered.get(task, ("classwise",)):
-                    yield f"{metric} {task} {reduction} {kind}", metric, {**options, "reduction": reduction}, own
-    for metric in ("nll", "brier", "bayesrisk"):
-        options = {"task": "multiclass", "from_logits": True, "normalize": "prior"}
-        yield f"{metric} multiclass normalised", metric, options, {"num_classes": N_CLASSES}
-
-
-def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Predictions, rounded to `dtype`, and targets on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (N,) if task == "binary" else (N, N_CLASSES)
-    logits = 2 * torch.randn(shape, generator=generator)
-    high = N_CLASSES if task == "multiclass" else 2
-    target = torch.randint(0, high, shape if task == "multilabel" else (N,), generator=generator)
-    if not from_logits:
-        logits = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
-    return logits.to(dtype), target
-
-
-def relative_error(found: Tensor, expected: Tensor, scale: float = 0.01) -> float:
-    """Largest difference, as a share of the largest expected value, or of `scale` where all of them are less.
-
-    Equal infinities do not differ: half types round some probabilities to 0 and 1.
-    """
-    found, expected = (x.detach().double().cpu() for x in (found, expected))
-    difference = torch.where(found == expected, 0.0, found - expected).abs().max()
-    size = expected.masked_fill(expected.isinf(), 0).abs().max()
-    return float(difference / size.clamp(min=scale))
-
-
-def on_gpu_without_waiting(
-    metric: StreamingMetric[Any] | tc.CalibrationCollection, preds: Tensor, target: Tensor
-) -> None:
-    """Update twice while every synchronisation with the host is an error."""
-    metric.update(preds, target)  # the first call may set up kernels
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        metric.update(preds, target)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def check_setting(
-    name: str, metric: str, options: dict[str, Any], own: dict[str, Any], dtype: torch.dtype
-) -> Iterator[Check]:
-    """Value, gradient and stream of one metric in one setting."""
-    function, cls = PAIRS[metric]
-    preds, target = sample(options["task"], options["from_logits"], dtype)
-    label = str(dtype).removeprefix("torch.")
-    # Rounded half probabilities are taken as they are on both sides.
-    reference = preds.double().requires_grad_()
-    expected = function(reference, target, validate_args=False, **options)
-    gpu = preds.cuda().requires_grad_()
-    value = function(gpu, target.cuda(), **options)
-    tolerance = ORDER_TOLERANCE if metric in ORDERED else VALUE_TOLERANCE
-    yield Check(name, label, "value", relative_error(value, expected), tolerance)
-    stream = cls(**options, **own).to("cuda")
-    if stream.is_differentiable:
-        expected.backward()  # type: ignore[no-untyped-call]
-        value.backward()  # type: ignore[no-untyped-call]
-        assert gpu.grad is not None
-        assert reference.grad is not None
-        yield Check(
-            name, label, "gradient", relative_error(gpu.grad, reference.grad, 0.1 / N), GRADIENT_TOLERANCE[dtype]
-        )
-    # The stream has seen the batch twice, which doubles every block and sharpens the test of TCE.
-    doubled = preds.double().repeat(2, *[1] * (preds.dim() - 1)), torch.cat((target, target))
-    twice = function(*doubled, validate_args=False, **options)
-    on_gpu_without_waiting(stream, gpu.detach(), target.cuda())
-    yield Check(name, label, "stream, no host sync", relative_error(stream.compute(), twice), tolerance)
-    if metric in ORDERED:
-        sketch = cls(**options, **own, resolution=2048).to("cuda")
-        on_gpu_without_waiting(sketch, gpu.detach(), target.cuda())
-        yield Check(name, label, "sketch, no host sync", relative_error(sketch.compute(), twice), SKETCH_TOLERANCE)
-
-
-def check_bad_rows() -> Iterator[Check]:
-    """Bad rows on the GPU are counted without waiting, kept out of the sums, and raised by `compute`."""
-    good, y = torch.tensor([0.2, 0.7, 0.9], device="cuda"), torch.tensor([0, 1, 1], device="cuda")
-    spoiled = {
-        "NaN": (torch.tensor([0.2, 0.7, 0.9, torch.nan]), torch.tensor([0, 1, 1, 0])),
-        "range": (torch.tensor([0.2, 0.7, 0.9, 1.5]), torch.tensor([0, 1, 1, 0])),
-        "label": (torch.tensor([0.2, 0.7, 0.9, 0.5]), torch.tensor([0, 1, 1, 7])),
-    }
-    for kind, (preds, target) in spoiled.items():
-        metric = tc.ECE(task="binary").to("cuda")
-        on_gpu_without_waiting(metric, preds.cuda(), target.cuda())
-        clean = tc.ECE(task="binary").to("cuda")
-        clean.update(good, y)
-        clean.update(good, y)
-        yield Check(
-            f"bad rows: {kind}", "float32", "kept out of the sums", relative_error(metric.state[1:], clean.state[1:]), 0
-        )
+def triton_version() -> str | None:
+    """Return the version of Triton, or None where it is not installed."""
+    for package in ("triton", "triton-windows", "pytorch-triton"):
         try:
-            metric.compute()
-            raised = False
-        except ValueError as error:
-            raised = "got 2 with NaN" in str(error)
-        yield Check(f"bad rows: {kind}", "float32", "raised by compute", 0.0 if raised else 1.0, 0)
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
-def check_collection() -> Iterator[Check]:
-    """A whole collection updates without waiting."""
-    classes = [cls for _, cls in PAIRS.values()]
-    members = [cls(task="multiclass", num_classes=N_CLASSES, from_logits=True) for cls in classes]
-    preds, target = sample("multiclass", True, torch.float32)
-    metrics = tc.CalibrationCollection(members).to("cuda")
-    on_gpu_without_waiting(metrics, preds.cuda(), target.cuda())
-    for name, value in metrics.compute().items():
-        function = PAIRS[name.lower()][0]
-        expected = function(preds.double().repeat(2, 1), target.repeat(2), task="multiclass", from_logits=True)
-        tolerance = ORDER_TOLERANCE if name.lower() in ORDERED else VALUE_TOLERANCE
-        yield Check(f"collection: {name}", "float32", "value", relative_error(value, expected), tolerance)
+def shown(checks: Iterable[Check]) -> list[Check]:
+    """Print checks as they are made, the failed ones in full, and return them."""
+    kept = []
+    for check in checks:
+        kept.append(check)
+        verdict = "ok  " if check.passed else "FAIL"
+        print(f"{verdict} {check.name:44} {check.dtype:9} {check.what:28} {check.error:9.2e} {check.said}", flush=True)
+    return kept
 
 
-def check_blocks(name: str, rows: int, length: int) -> Iterator[Check]:
-    """Blocks of counts, all scores distinct and tied, samples of weight 0 and a row without data among them."""
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(rows, length, generator=generator, dtype=torch.float64)
-    outcomes = (torch.rand(rows, length, generator=generator) < scores).long()
-    weights = torch.randint(0, 4, (rows, length), generator=generator)
-    weights[:, :1] = 3  # PAVA-BC needs more than one sample in a row
-    weights[1:2] = 0
-    steps: dict[str, Callable[..., Blocks]] = {
-        "pava": pava,
-        "pava_bc code": pava_bc,
-        "pava_bc paper": lambda blocks, **options: pava_bc(blocks, variant="paper", **options),
+def timed(results: Iterable[Speed]) -> list[Speed]:
+    """Print speeds as they are measured and return them."""
+    kept = []
+    for speed in results:
+        kept.append(speed)
+        seconds = "         -" if speed.seconds is None else f"{1e6 * speed.seconds:8.1f}us"
+        share = "" if speed.share is None else f"{speed.share:7.1%} of a copy"
+        ratio = "" if speed.ratio is None else f"{speed.ratio:6.2f} x row op"
+        goal = "" if speed.met is None else f"goal {speed.goal}: {'met' if speed.met else 'MISSED'}"
+        print(
+            f"{speed.job:42} {speed.shape:16} {speed.dtype:9} {seconds} {share}{ratio}  {goal}  {speed.how}", flush=True
+        )
+    return kept
+
+
+def verdict(checks: list[Check], measured: list[Speed], strict: bool) -> int:
+    """Print how many checks failed and goals were missed; return the exit code."""
+    failed = [check for check in checks if not check.passed]
+    missed = [speed for speed in measured if speed.met is False]
+    broken = [speed for speed in measured if speed.goal is not None and speed.seconds is None]
+    print(f"{len(checks) - len(failed)} checks passed, {len(failed)} failed; {len(missed)} goals of speed missed")
+    for check in failed:
+        print(f"FAIL {check.name}, {check.dtype}: {check.what}: {check.error:.2e} > {check.tolerance:.2e} {check.said}")
+    for speed in broken:
+        print(f"FAIL {speed.job}, {speed.shape}, {speed.dtype}: {speed.how}")
+    return 1 if failed or broken or (strict and missed) else 0
+
+
+def content(machine: dict[str, Any], checks: list[Check], measured: list[Speed]) -> str:
+    """Return everything as JSON, in which errors are strings, as they may be infinite."""
+    found = {
+        **machine,
+        "speed": [{**asdict(speed), "met": speed.met} for speed in measured],
+        "checks": [{**asdict(check), "error": str(check.error), "passed": check.passed} for check in checks],
     }
-    for kind, given in (("distinct", scores), ("tied", (20 * scores).floor())):
-        blocks = pooled(given, outcomes, weights)
-        there = Blocks(blocks.index.cuda(), blocks.n.cuda(), blocks.positives.cuda())
-        for what, step in steps.items():
-            expected, found = step(blocks), step(there, backend="triton")
-            pairs = [
-                (getattr(found, column).cpu(), getattr(expected, column)) for column in ("index", "n", "positives")
-            ]
-            wrong = sum(not torch.equal(*pair) for pair in pairs)
-            yield Check(name, "int64", f"{what}, {kind}", wrong, 0)
+    return json.dumps(found, indent=1)
 
 
-def check_isotonic_regression(name: str, rows: int, length: int) -> Iterator[Check]:
-    """Fit and gradient of real targets, weights of 0 among them, without waiting for the device."""
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(rows, length, generator=generator, dtype=torch.float64) + torch.linspace(0, 3, length)
-    w = (torch.rand(rows, length, generator=generator, dtype=torch.float64) - 0.2).clamp(min=0)
-    w[:, :1] = 1
-    slope = torch.randn(rows, length, generator=generator, dtype=torch.float64)
-    reference, gpu = y.clone().requires_grad_(), y.cuda().requires_grad_()
-    expected = isotonic_regression(reference, w)
-    expected.backward(slope)  # type: ignore[no-untyped-call]
-    w_gpu, slope_gpu = w.cuda(), slope.cuda()
-    isotonic_regression(gpu, w_gpu, backend="triton")  # the first call compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = isotonic_regression(gpu, w_gpu, backend="triton")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    found.backward(slope_gpu)  # type: ignore[no-untyped-call]
-    yield Check(name, "float64", "fit, no host sync", relative_error(found, expected), 1e-12)
-    assert gpu.grad is not None
-    assert reference.grad is not None
-    yield Check(name, "float64", "gradient of the fit", relative_error(gpu.grad, reference.grad), 1e-12)
-
-
-def check_calibrators(from_logits: bool) -> Iterator[Check]:
-    """Fits reach the optimum that they reach on the CPU; so does the loss, cross-validated on the same folds."""
-    preds, target = sample("multiclass", from_logits, torch.float64)
-    options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
-    name = f"calibrators {'logits' if from_logits else 'probs'}"
-    for calibrator in (tc.Temperature(), tc.DPCalibration()):
-        what = type(calibrator).__name__
-        here = calibrator.fit(preds, target, **options)
-        there = calibrator.fit(preds.cuda(), target.cuda(), **options)
-        yield Check(name, "float64", f"{what} scale", relative_error(there.alpha, here.alpha), 1e-8)
-        yield Check(name, "float64", f"{what} gradient", float(there.grad_norm.max()), 1e-9)
-        loss = tc.calibration_loss(preds, target, calibrator=calibrator, **options)
-        on_gpu = tc.calibration_loss(preds.cuda(), target.cuda(), calibrator=calibrator, **options)
-        yield Check(name, "float64", f"{what} loss", relative_error(on_gpu, loss), 1e-8)
-
-
-def check_bootstrap() -> Iterator[Check]:
-    """Draws are those of the CPU, bit for bit; intervals of functions, of a calibration loss, and streamed."""
-    streams, counters = torch.arange(40), torch.arange(1000)
-    words = random_words(7, streams.cuda(), counters.cuda()).cpu()
-    yield Check("bootstrap", "int64", "words", int((words != random_words(7, streams, counters)).sum()), 0)
-    preds, target = sample("multiclass", True, torch.float64)
-    options: dict[str, Any] = {"task": "multiclass", "from_logits": True, "n_replicates": 40}
-    for function in (tc.nll, tc.ece, tc.ks, tc.rcl):
-        expected = tc.bootstrap(function, preds, target, **options).replicates
-        found = tc.bootstrap(function, preds.cuda(), target.cuda(), **options).replicates
-        tolerance = 1e-8 if function is tc.rcl else VALUE_TOLERANCE
-        yield Check("bootstrap", "float64", function.__name__, relative_error(found, expected), tolerance)
-    here = tc.Bootstrapped(tc.ECE(task="multiclass", from_logits=True), n_replicates=40)
-    there = deepcopy(here).to("cuda")
-    here.update(preds, target)
-    here.update(preds, target)
-    on_gpu_without_waiting(there, preds.cuda(), target.cuda())
-    error = relative_error(there.interval().replicates, here.interval().replicates)
-    yield Check("bootstrap", "float64", "stream, no host sync", error, VALUE_TOLERANCE)
-
-
-def guarded(name: str, dtype: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """Turn an exception into a failed check, so that one failure does not hide the others."""
-    try:
-        yield from checks()
-    except Exception as error:
-        yield Check(name, dtype, "runs", float("inf"), 0, f"{type(error).__name__}: {error}"[:300])
-
-
-def run() -> list[Check]:
-    """Do all checks."""
-    results: list[Check] = []
-    for dtype in DTYPES:
-        for name, metric, options, own in settings():
-            work = lambda m=metric, o=options, w=own, n=name, d=dtype: check_setting(n, m, o, w, d)  # noqa: E731
-            results += guarded(name, str(dtype).removeprefix("torch."), work)
-    results += guarded("bad rows", "float32", check_bad_rows)
-    results += guarded("collection", "float32", check_collection)
-    for from_logits in (False, True):
-        results += guarded("calibrators", "float64", partial(check_calibrators, from_logits))
-    results += guarded("bootstrap", "float64", check_bootstrap)
-    for rows, length in SHAPES:
-        name = f"isotonic kernels {rows} x {length}"
-        results += guarded(name, "int64", partial(check_blocks, name, rows, length))
-        results += guarded(name, "float64", partial(check_isotonic_regression, name, rows, length))
-    return results
+def in_interpreter() -> int:
+    """Run the kernels' logic on the CPU, in a process of its own: Triton reads the variable when it is imported."""
+    found = triton_version()
+    if found is None:
+        print("Triton is not installed, so its kernels were not run in its interpreter either.")
+        return 0
+    if tuple(int(part) for part in found.split(".")[:2]) < (3, 6):
+        print(f"Triton {found} has an interpreter that numpy 2.4 breaks, so its kernels were not run there either.")
+        return 0
+    print(f"The kernels' logic in the interpreter of Triton {found}:", flush=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([sys.executable, __file__, "--interpret"], env=environment, check=False).returncode
 
 
 def main() -> int:
     """Run, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description="Check torchcalib on a real GPU.")
-    parser.add_argument("--out", type=Path, default=Path("cuda_check.json"), help="where to write the results")
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal of speed is missed")
+    parser.add_argument("--no-speed", action="store_true", help="check, but measure nothing")
+    parser.add_argument("--interpret", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.interpret:
+        cpu = torch.device("cpu")
+        return verdict(shown(chain(ops(cpu, INTERPRETED, "triton"), conduct(cpu, ((9, 10),), "triton"))), [], False)
     if not torch.cuda.is_available():
-        print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was checked, and nothing has failed.")
-        return 0
-    results = run()
-    device = torch.cuda.get_device_name()
-    print(f"{device}, torch {torch.__version__}, torchcalib {tc.__version__}")
-    for check in results:
-        verdict = "ok  " if check.passed else "FAIL"
-        print(f"{verdict} {check.name:44} {check.dtype:9} {check.what:22} {check.error:9.2e} {check.said}")
-    failed = [check for check in results if not check.passed]
-    print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
-    content = {
-        "device": device,
+        print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was run on a GPU.", flush=True)
+        return in_interpreter()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products ask for
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = torch.cuda.get_device_name(device)
+    machine = {
+        "device": gpu,
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "cuda": torch.version.cuda,
         "torch": torch.__version__,
+        "triton": triton_version(),
         "torchcalib": tc.__version__,
-        "checks": [{**asdict(check), "error": str(check.error), "passed": check.passed} for check in results],
     }
-    arguments.out.write_text(json.dumps(content, indent=1))
-    return 1 if failed else 0
+    print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+    checks = shown(ops(device, ON_GPU))
+    checks += shown(conduct(device, CONDUCTED))
+    checks += shown(metrics(device))
+    measured = [] if arguments.no_speed else timed(speeds(device))
+    slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    out = arguments.out or RESULTS / f"cuda-{slug}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(content(machine, checks, measured))
+    code = verdict(checks, measured, arguments.strict)
+    print(f"written to {out}")
+    return code
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from torchcalib.kernels import bin_op_masked, bin_op_reference
 from torchcalib.kernels.bin_op import class_bins, class_sums, class_sums_backward, event_bins, event_sums
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.row_op import rows
@@ -320,6 +321,40 @@ def test_gradients_of_class_bins_of_any_kind(from_logits):
     value(x).backward()
     torch.testing.assert_close(torch.func.grad(value)(values.detach()), x.grad)
     torch.testing.assert_close(torch.func.jacfwd(value)(values.detach()), x.grad)
+
+
+# Devices that must not be waited for.
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("right", [False, True])
+def test_what_runs_on_a_device_without_triton_gives_the_sums_and_gradients_of_the_cpu(from_logits, right, monkeypatch):
+    values, target, weights = class_case(60, 40, from_logits)
+    target[3] = -1
+    if from_logits:
+        values[7, 2] = INF
+    values[5] = NAN  # of weight 0
+    results = []
+    for source in (bin_op_reference, bin_op_masked):
+        monkeypatch.setattr("torchcalib.kernels.bin_op.implementation", lambda *_, source=source: source)
+        for w in (weights, weights.masked_fill(weights > 0, 1)):
+            leaf = values.clone().requires_grad_()
+            by_class = of_classes(leaf, target, w, from_logits, 7, right, "torch")
+            by_class[:, 1].square().sum().backward()
+            results.append((by_class.detach(), leaf.grad))
+        top = event_bins(*events(3000), n_bins=7, right=right, backend="torch")
+        results.append((top, event_bins(*events(3000)[:2], n_bins=7, right=right, backend="torch")))
+    for on_cpu, on_device in zip(results[:3], results[3:], strict=True):
+        for a, b in zip(on_cpu, on_device, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-12 if a.dtype == torch.float64 else 1e-6, atol=1e-12)
+
+
+def test_shapes_without_numbers_have_sums_without_numbers():
+    """On the meta device there is nothing to be waited for."""
+    values, target, weights = (x.to("meta") for x in class_case(6, 4, True))
+    found = rows(values, target, from_logits=True)
+    assert class_bins(values, target, weights, found, from_logits=True, n_bins=5).shape == (4, 3, 5)
+    assert event_bins(found.confidence, found.top == target, weights, n_bins=5).shape == (3, 5)
 
 
 # torch.compile, vmap, registration.

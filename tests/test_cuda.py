@@ -1,5 +1,9 @@
-"""On a real GPU: everything that `cuda_check.py` checks. Without one it says so, which is checked everywhere."""
+"""On a real GPU: everything that `cuda_check.py` checks. Without one it says so and runs the kernels in Triton's
+interpreter; and its code is run here on the CPU at small sizes, so that it does not meet its first GPU untried.
+"""
 
+import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,26 +11,85 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuda_check import content, shown, timed, verdict
+from cuda_checks import conduct, metrics, ops, speed
+from cuda_checks.check import Check, elementwise_error
+
 SCRIPT = Path(__file__).resolve().parents[1] / "cuda_check.py"
+CPU = torch.device("cpu")
 
 
-def run(tmp_path):
-    out = tmp_path / "result.json"
-    return out, subprocess.run(
-        [sys.executable, str(SCRIPT), "--out", str(out)], capture_output=True, text=True, check=False
-    )
+def run(*arguments):
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.cuda
-def test_cuda_agrees_with_the_cpu(tmp_path):
-    out, done = run(tmp_path)
+@pytest.mark.timeout(3600)
+def test_cuda_agrees_with_float64(tmp_path):
+    out = tmp_path / "result.json"
+    done = run("--no-speed", "--out", str(out))
     assert done.returncode == 0, done.stdout
     assert out.is_file()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_without_a_device_it_says_so_and_exits_with_zero(tmp_path):
-    out, done = run(tmp_path)
-    assert done.returncode == 0
+def test_without_a_device_it_says_so_and_runs_the_kernels_in_the_interpreter(tmp_path):
+    out = tmp_path / "result.json"
+    done = run("--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "no CUDA device" in done.stdout
     assert not out.exists()
+    if importlib.util.find_spec("triton"):
+        assert ", 0 failed" in done.stdout or "were not run there" in done.stdout
+
+
+def test_ops_agree_with_float64_on_the_cpu():
+    sizes = ops.Sizes(((33, 2), (17, 10), (9, 1001)), ((33, 2), (17, 10), (9, 301)), (1, 500))
+    found = list(ops.ops(CPU, sizes, "torch"))
+    assert [check for check in found if not check.passed] == []
+    assert {check.dtype for check in found} == {"float16", "bfloat16", "float32", "float64"}
+
+
+def test_a_wrong_number_is_found():
+    right = torch.tensor([1.0, 2.0])
+    assert elementwise_error(right, right) == 0
+    assert not Check("", "", "", elementwise_error(torch.tensor([1.0, 2.1]), right), 1e-6).passed
+    assert not Check("", "", "", elementwise_error(torch.tensor([1.0, torch.nan]), right), 1e-6).passed
+    assert not Check("", "", "", conduct.differing([right], [right + 1]), 0).passed
+
+
+def test_conduct_of_ops_and_collections_on_the_cpu():
+    found = list(conduct.conduct(CPU, ((40, 5),), "torch"))
+    assert [check for check in found if not check.passed] == []
+    assert "ClasswiseECE after replays" in {check.what for check in found}
+
+
+@pytest.mark.filterwarnings("ignore:the fitted scale is 0")
+def test_metrics_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(metrics, "N", 300)
+    monkeypatch.setattr(metrics, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(metrics, "SHAPES", ((3, 30),))
+    some = [setting for k, setting in enumerate(metrics.settings()) if k % 9 == 0]
+    monkeypatch.setattr(metrics, "settings", lambda: some)
+    monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises
+    found = list(metrics.metrics(CPU))
+    assert [check for check in found if not check.passed] == []
+
+
+def test_speeds_are_measured_and_written(capsys):
+    measured = timed(speed.speeds(CPU, ((20, 5),), 100, repeats=2, backend="torch"))
+    assert [line for line in measured if line.seconds is None] == []
+    assert {line.goal for line in measured} == {None, 0.85, 0.60, 1.15}
+    checks = shown(iter([Check("a", "float32", "value", 0.0, 1e-6), Check("b", "float32", "value", torch.nan, 1e-6)]))
+    written = json.loads(content({"device": "none"}, checks, measured))
+    assert len(written["speed"]) == len(measured)
+    assert [check["passed"] for check in written["checks"]] == [True, False]
+    assert verdict(checks, measured, strict=False) == 1
+    assert verdict(checks[:1], [], strict=True) == 0
+    slow = speed.Speed("row op", "1 x 1", "float32", 1.0, share=0.5, goal=0.85)
+    assert verdict([], [slow], strict=False) == 0
+    assert verdict([], [slow], strict=True) == 1
+    assert verdict([], [speed.Speed("row op", "1 x 1", "float32", None, goal=0.85, how="failed")], strict=False) == 1
+    capsys.readouterr()
+    timed([slow])
+    assert "goal 0.85: MISSED" in capsys.readouterr().out

@@ -22,7 +22,7 @@ pytestmark = [
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
-# Many rows in a program, one, a loop over blocks, and parts that are merged; a block or part that is not full.
+# Many rows in a program, one, and parts that are merged; a part that is not full.
 CLASSES = [1, 2, 10, 1000, 1001, 5000, 33_000]
 INF, NAN = torch.inf, torch.nan
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -93,8 +93,8 @@ def test_in_the_interpreter():
 
 ROW_TYPES = {
     "target": "*i64", "scores": "*fp64", "tops": "*i64", "grads": "*fp64", "kept": "*fp64", "places": "*i64",
-    "row_stride": "i64", "column_stride": "i64", "score_stride": "i64", "grad_stride": "i64",
-    "n_rows": "i32", "n_classes": "i32", "n_parts": "i32",
+    "row_units": "i64", "column_stride": "i64", "score_stride": "i64", "grad_stride": "i64",
+    "n_rows": "i32", "units": "i32", "n_parts": "i32",
 }  # fmt: skip
 BIN_TYPES = {
     "confidence": "*fp64", "outcome": "*u8", "weights": "*fp64", "ecd": "*fp64", "parts": "*fp64", "target": "*i64",
@@ -102,11 +102,12 @@ BIN_TYPES = {
     "n_bins": "i32", "n_rows": "i32", "n_classes": "i32",
 }  # fmt: skip
 KERNELS = [
-    ("row_op_triton", "_read_rows", ROW_TYPES, {"rows": 2, "block": 1024}),
-    ("row_op_triton", "_read_rows", ROW_TYPES, {"rows": 1, "block": 4096}),
-    ("row_op_triton", "_read_parts", ROW_TYPES, {"size": 16384, "block": 4096}),
-    ("row_op_triton", "_merge_parts", ROW_TYPES, {"rows": 128}),
-    ("row_op_triton", "_fill_gradient", ROW_TYPES, {"rows": 2, "block": 1024}),
+    ("row_op_triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
+    ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
+    ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
+    ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
+    ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
+    ("row_op_triton", "_fill_gradient", ROW_TYPES, {"unit": 4, "rows": 1, "block": 1024}),
     ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True}),
     ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 8, "classes": 32, "bins": 16, "weighted": True}),
     ("bin_op_triton", "_fill_gradient", BIN_TYPES, {"rows": 2, "block": 1024, "weighted": True}),

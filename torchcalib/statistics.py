@@ -183,8 +183,7 @@ class EqualWidthBins:
         """Put the events of `p` into bins."""
         b, right = self.n_bins, self.right
         each_class = self.reduction == "classwise" and p.task == "multiclass"
-        # All classes in one pass over the rows. Elsewhere than on a CPU it may have to wait for what the pass finds.
-        if each_class and p.given.device.type == "cpu" and not (p.soft or self.with_ecd or p.replicates):
+        if each_class and not (p.soft or self.with_ecd or p.replicates):  # in one pass over the rows
             labels, rows = p.given_target, p.rows
             sums = class_bins(p.given, labels, p.weights, rows, from_logits=p.from_logits, n_bins=b, right=right)
             return BinStats(sums)

@@ -1,4 +1,4 @@
-"""The bin op in tensor operations, in chunks that stay in cache. On the CPU sums follow the order of the samples."""
+"""The bin op in tensor operations: on the CPU in chunks that stay in its cache, elsewhere see `bin_op_masked`."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.kernels import bin_op_masked
 from torchcalib.kernels.bin_sums import bin_index
 from torchcalib.kernels.row_stats import spread_infinite_logits
 
@@ -33,8 +34,11 @@ def event_sums(
         right: the edge rule.
         sums: zeros `(S, F, B)`.
     """
+    if sums.device.type != "cpu":
+        bin_op_masked.event_sums(confidence, outcome, weights, ecd, right, sums)
+        return
     wide, n_bins = sums.dtype, sums.shape[-1]
-    countable = weights is None and ecd is None and confidence.device.type == "cpu" and not outcome.is_floating_point()
+    countable = weights is None and ecd is None and not outcome.is_floating_point()
     for series, into in enumerate(sums):
         for start in range(0, confidence.shape[-1], _SAMPLES):
             held = slice(start, start + _SAMPLES)
@@ -78,6 +82,9 @@ def class_sums(
         right: the edge rule.
         sums: zeros `(C, 3, B)`.
     """
+    if sums.device.type != "cpu":
+        bin_op_masked.class_sums(values, target, weights, top, confidence, from_logits, right, sums)
+        return
     n_classes, _, n_bins = sums.shape
     flat = sums.view(-1)
     n_above = torch.zeros(n_classes, dtype=torch.int64, device=values.device)
@@ -98,7 +105,7 @@ def class_sums(
             entries.index_fill_(0, above, 0)
             if weights is not None:
                 q.mul_(own)
-            sums[:, 1, 0] += q.sum(0)
+            sums[:, 1, 0] += q.sum(0, dtype=sums.dtype)
             places.append(above.add_(rows.start * n_classes))
         place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
         row = place // n_classes
@@ -137,6 +144,9 @@ def class_sums_backward(
         right: see `class_sums`.
         out: `(N, C)` of the dtype of `values`.
     """
+    if out.device.type != "cpu":
+        bin_op_masked.class_sums_backward(values, weights, top, confidence, grads, from_logits, right, out)
+        return
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
         found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
@@ -163,7 +173,7 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
         if from_logits:
             torch.softmax(x, -1, dtype=dtype, out=q)
             found = q.gather(-1, first[held])
-            if q.device.type != "cpu" or not bool(found.sum().isfinite()):
+            if not bool(found.sum().isfinite()):
                 torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
                 found = q.gather(-1, first[held])
             # What softmax's own sum is off by.
@@ -174,9 +184,7 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
 
 
 def _bins(values: Tensor, n_bins: int, right: bool) -> Tensor:
-    """Return `bin_index`, on the CPU in int32 and from the product with `n_bins` alone where no inner edge is near."""
-    if values.device.type != "cpu":
-        return bin_index(values, n_bins, right)
+    """Return `bin_index` in int32, from the product with `n_bins` alone where no inner edge is near."""
     scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
     scaled.clamp_(0.3, n_bins - 0.3)  # no value is near the outer edges, nor in another bin by `right`
     index = scaled.int()
@@ -197,6 +205,4 @@ def _zeros_and_ones(outcomes: Tensor) -> bool:
 
 def _places_from(q: Tensor, low: float) -> Tensor:
     """Return the places in memory of entries that are at least `low`; numpy finds them at the speed of memory."""
-    if q.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(q.numpy() >= np.asarray(low, q.numpy().dtype)))
-    return (q >= low).view(-1).nonzero().squeeze(-1)
+    return torch.from_numpy(np.flatnonzero(q.numpy() >= np.asarray(low, q.numpy().dtype)))

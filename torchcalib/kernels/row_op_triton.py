@@ -1,10 +1,17 @@
 """The row op as Triton kernels: some rows of few classes to a program, one of many, a part of one of very many.
 
-What a program does depends on the number of classes and the dtype alone, never on the number of rows: a row gets the
-same bits in every batch. A row is read a block of entries at a time; of each the top one is set apart, and two blocks
-are merged by the larger top (online softmax). Blocks are of the dtype of the row, and at least float32; what is merged
-is float64. Addresses are int64.
+What a program does depends on the number of classes, the dtype and the strides alone, never on the number of rows: a
+row gets the same bits in every batch. Of the entries a program holds, the top one is set apart, and the sums over the
+others are in the dtype of the row, at least float32. Where a row has many entries they are kept, and a second kernel
+makes scores of them, in float64 and with a row to a thread: in the first one every thread of a warp would do it. It
+also merges the parts of a row, all at once. Addresses are int64.
+
+A row of C classes is C / `unit` units, each at an address that 16 bytes or what is nearest to it divides: what the
+compiler must know to load it as one.
 """
+
+import math
+import os
 
 import torch
 import triton
@@ -15,29 +22,39 @@ from torchcalib.kernels.launching import check_launch
 
 check_launch()
 
-_TILE = 2048  # entries that a program holds at once, rows times classes
-_BLOCK = 4096  # entries of one row, where it has more
-_PART = 16384  # entries of one row that a program reads, where it has more than twice as many
+_FEW = 64  # classes up to which a program holds rows enough to make their scores itself
+_TILE = 2048  # entries of such rows that a program holds
+_OF_A_WARP = 1024  # entries that a warp holds of longer rows: 32 in each thread
+_PART = 4096  # entries of one row that a program holds at most
+_MERGED = 512  # parts of rows that a program merges
 _LOWEST = tl.constexpr(-1000.0)  # a shift whose exp is 0 in any dtype
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor) -> None:
     """See `row_op_reference.forward`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
-    rows, block, parts, warps = _shape_of_work(n_classes)
-    found = [values, *values.stride(), target, scores, scores.stride(0), top, n_rows, n_classes]
+    rows, block, warps = _shape_of_work(n_classes)
+    layout = in_units(values)
+    of_rows = [target, scores, scores.stride(0), top, n_rows]
     with torch.cuda.device_of(values):  # Triton launches on the current device
-        if parts == 1:
-            grid = (triton.cdiv(n_rows, rows),)
-            _read_rows[grid](*found, from_logits, rows, block, num_warps=warps)
+        if block <= _FEW:
+            _read_rows[(triton.cdiv(n_rows, rows),)](
+                values, *layout, *of_rows, from_logits, rows, block, num_warps=warps
+            )
             return
-        kept = torch.empty(4, parts, n_rows, dtype=torch.float64, device=values.device)
-        places = torch.empty(parts, n_rows, dtype=torch.int64, device=values.device)
-        _read_parts[(n_rows, parts)](
-            values, *values.stride(), kept, places, n_rows, n_classes, from_logits, _PART, block, num_warps=warps
+        parts = triton.cdiv(n_classes, block)
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        kept = torch.empty(4, n_rows, parts, dtype=dtype, device=values.device)
+        places = torch.empty(n_rows, parts, dtype=torch.int64, device=values.device)
+        _read_parts[(triton.cdiv(n_rows, rows), parts)](
+            values, *layout, kept, places, n_rows, from_logits, rows, block, num_warps=warps
         )
-        grid = (triton.cdiv(n_rows, 128),)
-        _merge_parts[grid](*found, kept, places, parts, from_logits, 128, num_warps=4)
+        held = triton.next_power_of_2(parts)
+        rows = max(1, _MERGED // held) if held > 1 else 128
+        _merge_parts[(triton.cdiv(n_rows, rows),)](
+            values, *layout, kept, places, parts, *of_rows, from_logits, rows, held, num_warps=4
+        )
 
 
 def backward(
@@ -45,20 +62,27 @@ def backward(
 ) -> None:
     """See `row_op_reference.backward`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
-    rows, block, _, warps = _shape_of_work(n_classes)
+    rows, block, warps = _shape_of_work(n_classes)
     with torch.cuda.device_of(values):
         _fill_gradient[(triton.cdiv(n_rows, rows), triton.cdiv(n_classes, block))](
-            values, *values.stride(), target, scores, scores.stride(0), top, grads, grads.stride(0), out, n_rows,
-            n_classes, from_logits, rows, block, num_warps=warps,
+            values, *in_units(values), target, scores, scores.stride(0), top, grads, grads.stride(0), out, n_rows,
+            from_logits, rows, block, num_warps=warps,
         )  # fmt: skip
 
 
-def _shape_of_work(n_classes: int) -> tuple[int, int, int, int]:
-    """Return rows and entries that a program holds, parts that a row is cut into, and warps."""
-    block = min(triton.next_power_of_2(n_classes), _BLOCK)
-    rows = max(1, min(_TILE // block, 512))
-    parts = triton.cdiv(n_classes, _PART) if n_classes > 2 * _PART else 1
-    return rows, block, parts, 8 if block == _BLOCK else 4
+def in_units(values: Tensor) -> tuple[int, int, int, int]:
+    """Return the strides of rows and columns, the former in units, the units of a row, and the size of a unit."""
+    n_classes, (row_stride, column_stride) = values.shape[1], values.stride()
+    unit = math.gcd(16 // values.element_size(), n_classes, row_stride) if column_stride == 1 else 1
+    return row_stride // unit, column_stride, n_classes // unit, unit
+
+
+def _shape_of_work(n_classes: int) -> tuple[int, int, int]:
+    """Return rows and entries of each that a program holds, and its warps."""
+    block = min(triton.next_power_of_2(n_classes), _PART)
+    if block <= _FEW:
+        return min(_TILE // block, 512), block, 4
+    return max(1, _OF_A_WARP // block), block, max(1, block // _OF_A_WARP)
 
 
 @triton.jit
@@ -70,81 +94,59 @@ def _log1p(x):
 
 
 @triton.jit
-def _block(pointers, inside, columns, n_classes, logits: tl.constexpr):
-    """Return largest entry, its first place, and sums over the others of a tile, all `[rows]` and float64.
+def _exp(x):
+    """Return exp x, of float32 with 0 for what is below the least normal number: `tl.exp` takes three steps more."""
+    if x.dtype == tl.float64 or _INTERPRETED:
+        return tl.exp(x)
+    scaled = x * 1.4426950408889634
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [scaled], tl.float32, True, 1)
+
+
+@triton.jit
+def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
+    """Return largest entry, its first place, and sums over the others of entries from `begin` on, all `[rows]`.
 
     Of logits the sums are those of e, e^2 and e d with d = x - largest and e = exp d; of probabilities 0, of q^2 and of
-    q log q.
+    q log q. NaN anywhere is in all of them that are no 0.
     """
+    columns = begin + tl.arange(0, block)
+    inside = present[:, None] & (columns < n_classes)[None, :]
+    pointers = values + row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
     x = tl.load(pointers, mask=inside, other=float("-inf"))
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     largest = tl.max(x, 1)
-    at_top = x == largest[:, None]
-    # None is, if the largest is NaN.
-    place = tl.minimum(tl.min(tl.where(at_top & inside, columns[None, :], n_classes), 1), n_classes - 1)
-    others = inside & (columns[None, :] != place[:, None])
+    # None is there, if the largest is NaN: then no entry is set apart.
+    place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
+    others = columns[None, :] != place[:, None]
     if logits:
-        # At the limit: 0 where x is the largest, be it infinite. Where all are -inf none is in the sums.
-        d = tl.where(at_top, 0.0, x - largest[:, None])
-        d = tl.where(d < _LOWEST, _LOWEST, d)
-        e = tl.where(others & (largest[:, None] != float("-inf")), tl.exp(d), 0.0)
-        rest, product = tl.sum(e, 1), tl.sum(tl.where(e == 0, 0.0, e * d), 1)
-        squares = tl.sum(e * e, 1)
+        # Where all are -inf, no e is more than 0.
+        d = x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]
+        e = tl.where(others, _exp(d), 0.0)
+        rest, squares = tl.sum(e, 1), tl.sum(e * e, 1)
+        product = tl.sum(e * tl.where(d < _LOWEST, _LOWEST, d), 1)
+        infinite = largest == float("inf")
+        if tl.max(infinite.to(tl.int32), 0) > 0:  # the limit: the mass is spread over these, and e of each is 1
+            ties = tl.sum(tl.where(x == float("inf"), 1.0, tl.where(x == x, 0.0, float("nan"))), 1).to(x.dtype)
+            rest, squares = tl.where(infinite, ties - 1, rest), tl.where(infinite, ties - 1, squares)
+            product = tl.where(infinite, 0 * ties, product)
     else:
-        q = tl.where(others, x, 0.0)
-        log = tl.log(tl.where(q == 0, 1.0, q))
-        rest, product = tl.zeros_like(largest), tl.sum(q * log, 1)
-        squares = tl.sum(q * q, 1)
+        q = tl.where(others & inside, x, 0.0)
+        rest, squares = tl.zeros_like(largest), tl.sum(q * q, 1)
+        product = tl.sum(q * tl.log(tl.where(q == 0, 1.0, q)), 1)
         product = tl.where(squares == squares, product, float("nan"))
-    # Nothing else carries NaN out of a block whose place of the top is taken by it.
-    lost = tl.sum(tl.where(inside & (x != x), 1, 0), 1) > 0
-    rest = tl.where(lost, float("nan"), rest)
-    product = tl.where(lost, float("nan"), product)
-    squares = tl.where(lost, float("nan"), squares)
-    return (
-        largest.to(tl.float64),
-        place.to(tl.int64),
-        rest.to(tl.float64),
-        squares.to(tl.float64),
-        product.to(tl.float64),
-    )
-
-
-@triton.jit
-def _merged(largest, place, rest, squares, product, largest_, place_, rest_, squares_, product_, logits: tl.constexpr):
-    """Return the same of two blocks together, the first one first."""
-    later = largest_ > largest
-    high = tl.where(later, largest_, largest)
-    low = tl.where(later, largest, largest_)
-    high_rest, low_rest = tl.where(later, rest_, rest), tl.where(later, rest, rest_)
-    high_squares, low_squares = tl.where(later, squares_, squares), tl.where(later, squares, squares_)
-    high_product, low_product = tl.where(later, product_, product), tl.where(later, product, product_)
-    nothing = low == float("-inf")
-    if logits:
-        gap = tl.where(low == high, 0.0, low - high)
-        factor = tl.where(nothing, 0.0, tl.exp(gap))
-        gap = tl.where(factor == 0, 0.0, gap)
-        high_rest += factor * (1 + low_rest)
-        high_squares += factor * factor * (1 + low_squares)
-        high_product += factor * (low_product + gap * (1 + low_rest))
-    else:
-        q = tl.where(nothing, 0.0, low)
-        high_rest += low_rest
-        high_squares += low_squares + q * q
-        high_product += low_product + q * tl.log(tl.where(q == 0, 1.0, q))
-    return high, tl.where(later, place_, place), high_rest, high_squares, high_product
+    return largest, tl.minimum(place, n_classes - 1).to(tl.int64), rest, squares, product
 
 
 @triton.jit
 def _store_scores(
-    values, row_stride, column_stride, target, scores, score_stride, tops, row, present, n_classes,
+    values, row_at, column_stride, target, scores, score_stride, tops, row, present, n_classes,
     largest, place, rest, squares, product, logits: tl.constexpr,
 ):  # fmt: skip
     """Store what `Rows` says, from what a whole row was merged into."""
     label = tl.load(target + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
-    x = tl.load(values + row * row_stride + label * column_stride, mask=present & known, other=0).to(tl.float64)
+    x = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
     hit = label == place
     nan = float("nan")
     if logits:
@@ -171,104 +173,94 @@ def _store_scores(
     tl.store(tops + row, place, mask=present)
 
 
-@triton.jit
-def _read(values, row_stride, column_stride, row, present, begin, end, n_classes, logits, rows: tl.constexpr,
-          block: tl.constexpr):  # fmt: skip
-    """Return what the entries `begin..end-1` of some rows are merged into."""
-    largest = tl.full([rows], float("-inf"), tl.float64)
-    place = tl.zeros([rows], tl.int64)
-    rest = tl.zeros([rows], tl.float64)
-    squares = tl.zeros([rows], tl.float64)
-    product = tl.zeros([rows], tl.float64)
-    for start in range(begin, end, block):
-        columns = start + tl.arange(0, block)
-        inside = present[:, None] & (columns < end)[None, :]
-        pointers = values + row[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride
-        one = _block(pointers, inside, columns, n_classes, logits)
-        largest, place, rest, squares, product = _merged(
-            largest, place, rest, squares, product, one[0], one[1], one[2], one[3], one[4], logits
-        )
-    return largest, place, rest, squares, product
-
-
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_rows(
-    values, row_stride, column_stride, target, scores, score_stride, tops, n_rows, n_classes,
+    values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, n_rows,
     logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Read whole rows."""
+    """Read whole rows, and make scores of them."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
-    largest, place, rest, squares, product = _read(
-        values, row_stride, column_stride, row, present, 0, n_classes, n_classes, logits, rows, block
-    )
+    n_classes, row_at = units * unit, row * row_units * unit
+    largest, place, rest, squares, product = _read(values, row_at, column_stride, present, 0, n_classes, logits, block)
     _store_scores(
-        values, row_stride, column_stride, target, scores, score_stride, tops, row, present, n_classes,
-        largest, place, rest, squares, product, logits,
+        values, row_at, column_stride, target, scores, score_stride, tops, row, present, n_classes,
+        largest.to(tl.float64), place, rest.to(tl.float64), squares.to(tl.float64), product.to(tl.float64), logits,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_parts(
-    values, row_stride, column_stride, kept, places, n_rows, n_classes,
-    logits: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_rows,
+    logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Read a part of a row, and keep what it is merged into."""
+    """Read a part of some rows, and keep what it yields."""
     part = tl.program_id(1)
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    begin = part * size
-    end = tl.minimum(begin + size, n_classes)
-    largest, place, rest, squares, product = _read(
-        values, row_stride, column_stride, row, row < n_rows, begin, end, n_classes, logits, 1, block
-    )
-    to = part.to(tl.int64) * n_rows + row
-    all_parts = tl.num_programs(1).to(tl.int64) * n_rows
-    tl.store(kept + to, largest)
-    tl.store(kept + all_parts + to, rest)
-    tl.store(kept + 2 * all_parts + to, squares)
-    tl.store(kept + 3 * all_parts + to, product)
-    tl.store(places + to, place)
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_parts"])
-def _merge_parts(
-    values, row_stride, column_stride, target, scores, score_stride, tops, n_rows, n_classes, kept, places, n_parts,
-    logits: tl.constexpr, rows: tl.constexpr,
-):  # fmt: skip
-    """Merge the parts of rows in their order."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
-    largest = tl.full([rows], float("-inf"), tl.float64)
-    place = tl.zeros([rows], tl.int64)
-    rest = tl.zeros([rows], tl.float64)
-    squares = tl.zeros([rows], tl.float64)
-    product = tl.zeros([rows], tl.float64)
-    all_rows = tl.full([], 0, tl.int64) + n_rows
-    all_parts = all_rows * n_parts
-    for part in range(n_parts):
-        at = row + all_rows * part
-        largest, place, rest, squares, product = _merged(
-            largest, place, rest, squares, product,
-            tl.load(kept + at, mask=present, other=0),
-            tl.load(places + at, mask=present, other=0),
-            tl.load(kept + all_parts + at, mask=present, other=0),
-            tl.load(kept + 2 * all_parts + at, mask=present, other=0),
-            tl.load(kept + 3 * all_parts + at, mask=present, other=0),
-            logits,
-        )  # fmt: skip
+    largest, place, rest, squares, product = _read(
+        values, row * row_units * unit, column_stride, present, part * block, units * unit, logits, block
+    )
+    n_parts = tl.num_programs(1)
+    to = row * n_parts + part
+    column = (tl.full([], 0, tl.int64) + n_rows) * n_parts
+    tl.store(kept + to, largest, mask=present)
+    tl.store(kept + column + to, rest, mask=present)
+    tl.store(kept + 2 * column + to, squares, mask=present)
+    tl.store(kept + 3 * column + to, product, mask=present)
+    tl.store(places + to, place, mask=present)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _merge_parts(
+    values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_parts, target, scores, score_stride,
+    tops, n_rows, logits: tl.constexpr, rows: tl.constexpr, held: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of rows, by the largest entry of them all, and make scores of them."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n_rows
+    part = tl.arange(0, held)
+    inside = present[:, None] & (part < n_parts)[None, :]
+    n_classes = units * unit
+    at = row[:, None] * n_parts + part[None, :]
+    column = (tl.full([], 0, tl.int64) + n_rows) * n_parts
+    high = tl.load(kept + at, mask=inside, other=float("-inf")).to(tl.float64)
+    high_place = tl.load(places + at, mask=inside, other=0)
+    rest = tl.load(kept + column + at, mask=inside, other=0).to(tl.float64)
+    squares = tl.load(kept + 2 * column + at, mask=inside, other=0).to(tl.float64)
+    product = tl.load(kept + 3 * column + at, mask=inside, other=0).to(tl.float64)
+    largest = tl.max(high, 1)
+    place = tl.min(tl.where(inside & (high == largest[:, None]), high_place, n_classes), 1)
+    place = tl.minimum(place, n_classes - 1)
+    # The top of the row is in no sum; those of other parts, which are in none of theirs, join.
+    joins = inside & (high_place != place[:, None]) & (high != float("-inf"))
+    if logits:
+        gap = tl.where(high == largest[:, None], 0.0, high - largest[:, None])
+        factor = tl.where(high == float("-inf"), 0.0, tl.exp(gap))
+        gap = tl.where(factor == 0, 0.0, gap)
+        more = tl.where(joins, factor, 0.0)
+        product = tl.sum(factor * (product + gap * rest) + more * gap, 1)
+        squares = tl.sum(factor * factor * squares + more * more, 1)
+        rest = tl.sum(factor * rest + more, 1)
+    else:
+        q = tl.where(joins, high, 0.0)
+        product = tl.sum(product + q * tl.log(tl.where(q == 0, 1.0, q)), 1)
+        squares = tl.sum(squares + q * q, 1)
+        rest = tl.sum(rest, 1)
     _store_scores(
-        values, row_stride, column_stride, target, scores, score_stride, tops, row, present, n_classes,
+        values, row * row_units * unit, column_stride, target, scores, score_stride, tops, row, present, n_classes,
         largest, place, rest, squares, product, logits,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _fill_gradient(
-    values, row_stride, column_stride, target, scores, score_stride, tops, grads, grad_stride, out, n_rows, n_classes,
-    logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, grads, grad_stride,
+    out, n_rows, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Fill in a tile of the gradient. At the label and the top it is made in float64: see `row_op_reference`."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    n_classes, row_at = units * unit, row * row_units * unit
     present = row < n_rows
     label = tl.load(target + row, mask=present, other=0)
     place = tl.load(tops + row, mask=present, other=0)
@@ -277,15 +269,15 @@ def _fill_gradient(
     of_entropy = tl.load(grads + 2 * grad_stride + row, mask=present, other=0)
     of_confidence = tl.load(grads + 3 * grad_stride + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
-    at_top = tl.load(values + row * row_stride + place * column_stride, mask=present, other=0)
-    at_label = tl.load(values + row * row_stride + label * column_stride, mask=present & known, other=0)
+    at_top = tl.load(values + row_at + place * column_stride, mask=present, other=0)
+    at_label = tl.load(values + row_at + label * column_stride, mask=present & known, other=0)
     hit = label == place
     untouched = (of_log == 0) & (of_square == 0) & (of_entropy == 0) & (of_confidence == 0)
 
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = (present & ~untouched)[:, None] & (columns < n_classes)[None, :]
     far = columns.to(tl.int64)[None, :]
-    x = tl.load(values + row[:, None] * row_stride + far * column_stride, mask=inside, other=0)
+    x = tl.load(values + row_at[:, None] + far * column_stride, mask=inside, other=0)
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     is_label, is_top = far == label[:, None], far == place[:, None]

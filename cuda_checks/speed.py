@@ -1,0 +1,233 @@
+"""How fast the ops are: bytes per second as a share of those of a device-to-device copy, measured in the same run.
+
+Bytes are counted as the least that must move: every input read once, every output written once; a copy of n bytes
+moves 2 n. Times are medians over repeats between which the cache is overwritten, of the work as a CUDA graph replays
+it, so that they are the device's own; "eager" times have the host's launches in them. Goals are those of a Hopper GPU.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchcalib as tc
+from cuda_checks.check import label_of
+from cuda_checks.conduct import captured, collection
+from torchcalib.kernels.bin_op import class_bins, event_bins
+from torchcalib.kernels.dispatch import Backend
+from torchcalib.kernels.row_op import rows
+
+SHAPES = ((50_000, 1000), (8192, 128_256))
+N_EVENTS = 10**7
+DTYPES = (torch.float32, torch.bfloat16)
+ROWS_GOAL, CLASSES_GOAL, COLLECTION_GOAL = 0.85, 0.60, 1.15
+N_BINS = 15
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One measured job.
+
+    Attributes:
+        job: what was done.
+        shape: over which input.
+        dtype: of the input.
+        seconds: median of one run; "graph" in `how` says that a graph was replayed.
+        share: of the bytes per second of a copy; None where bytes say nothing.
+        ratio: of the time of the row op forward, where there is a goal for it.
+        goal: least share, or largest ratio; None where there is none.
+        how: "graph", "eager", or why there is no time.
+    """
+
+    job: str
+    shape: str
+    dtype: str
+    seconds: float | None
+    share: float | None = None
+    ratio: float | None = None
+    goal: float | None = None
+    how: str = "graph"
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal was met; None without one."""
+        if self.goal is None or self.seconds is None:
+            return None
+        if self.ratio is not None:
+            return self.ratio <= self.goal
+        return self.share is not None and self.share >= self.goal
+
+
+class Clock:
+    """Median seconds of a call, over repeats between which the cache of the device is overwritten."""
+
+    def __init__(self, device: torch.device, repeats: int = 30) -> None:
+        self.device, self.repeats = device, repeats
+        size = 4 * torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 2**16
+        self._cache = torch.empty(max(size, 2**16), dtype=torch.uint8, device=device)
+
+    def eager(self, call: Callable[[], object]) -> float:
+        """Time calls as they are."""
+        for _ in range(3):
+            call()
+        if self.device.type != "cuda":
+            return self._on_cpu(call)
+        event: Callable[..., Any] = torch.cuda.Event
+        spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(self.repeats)]
+        for begin, end in spans:
+            self._cache.fill_(1)
+            begin.record()
+            call()
+            end.record()
+        torch.cuda.synchronize(self.device)
+        milliseconds: list[float] = [begin.elapsed_time(end) for begin, end in spans]
+        return statistics.median(milliseconds) / 1000
+
+    def graph(self, call: Callable[[], object]) -> float:
+        """Time replays of a call."""
+        call()  # compiles
+        return self.eager(captured(call, self.device))
+
+    def _on_cpu(self, call: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
+
+
+def speeds(
+    device: torch.device,
+    shapes: tuple[tuple[int, int], ...] = SHAPES,
+    n_events: int = N_EVENTS,
+    repeats: int = 30,
+    backend: Backend = "auto",
+) -> Iterator[Speed]:
+    """Measure every job at every shape and dtype. What fails is a line that says why, and no reason to stop."""
+    clock = Clock(device, repeats)
+    for n, c in shapes:
+        for dtype in DTYPES:
+            yield from of_shape(clock, n, c, dtype, backend)
+    yield from of_events(clock, n_events, backend)
+
+
+def bytes_of(*tensors: Tensor) -> int:
+    """Return how many bytes tensors hold."""
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def of_shape(clock: Clock, n: int, c: int, dtype: torch.dtype, backend: Backend) -> Iterator[Speed]:
+    """Measure everything that reads rows."""
+    device = clock.device
+    generator = torch.Generator(device).manual_seed(0)
+    values = (3 * torch.randn(n, c, generator=generator, device=device)).to(dtype)
+    target = torch.randint(c, (n,), generator=generator, device=device)
+    with torch.no_grad():
+        found = rows(values, target, from_logits=True, backend=backend)
+        sums = class_bins(values, target, None, found, from_logits=True, n_bins=N_BINS, backend=backend)
+    where: dict[str, Any] = {"shape": f"{n:,} x {c:,}", "dtype": label_of(dtype)}
+    other = torch.empty_like(values)
+    copy_seconds = clock.graph(lambda: other.copy_(values))
+    per_second = 2 * bytes_of(values) / copy_seconds
+    yield Speed("copy", **where, seconds=copy_seconds, share=1.0)
+
+    def measured(job: str, call: Callable[[], object], n_bytes: int | None = None, **more: Any) -> Speed:
+        eager = more.pop("eager", False)
+        try:
+            seconds = (clock.eager if eager else clock.graph)(call)
+        except Exception as error:
+            return Speed(job, **where, seconds=None, how=f"{type(error).__name__}: {error}"[:200], **more)
+        share = None if n_bytes is None else n_bytes / seconds / per_second
+        return Speed(job, **where, seconds=seconds, share=share, how="eager" if eager else "graph", **more)
+
+    def read() -> object:
+        with torch.no_grad():
+            return rows(values, target, from_logits=True, backend=backend)
+
+    of_rows = measured("row op", read, bytes_of(values, target, *found), goal=ROWS_GOAL)
+    yield of_rows
+    leaf = values.detach().requires_grad_()
+    upstream = [torch.ones_like(x) for x in found[:4]]
+
+    def both() -> object:
+        scores = rows(leaf, target, from_logits=True, backend=backend)[:4]
+        return torch.autograd.grad([*scores], leaf, upstream)
+
+    # The row, its scores and their gradient are read once more, and the gradient is written.
+    both_bytes = 3 * bytes_of(values) + 2 * bytes_of(target, *found) + bytes_of(*upstream)
+    yield measured("row op, forward and backward", both, both_bytes)
+
+    def classes() -> object:
+        with torch.no_grad():
+            return class_bins(values, target, None, found, from_logits=True, n_bins=N_BINS, backend=backend)
+
+    of_classes = bytes_of(values, target, found.top, found.confidence, sums)
+    yield measured("class bins", classes, of_classes, goal=CLASSES_GOAL)
+    slope = torch.ones_like(sums)
+
+    def classes_and_gradient() -> object:
+        of_leaf = class_bins(leaf, target, None, found, from_logits=True, n_bins=N_BINS, backend=backend)
+        return torch.autograd.grad(of_leaf, leaf, slope)
+
+    yield measured("class bins, forward and backward", classes_and_gradient, 2 * of_classes + bytes_of(values, slope))
+    for job, metrics, goal in (
+        ("collection of 8", collection(device, c), COLLECTION_GOAL),
+        ("collection of 8 and class-wise", collection(device, c, classwise=True), None),
+    ):
+        for eager in (False, True):
+            speed = measured(job, lambda m=metrics: m.update(values, target), eager=eager)  # type: ignore[misc]
+            ratio = None if speed.seconds is None or of_rows.seconds is None else speed.seconds / of_rows.seconds
+            limit = None if eager else goal
+            yield Speed(job, **where, seconds=speed.seconds, ratio=ratio, goal=limit, how=speed.how)
+        metrics.reset()
+    yield measured("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True)
+    yield measured("torch.nn.functional.cross_entropy", lambda: torch.nn.functional.cross_entropy(values, target))
+    name = "torchmetrics: multiclass_calibration_error"
+    if find_spec("torchmetrics") is None:
+        yield Speed(name, **where, seconds=None, how="torchmetrics is not installed")
+        return
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    options: dict[str, Any] = {"num_classes": c, "n_bins": N_BINS, "validate_args": False}
+    yield measured(name, lambda: multiclass_calibration_error(values, target, **options), eager=True)
+    options = {"task": "multiclass", "from_logits": True, "n_bins": N_BINS, "validate_args": False}
+    yield measured("torchcalib.ece", lambda: tc.ece(values, target, **options), eager=True)
+
+
+def of_events(clock: Clock, n: int, backend: Backend) -> Iterator[Speed]:
+    """Measure sums over bins of events."""
+    device = clock.device
+    confidence = torch.rand(n, device=device)
+    outcome = torch.rand(n, device=device) < confidence
+    weights = torch.rand(n, device=device, dtype=torch.float64)
+    other = torch.empty(4 * n, dtype=torch.uint8, device=device)
+    source = torch.zeros_like(other)
+    per_second = 2 * bytes_of(other) / clock.graph(lambda: other.copy_(source))
+    for job, columns in (
+        ("event bins", (confidence, outcome)),
+        ("event bins, weighted", (confidence, outcome, weights)),
+    ):
+        seconds = clock.graph(lambda c=columns: event_bins(*c, n_bins=N_BINS, backend=backend))  # type: ignore[misc]
+        yield Speed(job, f"{n:,}", "float32", seconds, bytes_of(*columns) / seconds / per_second)
+
+
+def by_tensors(values: Tensor, target: Tensor) -> list[Tensor]:
+    """Return what the row op and the bins of the top label give, as one writes it in eager torch."""
+    log_q = values.float().log_softmax(-1)
+    q = log_q.exp()
+    confidence, top = q.max(-1)
+    of_label = log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    squared_error = q.square().sum(-1) - 2 * of_label.exp() + 1
+    neg_entropy = (q * log_q).sum(-1)
+    index = (confidence * N_BINS).long().clamp(max=N_BINS - 1)
+    hit = (top == target).float()
+    sums = [
+        torch.zeros_like(confidence[:N_BINS]).index_add_(0, index, x) for x in (torch.ones_like(hit), confidence, hit)
+    ]
+    return [of_label, squared_error, neg_entropy, *sums]

@@ -1,0 +1,98 @@
+"""The bin op in tensor operations for a device that the host must not wait for, where no compiled one runs.
+
+Every bin is a sum over all samples with those of other bins masked: no atomics, so that every run gives the same, and
+no list of entries, whose length the host would have to know.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchcalib.kernels.bin_sums import bin_index
+from torchcalib.kernels.row_stats import spread_infinite_logits
+
+_AT_ONCE = 2**22  # entries
+
+
+def event_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    right: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.event_sums`."""
+    n_bins = sums.shape[-1]
+    bins = torch.arange(n_bins, device=sums.device)
+    size = max(1, _AT_ONCE // n_bins)
+    for series, into in enumerate(sums):
+        for start in range(0, confidence.shape[-1], size):
+            held = slice(start, start + size)
+            values, w = confidence[series, held], None if weights is None else weights[series, held]
+            outside = bin_index(values, n_bins, right) != bins.unsqueeze(-1)
+            outside = outside if w is None else outside | (w == 0)
+            ones = torch.ones_like(values)
+            columns = [ones, values, outcome[series, held], *(() if ecd is None else (ecd[series, held],))]
+            for row, column in zip(into, columns, strict=True):
+                weighed = column.to(sums.dtype) if w is None else column * w
+                row += weighed.expand_as(outside).masked_fill(outside, 0).sum(-1)
+
+
+def class_sums(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    from_logits: bool,
+    right: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.class_sums`."""
+    classes = torch.arange(len(sums), device=sums.device)
+    for held, q in _chunks(values, top, confidence, from_logits):
+        w = torch.ones_like(confidence[held]) if weights is None else weights[held]
+        q, w = q.to(sums.dtype).masked_fill((w == 0).unsqueeze(-1), 0), w.unsqueeze(-1)
+        columns = w.expand_as(q), w * q, w * (target[held].unsqueeze(-1) == classes)
+        index = bin_index(q, sums.shape[-1], right)
+        for b in range(sums.shape[-1]):
+            for into, column in zip(sums.unbind(1), columns, strict=True):
+                into[:, b] += torch.where(index == b, column, 0).sum(0)
+
+
+def class_sums_backward(
+    values: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    grads: Tensor,
+    from_logits: bool,
+    right: bool,
+    out: Tensor,
+) -> None:
+    """See `bin_op_reference.class_sums_backward`."""
+    for held, q in _chunks(values, top, confidence, from_logits):
+        found = grads.T.gather(0, bin_index(q, grads.shape[-1], right)).to(q.dtype)
+        if from_logits:
+            found = q * (found - (q * found).sum(-1, keepdim=True))
+            found = found.masked_fill((values[held].amax(-1) == torch.inf).unsqueeze(-1), 0)
+        if weights is not None:
+            w = weights[held].unsqueeze(-1)
+            found = (found * w.to(q.dtype)).masked_fill(w == 0, 0)
+        out[held] = found
+
+
+def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
+    """Yield which rows, and their probabilities."""
+    n = max(1, _AT_ONCE // values.shape[-1])
+    for start in range(0, len(values), n):
+        held = slice(start, start + n)
+        q = values[held].to(torch.promote_types(values.dtype, torch.float32))
+        if from_logits:
+            first, own = top[held].unsqueeze(-1), confidence[held].unsqueeze(-1)
+            q = spread_infinite_logits(q).softmax(-1)
+            q = q * (own / q.gather(-1, first)).to(q.dtype)  # what softmax's own sum is off by
+            q = q.scatter(-1, first, own.to(q.dtype))
+        yield held, q
