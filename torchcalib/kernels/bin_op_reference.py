@@ -103,9 +103,7 @@ def class_sums(
             entries = q.view(-1)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
-            if weights is not None:
-                q.mul_(own)
-            sums[:, 1, 0] += q.sum(0, dtype=sums.dtype)
+            sums[:, 1, 0] += (q if weights is None else q * own).sum(0, dtype=sums.dtype)
             places.append(above.add_(rows.start * n_classes))
         place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
         row = place // n_classes
