@@ -119,6 +119,23 @@ def test_outcomes_of_any_dtype_and_events_in_any_layout(backend, outcome_dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n_bins", [15, 20_000])
+def test_counts_of_many_events_are_exact_and_outcomes_may_be_any_integers(backend, dtype, n_bins):
+    confidence, outcome, _, _ = events(150_000, dtype)
+    confidence[1000:3000] = (15 * confidence[1000:3000]).round() / 15  # on edges, as near as the dtype has them
+    outcome = outcome.long()
+    index = bin_index(confidence, n_bins)
+    for part, value in ((slice(0), 0), (slice(70_000, 70_100), -3), (slice(140_000, 140_001), 2**40)):
+        outcome[part] = value
+        found = event_bins(confidence, outcome, n_bins=n_bins, backend=backend)
+        assert torch.equal(found[0], torch.bincount(index, minlength=n_bins).double())
+        assert torch.equal(found[2], torch.zeros(n_bins).double().index_add(0, index, outcome.double()))
+        expected = torch.zeros(n_bins).double().index_add(0, index, confidence.double())
+        torch.testing.assert_close(found[1], expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_weight_zero_is_never_read_and_nan_poisons(backend):
     confidence, outcome, weights, ecd = events(50)
     spoiled = [x.clone() for x in (confidence, outcome.double(), weights, ecd)]

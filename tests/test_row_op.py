@@ -13,7 +13,7 @@ from torchcalib.kernels.row_op import Rows, row_backward, row_forward, rows
 
 BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(
     not importlib.util.find_spec("numba"), reason="numba is not installed"))]  # fmt: skip
-CLASSES = [1, 2, 3, 10, 257, 1000, 1001, 3000]
+CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49: no longer side by side, no longer abreast
 INF = torch.inf
 
 
@@ -173,6 +173,17 @@ def test_infinite_logits_are_the_limit(backend, dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_classes", [4, 30, 60, 1100])
+def test_classes_of_logit_minus_infinity_change_nothing(backend, n_classes):
+    values = torch.tensor([[INF, 0, INF, -INF], [0, INF, 5, 7], [0, -INF, 0, -INF], [1, 2, -3, 4], [-INF] * 4])
+    target = torch.tensor([2, 0, 2, 1, 1])
+    more = torch.nn.functional.pad(values, (0, n_classes - 4), value=-INF)
+    found, expected = (rows(x, target, from_logits=True, backend=backend) for x in (more, values))
+    close(found, expected, rtol=1e-6, atol=0)
+    assert found.confidence[4].isnan()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_probabilities_of_0_and_1(backend):
     values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [1e-45, 1, 1e-38]])
     target = torch.tensor([1, 0, 2, 0])
@@ -189,9 +200,9 @@ def test_probabilities_of_0_and_1(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("place", [0, 5, 699])
-def test_nan_is_the_score_of_its_row_alone(backend, from_logits, place):
-    values, target = sample(9, 700, from_logits)
+@pytest.mark.parametrize(("n_classes", "place"), [(700, 0), (700, 5), (700, 699), (10, 0), (10, 9)])
+def test_nan_is_the_score_of_its_row_alone(backend, from_logits, n_classes, place):
+    values, target = sample(9, n_classes, from_logits)
     for nan in (torch.nan, -torch.nan):
         spoiled = values.clone()
         spoiled[4, place] = nan
@@ -199,7 +210,7 @@ def test_nan_is_the_score_of_its_row_alone(backend, from_logits, place):
         clean, expected = with_gradient(values, target, from_logits, backend)
         others = torch.arange(9) != 4
         assert all(score[4].isnan() for score in found[1:4])
-        assert 0 <= found.top[4] < 700
+        assert 0 <= found.top[4] < n_classes
         equal([x[others] for x in found], [x[others] for x in clean])
         assert torch.equal(grad[others], expected[others])
         assert grad[4].isnan().any()

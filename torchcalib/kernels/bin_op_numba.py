@@ -283,13 +283,13 @@ def event_sums(
     starts = range(0, n, size)
     one_by_one = not (weights is None and ecd is None) or outcome.is_floating_point()
     for series, into in enumerate(sums.numpy()):
-        columns = [None if x is None else _array(x[series]) for x in (confidence, outcome, weights, ecd)]
+        columns = [None if x is None else x[series] for x in (confidence, outcome, weights, ecd)]
         pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
 
-        def add(begin: int, end: int, columns: list[Any] = columns, pieces: Any = pieces) -> None:
+        def add(begin: int, end: int, columns: list[Tensor | None] = columns, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
-                part = [None if x is None else x[held] for x in columns]
+                part = [None if x is None else _array(x[held]) for x in columns]
                 if one_by_one:
                     _events(*part, edges, right, pieces[piece])
                 else:
@@ -374,5 +374,9 @@ def _largest(values: Tensor, top: Tensor) -> Tensor:
 
 
 def _array(x: Tensor) -> Any:
-    """Return a column as contiguous numbers: numba branches on the values of a bool."""
-    return np.ascontiguousarray((x.view(torch.uint8) if x.dtype == torch.bool else x).numpy())
+    """Return a column as contiguous numbers. numba branches on the values of a bool, and knows no half."""
+    if x.dtype == torch.bool:
+        x = x.view(torch.uint8)
+    elif x.dtype in (torch.float16, torch.bfloat16):
+        x = x.float()
+    return np.ascontiguousarray(x.numpy())
