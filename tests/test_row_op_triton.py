@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuda_checks import conduct
 from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.row_op import Rows, rows
 
@@ -109,7 +110,8 @@ KERNELS = [
     ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
     ("row_op_triton", "_fill_gradient", ROW_TYPES, {"unit": 4, "rows": 1, "block": 1024}),
     ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True}),
-    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 8, "classes": 32, "bins": 16, "weighted": True}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True}),
     ("bin_op_triton", "_fill_gradient", BIN_TYPES, {"rows": 2, "block": 1024, "weighted": True}),
 ]
 
@@ -252,7 +254,7 @@ def test_no_rows(device, shape):
 )
 def test_event_bins_are_those_of_tensor_operations(device, n_bins, right, dtype):
     generator = torch.Generator().manual_seed(0)
-    n = 4200  # more than a piece
+    n = 600  # more than a piece
     confidence = torch.rand(2, n, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
     edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
     confidence[0, : n_bins + 1] = edges.to(confidence.dtype)
@@ -316,6 +318,53 @@ def test_class_bins_of_other_dtypes(device, dtype):
     torch.testing.assert_close(results[0][1], results[1][1], rtol=2**-6, atol=1e-4)
 
 
+def odd(x):
+    """Views that hold what `x` holds: turned, with gaps, off the 16 bytes that loads like, and a part of wider rows."""
+    shifted = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape)
+    return {
+        "turned": x.T.contiguous().T,
+        "gaps": torch.stack((x, x), -1)[..., 0],
+        "shifted": shifted.copy_(x),
+        "part": torch.cat((x, x[:, :3]), -1)[:, : x.shape[-1]],
+    }
+
+
+@pytest.mark.parametrize("layout", ["turned", "gaps", "shifted", "part"])
+def test_bins_of_any_layout(device, layout):
+    confidence = torch.rand(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    weights = confidence.flip(-1)
+    options = {"n_bins": 7, "backend": "triton"}
+    whole = event_bins(confidence, confidence > 0.5, weights, weights, **options)
+    views = (odd(x)[layout] for x in (confidence, confidence > 0.5, weights, weights))
+    assert torch.equal(event_bins(*views, **options), whole)
+    one_row = event_bins(confidence, confidence > 0.5, weights[0], **options)  # broadcast over series
+    assert torch.equal(one_row[1], event_bins(confidence[1], confidence[1] > 0.5, weights[0], **options))
+
+    values, target = (x.to(device) for x in sample(9, 36, True))
+    found = rows(values, target, from_logits=True, backend="triton")
+    results = []
+    for given in (values, odd(values)[layout]):
+        leaf = given.detach().requires_grad_()
+        sums = class_bins(leaf, target, None, found, from_logits=True, **options)
+        (gradient,) = torch.autograd.grad(sums[:, 1].square().sum(), leaf)
+        results.append((sums.detach(), gradient))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_no_events_and_no_rows_have_sums_of_zero(device, shape):
+    nothing = torch.zeros(shape, device=device)
+    found = event_bins(nothing, nothing, n_bins=4, backend="triton")
+    assert torch.equal(found, torch.zeros(*shape[:-1], 3, 4, dtype=torch.float64, device=device))
+    leaf = torch.zeros(*shape, 5, device=device, requires_grad=True)
+    of_rows = rows(leaf, nothing.long(), from_logits=True, backend="triton")
+    sums = class_bins(leaf, nothing.long(), None, of_rows, from_logits=True, n_bins=4, backend="triton")
+    assert torch.equal(sums, torch.zeros(*shape[:-1], 5, 3, 4, dtype=torch.float64, device=device))
+    (of_rows.log_prob.sum() + sums.sum()).backward()
+    assert leaf.grad.shape == leaf.shape
+
+
 @pytest.mark.cuda
 def test_nothing_waits_for_the_device():
     values, target = (x.cuda() for x in sample(100, 50, True))
@@ -334,3 +383,10 @@ def test_nothing_waits_for_the_device():
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("n", "n_classes"), [(1000, 10), (300, 1001), (40, 40_000)])
+def test_on_a_device_nothing_waits_graphs_replay_and_every_run_gives_the_same_bits(n, n_classes):
+    found = conduct.conduct(torch.device("cuda"), ((n, n_classes),), "triton")
+    assert [check for check in found if not check.passed] == []

@@ -251,6 +251,8 @@ def class_sums_backward(
 ) -> Tensor:
     """Return the gradient in `values`; `grads` is that in the sums of confidence, `(..., C, B)`."""
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    if not out.numel():
+        return out
     source = _source(values, backend)
     upstream, filled = grads.detach().reshape(-1, *grads.shape[-2:]), out.view(-1, *out.shape[-2:])
     for k, (matrix, columns) in enumerate(_series(values, target, weights, top, confidence)):

@@ -13,11 +13,11 @@ from torchcalib.kernels.launching import check_launch
 check_launch()
 
 _EVENTS = 256  # held at once
-_PIECE = 4096  # events of a program, unless there are more than `_PIECES` of these
+_PIECE = 512  # events of a program, unless there are more than `_PIECES` of these
 _PIECES = 1024
-_BINS = 32  # that a program adds up
-_ROWS, _CLASSES = 8, 32  # held at once
-_SUMS = 2**17  # classes times pieces of rows: what is stored before it is added
+_BINS = 32  # of events that a program adds up
+_HELD, _CLASSES = 512, 128  # entries held at once, and of how many classes
+_SUMS = 2**15  # classes times pieces of rows: what is stored before it is added
 _TILE, _BLOCK = 2048, 4096  # see `row_op_triton`
 _LOWEST = tl.constexpr(-1000.0)
 
@@ -58,15 +58,15 @@ def class_sums(
     """See `bin_op_reference.class_sums`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
     n_bins = sums.shape[-1]
-    bins = min(_BINS, triton.next_power_of_2(n_bins))
     size = max(64, -(-n_rows // max(1, _SUMS // n_classes)))
     pieces = triton.cdiv(n_rows, size)
-    parts = torch.empty(pieces, 3, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
+    classes = min(_CLASSES, triton.next_power_of_2(n_classes))
+    parts = torch.zeros(pieces, 3, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
     with torch.cuda.device_of(values):
-        _add_classes[(triton.cdiv(n_classes, _CLASSES), pieces, triton.cdiv(n_bins, bins))](
+        _add_classes[(triton.cdiv(n_classes, classes), pieces)](
             values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
             top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
-            from_logits, right, _ROWS, _CLASSES, bins,
+            from_logits, right, _HELD // classes, classes,
         )  # fmt: skip
     sums.copy_(parts.sum(0).movedim(-1, 0))
 
@@ -167,22 +167,22 @@ def _proportional(x, largest, logits: tl.constexpr):
 @triton.jit(do_not_specialize=["n_rows", "size", "n_bins"])
 def _add_classes(
     values, row_stride, column_stride, target, weights, tops, confidence, parts, n_rows, n_classes, size, n_bins,
-    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr,
-    rows: tl.constexpr, classes: tl.constexpr, bins: tl.constexpr,
+    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, rows: tl.constexpr, classes: tl.constexpr,
 ):  # fmt: skip
-    """Add a piece of the rows over some classes and some bins. What is in the first bin adds up as columns do."""
+    """Add a piece of the rows over some classes. What is in the first bin adds up as columns do.
+
+    Of what reaches further, the program adds to sums in memory, which are its own, one bin after another: as many times
+    as bins occur in a tile, which for many classes is mostly none.
+    """
     columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
     real = columns < n_classes
     piece = tl.program_id(1).to(tl.int64)
-    from_bin = tl.program_id(2) * bins
-    own = from_bin + tl.arange(0, bins)
-    is_first = (own == 0)[None, :]
-    count = tl.zeros([classes, bins], tl.float64)
-    total = tl.zeros([classes, bins], tl.float64)
-    hits = tl.zeros([classes, bins], tl.float64)
-    first_count = tl.zeros([classes], tl.float64)
-    first_total = tl.zeros([classes], tl.float64)
-    first_hits = tl.zeros([classes], tl.float64)
+    column = (tl.full([], 0, tl.int64) + n_classes) * n_bins
+    to = parts + piece * 3 * column + columns
+    near = (1 - 1e-6) / n_bins  # from here on an entry may be in another bin than the first
+    count = tl.zeros([classes], tl.float64)
+    total = tl.zeros([classes], tl.float64)
+    hits = tl.zeros([classes], tl.float64)
     end = tl.minimum((piece + 1) * size, n_rows)
     for start in range(piece * size, end, rows):
         row = start + tl.arange(0, rows)
@@ -191,36 +191,52 @@ def _add_classes(
         present = w != 0
         place = tl.load(tops + row, mask=present, other=0)
         largest = tl.load(values + row * row_stride + place * column_stride, mask=present, other=0)
+        scale = tl.load(confidence + row, mask=present, other=0)
         inside = present[:, None] & real[None, :]
         x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
-        q = _proportional(x, largest, logits).to(tl.float64)
-        if logits:
-            q *= tl.load(confidence + row, mask=present, other=0)[:, None]
-        index = tl.where(inside, _bin(q, n_bins, right), 0)
+        x = _proportional(x, largest, logits)
+        q = x * scale.to(x.dtype)[:, None] if logits else x
         hit = inside & (columns[None, :] == tl.load(target + row, mask=present, other=-1)[:, None])
-        ws = tl.where(inside, w[:, None], 0.0)
-        added = tl.where(inside, w[:, None] * q, 0.0)
-        hit_ws = tl.where(hit, w[:, None], 0.0)
-        low = index == 0
-        first_count += tl.sum(tl.where(low, ws, 0.0), 0)
-        first_total += tl.sum(tl.where(low, added, 0.0), 0)
-        first_hits += tl.sum(tl.where(low, hit_ws, 0.0), 0)
-        if tl.max(tl.max(index, 1), 0) > 0:
-            there = (index > 0)[:, :, None] & (index[:, :, None] == own[None, None, :])
-            count += tl.sum(tl.where(there, ws[:, :, None], 0.0), 0)
-            total += tl.sum(tl.where(there, added[:, :, None], 0.0), 0)
-            hits += tl.sum(tl.where(there, hit_ws[:, :, None], 0.0), 0)
-    count += tl.where(is_first, first_count[:, None], 0.0)
-    total += tl.where(is_first, first_total[:, None], 0.0)
-    hits += tl.where(is_first, first_hits[:, None], 0.0)
-    inside = real[:, None] & (own < n_bins)[None, :]
-    cell = own.to(tl.int64)[None, :] * n_classes + columns[:, None]
-    to = parts + piece * 3 * n_bins * n_classes + cell
-    column = tl.full([], 0, tl.int64) + n_classes
-    column *= n_bins
-    tl.store(to, count, mask=inside)
-    tl.store(to + column, total, mask=inside)
-    tl.store(to + 2 * column, hits, mask=inside)
+        reaches = inside & (q >= near)
+        first = inside & ~reaches
+        if weighted:
+            count += tl.sum(tl.where(first, w[:, None], 0.0), 0)
+            total += tl.sum(tl.where(first, w[:, None] * q, 0.0), 0)
+            hits += tl.sum(tl.where(first & hit, w[:, None], 0.0), 0)
+        else:
+            count += tl.sum(first.to(tl.int32), 0)
+            total += tl.sum(tl.where(first, q, 0.0), 0)
+            hits += tl.sum((first & hit).to(tl.int32), 0)
+        if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
+            wide = x.to(tl.float64)
+            if logits:
+                wide *= scale[:, None]
+            index = tl.where(reaches, _bin(wide, n_bins, right), -1)
+            bin_ = tl.max(tl.max(index, 1), 0)
+            while bin_ >= 0:
+                there = index == bin_
+                _add(
+                    to + bin_.to(tl.int64) * n_classes, column, real,
+                    tl.sum(tl.where(there, w[:, None], 0.0), 0),
+                    tl.sum(tl.where(there, w[:, None] * wide, 0.0), 0),
+                    tl.sum(tl.where(there & hit, w[:, None], 0.0), 0),
+                )  # fmt: skip
+                index = tl.where(there, -1, index)
+                bin_ = tl.max(tl.max(index, 1), 0)
+    _add(to, column, real, count, total, hits)
+
+
+@triton.jit
+def _add(to, column, mask, count, total, hits):
+    """Add to sums that no other program adds to. One thread may load what another one stores: they wait."""
+    count += tl.load(to, mask=mask, other=0)
+    total += tl.load(to + column, mask=mask, other=0)
+    hits += tl.load(to + 2 * column, mask=mask, other=0)
+    tl.debug_barrier()
+    tl.store(to, count, mask=mask)
+    tl.store(to + column, total, mask=mask)
+    tl.store(to + 2 * column, hits, mask=mask)
+    tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_bins"])
