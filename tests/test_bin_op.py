@@ -363,7 +363,8 @@ def test_what_runs_on_a_device_without_triton_gives_the_sums_and_gradients_of_th
         results.append((top, event_bins(*events(3000)[:2], n_bins=7, right=right, backend="torch")))
     for on_cpu, on_device in zip(results[:3], results[3:], strict=True):
         for a, b in zip(on_cpu, on_device, strict=True):
-            torch.testing.assert_close(b, a, rtol=1e-12 if a.dtype == torch.float64 else 1e-6, atol=1e-12)
+            # Probabilities of float32 logits are rounded to float32 once, in either's own way.
+            torch.testing.assert_close(b, a, rtol=1e-7 if a.dtype == torch.float64 else 1e-6, atol=1e-12)
 
 
 def test_shapes_without_numbers_have_sums_without_numbers():
