@@ -283,13 +283,12 @@ def event_sums(
     starts = range(0, n, size)
     one_by_one = not (weights is None and ecd is None) or outcome.is_floating_point()
     for series, into in enumerate(sums.numpy()):
-        columns = [None if x is None else x[series] for x in (confidence, outcome, weights, ecd)]
         pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
 
-        def add(begin: int, end: int, columns: list[Tensor | None] = columns, pieces: Any = pieces) -> None:
+        def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
-                part = [None if x is None else _array(x[held]) for x in columns]
+                part = [None if x is None else _array(x[series, held]) for x in (confidence, outcome, weights, ecd)]
                 if one_by_one:
                     _events(*part, edges, right, pieces[piece])
                 else:

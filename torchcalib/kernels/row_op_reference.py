@@ -6,6 +6,7 @@ scalar code of a function differ in the last digit, and what stands at the end o
 always two rows, for a sum over a whole tensor is divided among threads.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -64,7 +65,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, t
         label = h.masked_fill(~known, 0)
         if from_logits:
             sums = _logit_sums(x, label, first, careful)
-            if not careful and not bool(sums.sum().isfinite()):
+            if not careful and not math.isfinite(sums.sum()):
                 careful = True
                 sums = _logit_sums(x, label, first, careful)
             found = _of_logit_sums(sums.to(scores.dtype), label == first)
@@ -167,20 +168,25 @@ def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
         return
     n_chunks = max(1, min(n // 2, -(-n * n_classes // _CHUNK)))
     arrays = torch.empty(3, -(-n // n_chunks), n_classes, dtype=dtype, device=values.device)
-    for x, *own in zip(*(rows[:n].tensor_split(n_chunks) for rows in (values, *parts)), strict=True):
+    rows = (values, *parts)
+    for x, *own in zip(*(each.tensor_split(n_chunks) for each in rows), strict=True) if n_chunks > 1 else [rows]:
         copy, q, buffer = arrays[:, : len(x)]
         direct = x.dtype == dtype and x.is_contiguous()
         yield _Chunk(x if direct else copy.copy_(x), q, buffer, -1, tuple(own))
 
 
-def _columns(n: int, values: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `n` columns to fill in, the labels and a column for places, all padded.
+def _columns(n: int, values: Tensor, label: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `n` columns to fill in, the labels and a column for the top; all padded where rows stand side by side.
 
-    What stands at the end of a tensor is added in another order than the rest.
+    There what stands at the end of a tensor is added in another order than the rest.
     """
-    padded = len(label) + -len(label) % _LANES
-    columns = torch.empty(n, padded, dtype=_dtype(values), device=values.device)
-    return columns, torch.nn.functional.pad(label, (0, padded - len(label))), label.new_empty(padded)
+    extra = -len(label) % _LANES if values.shape[-1] <= _FEW else 0
+    columns = torch.empty(n, len(label) + extra, dtype=_dtype(values), device=values.device)
+    return columns, _padded(label, extra), _padded(top, extra)
+
+
+def _padded(column: Tensor, extra: int) -> Tensor:
+    return torch.nn.functional.pad(column, (0, extra)) if extra else column
 
 
 def _may_be(condition: Tensor) -> bool:
@@ -190,7 +196,7 @@ def _may_be(condition: Tensor) -> bool:
 
 def _of(function: Literal["exp", "log", "log1p"], column: Tensor) -> Tensor:
     """Return a function of a column of a block, with every element in the middle of a tensor."""
-    result: Tensor = getattr(torch, function)(torch.nn.functional.pad(column, (0, -len(column) % _LANES)))
+    result: Tensor = getattr(torch, function)(_padded(column, -len(column) % _LANES))
     return result[: len(column)]
 
 
@@ -223,7 +229,7 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
     Of q, q^2 and q (x - largest), with q a multiple of the probabilities. If not `careful`, rows in which a logit is
     infinite may hold NaN.
     """
-    sums, labels, places = _columns(6, values, label)
+    sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, shifted, dim, (h, first, at_label, at_top, of_top, rest, squares, product) = chunk
         _fill_first_largest(chunk, first)
@@ -240,7 +246,8 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
         torch.sum(q, dim, True, out=rest)
         torch.sum(shifted.mul_(q), dim, True, out=product)
         torch.sum(q.mul_(q), dim, True, out=squares)
-    top.copy_(places[: len(top)])
+    if len(places) > len(top):
+        top.copy_(places[: len(top)])
     return sums[:, : len(top)]
 
 
@@ -259,7 +266,7 @@ def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
     """Fill in `top`. Return, each `(n,)`, q of the label and the top, and sums of q^2 of all others and of q log q."""
-    sums, labels, places = _columns(4, values, label)
+    sums, labels, places = _columns(4, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, logs, dim, (h, first, at_label, at_top, squares, entropy) = chunk
         _fill_first_largest(chunk, first)
@@ -267,7 +274,8 @@ def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
         torch.gather(x, dim, first, out=at_top)
         torch.sum(torch.mul(x, x, out=q).scatter_(dim, first, 0), dim, True, out=squares)
         torch.sum(torch.log(x, out=logs).clamp_min_(_LOWEST).mul_(x), dim, True, out=entropy)
-    top.copy_(places[: len(top)])
+    if len(places) > len(top):
+        top.copy_(places[: len(top)])
     return sums[:, : len(top)]
 
 
