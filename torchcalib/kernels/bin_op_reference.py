@@ -165,20 +165,14 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
     n, n_classes = max(1, _ENTRIES // values.shape[-1]), values.shape[-1]
     dtype = torch.promote_types(values.dtype, torch.float32)
     buffer = torch.empty(min(n, len(values)), n_classes, dtype=dtype, device=values.device)
-    careful = values.device.type != "cpu"  # elsewhere an infinite logit shows in what softmax returns
     first, of_top = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):
         held = slice(start, min(start + n, len(values)))
         x, q = values[held], buffer[: held.stop - start]
         if from_logits:
-            x = spread_infinite_logits(x) if careful else x
             torch.softmax(x, -1, dtype=dtype, out=q)
             found = q.gather(-1, first[held])
-<<<<<<< HEAD
-            if not bool(found.sum().isfinite()):
-=======
-            if not careful and not math.isfinite(found.sum()):
->>>>>>> i5plain
+            if not math.isfinite(found.sum()):  # an infinite logit
                 torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
                 found = q.gather(-1, first[held])
             # What softmax's own sum is off by.
