@@ -30,11 +30,11 @@ from typing import Any
 import torch
 
 import torchcalib as tc
-from cuda_checks.check import Check
-from cuda_checks.conduct import conduct
-from cuda_checks.metrics import metrics
-from cuda_checks.ops import INTERPRETED, ON_GPU, ops
-from cuda_checks.speed import Speed, speeds
+from benchmarks.cuda.check import Check
+from benchmarks.cuda.conduct import conduct
+from benchmarks.cuda.metrics import metrics
+from benchmarks.cuda.ops import INTERPRETED, ON_GPU, ops
+from benchmarks.cuda.speed import Speed, speeds
 
 RESULTS = Path(__file__).parent / "benchmarks" / "results"
 CONDUCTED = ((1000, 10), (300, 1001), (40, 40_000))

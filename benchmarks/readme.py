@@ -23,7 +23,7 @@ HEAD = """\
 | job | against | ours | theirs | ratio | goal | | without numba |
 |---|---|---|---|---|---|---|---|"""
 GPU_HEAD = """\
-| op | dtype | shape | share of a copy's speed | goal | |
+| job | dtype | shape | share of a copy's speed | goal | |
 |---|---|---|---|---|---|"""
 
 
@@ -97,21 +97,21 @@ def _without_spread(figures: str) -> str:
 
 def gpu_table(content: dict[str, Any]) -> str:
     """What `cuda_check.py` measured on one GPU: how fast every op is, and whether all checks passed."""
-    checks = content.get("checks", [])
-    failed = sum(not check.get("passed") for check in checks)
-    head = f"On {content['device']}, torch {content.get('torch', '?')}: {len(checks)} checks, {failed} failed"
-    speeds = content.get("speeds", [])
-    if not speeds:
+    checks = content["checks"]
+    failed = sum(not check["passed"] for check in checks)
+    head = f"On {content['device']}, torch {content['torch']}: {len(checks):,} checks, {failed} failed"
+    if not content["speed"]:
         return f"{head}; speed {NOT_YET}."
-    return "\n".join((f"{head}:\n", GPU_HEAD, *(gpu_row(speed) for speed in speeds)))
+    return "\n".join((f"{head}:\n", GPU_HEAD, *(gpu_row(speed) for speed in content["speed"])))
 
 
 def gpu_row(speed: dict[str, Any]) -> str:
-    """One op on one shape."""
-    share, goal = speed.get("share"), speed.get("goal")
-    verdict = "" if goal is None or share is None else "met" if share >= goal else f"MISSED by {goal - share:.2g}"
-    shape = " x ".join(f"{n:,}" for n in speed.get("shape", []))
-    cells = (speed.get("name", ""), speed.get("dtype", ""), shape, figure(share) or NOT_YET, figure(goal), verdict)
+    """One op on one shape, as `benchmarks.cuda.speed.Speed` has it."""
+    share, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
+    found = f"{figure(ratio)} of the row op" if ratio is not None else figure(share) or speed["how"]
+    off = abs((share if ratio is None else ratio) - goal) if speed["met"] is False else 0
+    verdict = {None: "", True: "met", False: f"MISSED by {off:.2g}"}[speed["met"]]
+    cells = (speed["job"], speed["dtype"], speed["shape"], found, figure(goal), verdict)
     return f"| {' | '.join(cells)} |"
 
 

@@ -10,9 +10,12 @@ import torch
 import torchmetrics
 
 from benchmarks import measure, one_pass, peers, readme, run
+from benchmarks.cuda.check import Check
+from benchmarks.cuda.speed import Speed
 from benchmarks.families import FAMILIES, jobs_of
 from benchmarks.job import OURS, Job, Peer, Sides
 from benchmarks.record import Line, figure, growth_lines, held_against, lines, recorded, share, verdict
+from cuda_check import content
 
 PEER = "a peer"
 FILES = list(readme.results().values())
@@ -143,12 +146,23 @@ def test_readme_without_its_marks_is_an_error():
         readme.written("# No marks", FILES)
 
 
-def test_gpu_is_described_as_far_as_its_file_goes():
-    content = {"device": "A GPU", "torch": "2.13", "checks": [{"passed": True}, {"passed": False}]}
-    assert readme.gpu_table(content) == "On A GPU, torch 2.13: 2 checks, 1 failed; speed not yet measured."
-    speed = {"name": "rows", "dtype": "float32", "shape": [50_000, 1_000], "share": 0.8, "goal": 0.85}
-    assert readme.gpu_row(speed) == "| rows | float32 | 50,000 x 1,000 | 0.8 | 0.85 | MISSED by 0.05 |"
-    assert readme.gpu_row({"name": "rows"}) == "| rows |  |  | not yet measured |  |  |"
+def test_gpu_is_described_as_cuda_check_measured_it():
+    measured = [
+        Speed("row op", "50,000 x 1,000", "float32", 1e-4, share=0.8, goal=0.85),
+        Speed("collection", "50,000 x 1,000", "float32", 1.1e-4, ratio=1.1, goal=1.15),
+        Speed("torchmetrics", "50,000 x 1,000", "float32", None, how="left out: torchmetrics is not installed"),
+    ]
+    checks = [Check("rows", "float32", "values", 0.0, 1e-6), Check("rows", "float32", "gradient", 1.0, 1e-6)]
+    machine = {"device": "A GPU", "torch": "2.13"}
+    table = readme.gpu_table(json.loads(content(machine, checks, measured)))
+    assert table.startswith("On A GPU, torch 2.13: 2 checks, 1 failed:")
+    assert table.splitlines()[-3:] == [
+        "| row op | float32 | 50,000 x 1,000 | 0.8 | 0.85 | MISSED by 0.05 |",
+        "| collection | float32 | 50,000 x 1,000 | 1.1 of the row op | 1.15 | met |",
+        "| torchmetrics | float32 | 50,000 x 1,000 | left out: torchmetrics is not installed |  |  |",
+    ]
+    without = readme.gpu_table(json.loads(content(machine, checks, [])))
+    assert without == "On A GPU, torch 2.13: 2 checks, 1 failed; speed not yet measured."
 
 
 def test_growth_is_said_by_row_and_by_entry():

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.cuda import conduct, metrics, ops, speed
+from benchmarks.cuda.check import Check, elementwise_error
 from cuda_check import content, shown, timed, verdict
-from cuda_checks import conduct, metrics, ops, speed
-from cuda_checks.check import Check, elementwise_error
 
 SCRIPT = Path(__file__).resolve().parents[1] / "cuda_check.py"
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from cuda_checks.check import Check, guarded, relative_error
-from cuda_checks.ops import predictions
+from benchmarks.cuda.check import Check, guarded, relative_error
+from benchmarks.cuda.ops import predictions
 from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.dispatch import Backend
 from torchcalib.kernels.row_op import rows

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from cuda_checks.check import label_of
-from cuda_checks.conduct import captured, collection
+from benchmarks.cuda.check import label_of
+from benchmarks.cuda.conduct import captured, collection
 from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.dispatch import Backend
 from torchcalib.kernels.row_op import rows

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cuda_checks.check import Check, elementwise_error, guarded, label_of
+from benchmarks.cuda.check import Check, elementwise_error, guarded, label_of
 from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.dispatch import Backend
 from torchcalib.kernels.row_op import Rows, rows

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from cuda_checks.check import Check, guarded, label_of, relative_error
-from cuda_checks.conduct import without_waiting
+from benchmarks.cuda.check import Check, guarded, label_of, relative_error
+from benchmarks.cuda.conduct import without_waiting
 from torchcalib.kernels.dispatch import Backend
 from torchcalib.kernels.draws import random_words
 from torchcalib.kernels.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
