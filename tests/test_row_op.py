@@ -409,9 +409,9 @@ def test_registered_as_torch_wants_an_operation(lead):
     values, target = sample(12, 7, True)
     if lead:
         values, target = values.expand(*lead, 12, 7).clone(), target.expand(*lead, 12).clone()
-    torch.library.opcheck(row_forward.registered, (values, target, True, "auto"))
-    torch.library.opcheck(row_forward.registered, (values.clone().requires_grad_(), target, True, "auto"))
-    scores, top = row_forward(values, target, True, "auto")
+    torch.library.opcheck(row_forward.registered, (values, target, True, INF, "auto"))
+    torch.library.opcheck(row_forward.registered, (values.clone().requires_grad_(), target, True, INF, "auto"))
+    scores, top = row_forward(values, target, True, INF, "auto")
     torch.library.opcheck(row_backward.registered, (values, target, scores, top, torch.ones_like(scores), True, "auto"))
 
 
@@ -451,3 +451,31 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     outputs = 25_000 * (4 * 8 + 8) * 3  # scores, found sums of the same number, and their copies
     assert int(done.stdout) * 1024 < 10e6 + outputs
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_classes", [3, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(backend, n_classes, dtype):
+    """What a distribution is: numbers in [0, 1], whose sum is 1 within the tolerance."""
+    q = torch.zeros(8, n_classes, dtype=dtype)
+    q[:, 0], q[:, -1] = 0.25, 0.75
+    q[1, 0] = 0.28125  # the sum is off by 1/32
+    q[2, 0] = 0.21875
+    q[3, 0], q[3, 1] = -0.25, 0.5
+    q[4, 0], q[4, -1] = 1.03125, 0
+    q[5, 1] = torch.nan
+    q[6, 0] = INF
+    target = torch.zeros(8, dtype=torch.int64)
+
+    def broken(tolerance):
+        found = rows(q, target, from_logits=False, tolerance=tolerance, backend=backend)
+        scores = torch.stack(found[:4]).isnan()
+        assert torch.equal(scores.any(0), scores.all(0))
+        return scores.all(0).nonzero().squeeze(-1).tolist()
+
+    assert broken(0.02) == [1, 2, 3, 4, 5, 6]
+    assert broken(0.04) == [3, 4, 5, 6]
+    trusted = rows(q, target, from_logits=False, backend=backend)
+    kept = [0, 1, 2, 4]
+    assert trusted.confidence[kept].tolist() == q[kept].amax(-1).tolist()

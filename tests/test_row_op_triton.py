@@ -94,7 +94,7 @@ def test_in_the_interpreter():
 
 ROW_TYPES = {
     "target": "*i64", "scores": "*fp64", "tops": "*i64", "grads": "*fp64", "kept": "*fp64", "places": "*i64",
-    "row_units": "i64", "column_stride": "i64", "score_stride": "i64", "grad_stride": "i64",
+    "tolerance": "fp32", "row_units": "i64", "column_stride": "i64", "score_stride": "i64", "grad_stride": "i64",
     "n_rows": "i32", "units": "i32", "n_parts": "i32",
 }  # fmt: skip
 BIN_TYPES = {
@@ -182,6 +182,24 @@ def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits)
     for a, b in zip(alone, whole, strict=True):
         assert torch.equal(a, b[1:2])
     assert torch.equal(there, grad[1:2])
+
+
+@pytest.mark.parametrize("n_classes", [3, 70, 9000])
+def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(device, n_classes):
+    q = torch.zeros(7, n_classes)
+    q[:, 0], q[:, -1] = 0.25, 0.75
+    q[1, 0], q[2, 0] = 0.28125, 0.21875
+    q[3, 0], q[3, 1] = -0.25, 0.5
+    q[4, 0], q[4, -1] = 1.03125, 0
+    q[5, 1], q[6, 0] = NAN, INF
+    target = torch.zeros(7, dtype=torch.int64)
+    for tolerance in (0.02, 0.04):
+        expected = rows(q, target, from_logits=False, tolerance=tolerance, backend="torch")
+        options = {"from_logits": False, "tolerance": tolerance, "backend": "triton"}
+        found = rows(q.to(device), target.to(device), **options)
+        for a, b in zip(found[:4], expected[:4], strict=True):
+            assert 3 <= int(b.isnan().sum()) < 7
+            torch.testing.assert_close(a.cpu(), b, rtol=3e-6, atol=1e-15, equal_nan=True)
 
 
 @pytest.mark.parametrize("n_classes", [6, 9000, 40_000])

@@ -4,6 +4,7 @@ Everything that scores and top-label bins ask of a row `(q_1 .. q_C)` with the l
 the input on the way. An implementation fills in columns; shapes and derivatives are here, the same for all.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,7 +37,9 @@ class Rows(NamedTuple):
     top: Tensor
 
 
-def rows(values: Tensor, target: Tensor, *, from_logits: bool, backend: Backend = "auto") -> Rows:
+def rows(
+    values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
+) -> Rows:
     """Read every row once.
 
     A row is computed by itself: the others, their number and the place in memory change no bit of it. Arithmetic is
@@ -48,6 +51,8 @@ def rows(values: Tensor, target: Tensor, *, from_logits: bool, backend: Backend 
             over which the mass is spread, and -inf.
         target: labels `(..., N)`, int64. A label that is no class gives NaN in what it is asked for.
         from_logits: whether `values` are logits.
+        tolerance: if it is finite, all is NaN in a row of probabilities that holds a number outside [0, 1] or whose sum
+            is further from 1. Logits that are not NaN are fine, but for a row that is -inf all over: it gives NaN.
         backend: see `dispatch`; float64 on the CPU is read by "torch". All agree within the bound above.
 
     Gradient: everywhere, in reverse and in forward mode, of any order. As of `row_stats.safe_log` 0 where a probability
@@ -56,22 +61,25 @@ def rows(values: Tensor, target: Tensor, *, from_logits: bool, backend: Backend 
     """
     # The compiler takes the operation as it is, and no function that has a forward mode.
     read = row_forward.direct if torch.compiler.is_compiling() or is_plain(values) else _RowOp.apply
-    scores, top = read(values, target, from_logits, backend)
+    scores, top = read(values, target, from_logits, tolerance, backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)
 
 
-def _no_scores(values: Tensor, target: Tensor, from_logits: bool, backend: Backend) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _no_scores(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Return tensors of the shapes of scores `(..., 4, N)` and top classes `(..., N)`."""
-    *lead, n, _ = values.shape
+    *lead, n = values.shape[:-1]
     scores = values.new_empty((*lead, _N_SCORES, n), dtype=wide_dtype(values.device))
     return scores, values.new_empty((*lead, n), dtype=torch.int64)
 
 
 @operation(
-    "row_forward(Tensor values, Tensor target, bool from_logits, str backend) -> (Tensor, Tensor)", fake=_no_scores
+    "row_forward(Tensor values, Tensor target, bool from_logits, float tolerance, str backend) -> (Tensor, Tensor)",
+    fake=_no_scores,
 )
-def row_forward(values: Tensor, target: Tensor, from_logits: bool, backend: Backend) -> tuple[Tensor, Tensor]:
+def row_forward(
+    values: Tensor, target: Tensor, from_logits: bool, tolerance: float, backend: Backend
+) -> tuple[Tensor, Tensor]:
     """Return `Rows` as one tensor of scores `(..., 4, N)`, and the top classes `(..., N)`."""
     *lead, n, _ = values.shape
     top = torch.empty((*lead, n), dtype=torch.int64, device=values.device)
@@ -79,7 +87,7 @@ def row_forward(values: Tensor, target: Tensor, from_logits: bool, backend: Back
     source = implementation("rows", _chosen(values, backend))
     columns = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
     for matrix, labels, of_rows, tops in _alongside(values, *columns):
-        source.forward(matrix, labels, from_logits, of_rows, tops)
+        source.forward(matrix, labels, from_logits, tolerance, of_rows, tops)
     return scores.movedim(0, -2).contiguous(), top
 
 
@@ -142,18 +150,18 @@ def matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
         yield slice(start, start + len(matrix)), matrix
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, bool, Backend], output: tuple[Tensor, Tensor]) -> None:
-    values, target, ctx.from_logits, ctx.backend = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    values, target, ctx.from_logits, _, ctx.backend = inputs
     ctx.save_for_backward(values, target, *output)
 
 
-def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor, None, None, None]:
+def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor, None, None, None, None]:
     values, target, scores, top = ctx.saved_tensors
     if torch.is_grad_enabled():  # the gradient will be differentiated
         found = gradient(values, target, ctx.from_logits, grads)
     else:
         found = row_backward(values, target, scores, top, grads, ctx.from_logits, ctx.backend)
-    return found, None, None, None
+    return found, None, None, None, None
 
 
 torch.library.register_autograd("torchcalib::row_forward", _backward, setup_context=_keep)
@@ -166,13 +174,13 @@ class _RowOp(torch.autograd.Function):
     backward = staticmethod(_backward)
 
     @staticmethod
-    def forward(values: Tensor, target: Tensor, from_logits: bool, backend: Backend) -> tuple[Tensor, Tensor]:
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
         """Return scores and top classes."""
-        found: tuple[Tensor, Tensor] = row_forward.direct(values, target, from_logits, backend)
+        found: tuple[Tensor, Tensor] = row_forward.direct(*arguments)
         return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool, Backend], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keep what the derivatives are made of."""
         _keep(ctx, inputs, output)
         ctx.save_for_forward(*inputs[:2], *output)  # the same tensors: the rule for `vmap` keeps one list of axes

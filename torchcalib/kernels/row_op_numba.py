@@ -373,7 +373,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
 
 
 @compiled_loop
-def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> None:
+def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any, tops: Any) -> None:
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     buffer = np.empty(BLOCK, np.float32)
@@ -382,6 +382,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> 
         top = _first_largest(row, bits[i])
         q_top = np.float64(row[top])
         squares = 0.0  # of all but the top one, beside which they may be nothing
+        total = q_top
         entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
@@ -391,9 +392,14 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any) -> 
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
             if here < q.size and start <= top:
                 above = _sums(q[here + 1 :], logs[here + 1 :])
+            total += below[0] + above[0]
             squares += below[1] + above[1]
             entropy += below[2] + above[2]
         tops[i] = top
+        # Of a row that holds a negative number the entropy is NaN.
+        if tolerance < math.inf and not (abs(total - 1) <= tolerance and q_top <= 1 and entropy == entropy):
+            scores[:, i] = math.nan
+            continue
         scores[2, i] = entropy
         scores[3, i] = q_top if squares == squares else math.nan
         if not 0 <= h < n_classes:
@@ -463,25 +469,26 @@ def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out
         out[i, tops[i]] += of_confidence
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor) -> None:
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """Fill in what `row_op.rows` says of every row.
 
     Args:
         values: `(R, C)` float32 or narrower, with any strides.
         target: `(R,)` int64.
         from_logits: whether `values` are logits.
+        tolerance: see `row_op.rows`.
         scores: `(4, R)` float64.
         top: `(R,)` int64.
     """
-    if from_logits:
-        loop = _forward_logits if values.shape[-1] > _FEW else _forward_few_logits
-    else:
-        loop = _forward_probabilities
-
+    loop = _forward_few_logits if values.shape[-1] <= _FEW else _forward_logits
     labels, of_rows, tops = target.numpy(), scores.numpy(), top.numpy()  # cut at a tenth of the price
 
     def work(begin: int, end: int, rows: Tensor) -> None:
-        loop(rows.numpy(), labels[begin:end], of_rows[:, begin:end], tops[begin:end])
+        columns = of_rows[:, begin:end], tops[begin:end]
+        if from_logits:
+            loop(rows.numpy(), labels[begin:end], *columns)
+        else:
+            _forward_probabilities(rows.numpy(), labels[begin:end], tolerance, *columns)
 
     by_rows(work, values)
 

@@ -41,19 +41,20 @@ class _Chunk(NamedTuple):
     columns: tuple[Tensor, ...]
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor) -> None:
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """Fill in what `row_op.rows` says of every row.
 
     Args:
         values: `(R, C)` of any floating dtype, with any strides.
         target: `(R,)` int64.
         from_logits: whether `values` are logits.
+        tolerance: of the sum of probabilities; infinite for none of these checks.
         scores: `(4, R)` of the wide dtype.
         top: `(R,)` int64.
     """
     if len(values) == 1:
         found, place = scores.new_empty(len(scores), 2), top.new_empty(2)
-        forward(values.expand(2, -1), target.expand(2), from_logits, found, place)
+        forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, found, place)
         scores.copy_(found[:, :1])
         top.copy_(place[:1])
         return
@@ -70,7 +71,8 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, t
                 sums = _logit_sums(x, label, first, careful)
             found = _of_logit_sums(sums.to(scores.dtype), label == first)
         else:
-            found = _of_probability_sums(_probability_sums(x, label, first).to(scores.dtype), label == first)
+            sums = _probability_sums(x, label, first).to(scores.dtype)
+            found = _of_probability_sums(sums, label == first, tolerance)
         scores[:, block] = found
         scores[:2, block].masked_fill_(~known, torch.nan)
 
@@ -265,27 +267,30 @@ def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 
 
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Fill in `top`. Return, each `(n,)`, q of the label and the top, and sums of q^2 of all others and of q log q."""
-    sums, labels, places = _columns(4, values, label, top)
+    """Fill in `top`. Return, each `(n,)`, q of label and top, and sums: q^2 of all but the top, q log q, and q."""
+    sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
-        x, q, logs, dim, (h, first, at_label, at_top, squares, entropy) = chunk
+        x, q, logs, dim, (h, first, at_label, at_top, squares, entropy, total) = chunk
         _fill_first_largest(chunk, first)
         torch.gather(x, dim, h, out=at_label)
         torch.gather(x, dim, first, out=at_top)
         torch.sum(torch.mul(x, x, out=q).scatter_(dim, first, 0), dim, True, out=squares)
+        torch.sum(x, dim, True, out=total)
         torch.sum(torch.log(x, out=logs).clamp_min_(_LOWEST).mul_(x), dim, True, out=entropy)
     if len(places) > len(top):
         top.copy_(places[: len(top)])
     return sums[:, : len(top)]
 
 
-def _of_probability_sums(sums: Tensor, hit: Tensor) -> Tensor:
-    at_label, at_top, squares, entropy = sums
+def _of_probability_sums(sums: Tensor, hit: Tensor, tolerance: float) -> Tensor:
+    at_label, at_top, squares, entropy, total = sums
     others = (at_top * at_top - at_label * at_label).masked_fill_(hit, 0)
     miss = 1 - at_label
     poison = entropy.isfinite().logical_not_()
     scores = torch.stack((_of("log", at_label), miss * miss + squares + others, entropy, at_top))
     scores[2:].masked_fill_(poison, torch.nan)
+    if math.isfinite(tolerance):
+        scores.masked_fill_(~(((total - 1).abs() <= tolerance) & (at_top <= 1)) | poison, torch.nan)
     return scores
 
 

@@ -31,12 +31,12 @@ _LOWEST = tl.constexpr(-1000.0)  # a shift whose exp is 0 in any dtype
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor) -> None:
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """See `row_op_reference.forward`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
     rows, block, warps = _shape_of_work(n_classes)
     layout = in_units(values)
-    of_rows = [target, scores, scores.stride(0), top, n_rows]
+    of_rows = [target, scores, scores.stride(0), top, n_rows, tolerance]
     with torch.cuda.device_of(values):  # Triton launches on the current device
         if block <= _FEW:
             _read_rows[(triton.cdiv(n_rows, rows),)](
@@ -106,8 +106,8 @@ def _exp(x):
 def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
     """Return largest entry, its first place, and sums over the others of entries from `begin` on, all `[rows]`.
 
-    Of logits the sums are those of e, e^2 and e d with d = x - largest and e = exp d; of probabilities 0, of q^2 and of
-    q log q. NaN anywhere is in all of them that are no 0.
+    Of logits the sums are those of e, e^2 and e d with d = x - largest and e = exp d; of probabilities those of q, q^2
+    and q log q. NaN anywhere is in all of them.
     """
     columns = begin + tl.arange(0, block)
     inside = present[:, None] & (columns < n_classes)[None, :]
@@ -132,7 +132,7 @@ def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
             product = tl.where(infinite, 0 * ties, product)
     else:
         q = tl.where(others & inside, x, 0.0)
-        rest, squares = tl.zeros_like(largest), tl.sum(q * q, 1)
+        rest, squares = tl.sum(q, 1), tl.sum(q * q, 1)
         product = tl.sum(q * tl.log(tl.where(q == 0, 1.0, q)), 1)
         product = tl.where(squares == squares, product, float("nan"))
     return largest, tl.minimum(place, n_classes - 1).to(tl.int64), rest, squares, product
@@ -140,7 +140,7 @@ def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
 
 @triton.jit
 def _store_scores(
-    values, row_at, column_stride, target, scores, score_stride, tops, row, present, n_classes,
+    values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
     largest, place, rest, squares, product, logits: tl.constexpr,
 ):  # fmt: skip
     """Store what `Rows` says, from what a whole row was merged into."""
@@ -166,6 +166,10 @@ def _store_scores(
         error = tl.where(hit, missed, missed + largest * largest - x * x)
         entropy = product + largest * tl.log(tl.where(largest == 0, 1.0, largest))
         confidence = tl.where(entropy == entropy, largest, nan)
+        fine = (tl.abs(largest + rest - 1) <= tolerance) & (largest <= 1) & (entropy == entropy)
+        known = known & (fine | (tolerance == float("inf")))
+        entropy = tl.where(fine | (tolerance == float("inf")), entropy, nan)
+        confidence = tl.where(fine | (tolerance == float("inf")), confidence, nan)
     tl.store(scores + row, tl.where(known, log_prob, nan), mask=present)
     tl.store(scores + score_stride + row, tl.where(known, error, nan), mask=present)
     tl.store(scores + 2 * score_stride + row, entropy, mask=present)
@@ -173,10 +177,10 @@ def _store_scores(
     tl.store(tops + row, place, mask=present)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "tolerance"])
 def _read_rows(
     values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, n_rows,
-    logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    tolerance, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Read whole rows, and make scores of them."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
@@ -184,7 +188,7 @@ def _read_rows(
     n_classes, row_at = units * unit, row * row_units * unit
     largest, place, rest, squares, product = _read(values, row_at, column_stride, present, 0, n_classes, logits, block)
     _store_scores(
-        values, row_at, column_stride, target, scores, score_stride, tops, row, present, n_classes,
+        values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
         largest.to(tl.float64), place, rest.to(tl.float64), squares.to(tl.float64), product.to(tl.float64), logits,
     )  # fmt: skip
 
@@ -211,10 +215,10 @@ def _read_parts(
     tl.store(places + to, place, mask=present)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "tolerance"])
 def _merge_parts(
     values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_parts, target, scores, score_stride,
-    tops, n_rows, logits: tl.constexpr, rows: tl.constexpr, held: tl.constexpr,
+    tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, held: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of rows, by the largest entry of them all, and make scores of them."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
@@ -246,10 +250,10 @@ def _merge_parts(
         q = tl.where(joins, high, 0.0)
         product = tl.sum(product + q * tl.log(tl.where(q == 0, 1.0, q)), 1)
         squares = tl.sum(squares + q * q, 1)
-        rest = tl.sum(rest, 1)
+        rest = tl.sum(rest + q, 1)
     _store_scores(
-        values, row * row_units * unit, column_stride, target, scores, score_stride, tops, row, present, n_classes,
-        largest, place, rest, squares, product, logits,
+        values, row * row_units * unit, column_stride, target, scores, score_stride, tops, row, present, tolerance,
+        n_classes, largest, place, rest, squares, product, logits,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class Predictions:
         weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
         hard: whether the targets were given as labels.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
+        sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         computed: row quantities that were asked for, so that each is computed once.
     """
 
@@ -46,6 +47,7 @@ class Predictions:
     n_invalid: Tensor | None
     weighted: bool = False
     hard: bool = True
+    sum_tolerance: float = math.inf
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -160,7 +162,7 @@ class Predictions:
     @once
     def rows(self) -> Rows:
         """What multi-class rows and their labels yield, from one read of the row; not for soft targets."""
-        return row_op.rows(self.given, self.given_target, from_logits=self.from_logits)
+        return row_op.rows(self.given, self.given_target, from_logits=self.from_logits, tolerance=self.sum_tolerance)
 
     @once
     def cross_entropy(self) -> Tensor:

@@ -115,7 +115,8 @@ class InputFormat:
         absent = None if weights is None else in_all_replicates(weights == 0, samples)
         if absent is not None and hard:  # an absent row's label must not index anything
             target = target.masked_fill(absent, 0)
-        p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard)
+        tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
+        p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard, tolerance)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
         weights, broken = settle(rules, weights, absent, drop_invalid, wide)
@@ -263,12 +264,12 @@ class InputFormat:
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""
         per_class = self.task == "multiclass"
-        if per_class and self.from_logits and p.hard:
-            return [row_rules(p.rows.log_prob, p.given, p.given_target)]
         if self.from_logits:
             of_preds = logit_rules(p.given, per_class)
         else:
-            of_preds = probability_rules("preds", p.given, per_class, SUM_TOLERANCE[p.given.dtype])
+            of_preds = probability_rules("preds", p.given, per_class, p.sum_tolerance)
+        if per_class and p.hard:
+            return [row_rules(p.rows.log_prob, of_preds, p.given_target, p.num_classes)]
         if not p.hard:
             return [of_preds, probability_rules("target", p.given_target, per_class, target_tolerance)]
         return [of_preds, label_rules(p.given_target, p.num_classes)]

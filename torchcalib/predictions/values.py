@@ -147,11 +147,16 @@ def logit_rules(logits: Tensor, per_class: bool) -> Rules:
     return _rules(kept, lambda: _logit_problems(logits, per_class))
 
 
-def row_rules(log_prob: Tensor, logits: Tensor, target: Tensor) -> Rules:
-    """Logits of classes and labels, from what was read of the rows: a score that is NaN where either is bad."""
+def row_rules(log_prob: Tensor, of_preds: Rules, target: Tensor, num_classes: int) -> Rules:
+    """Rows of classes and their labels, from what was read of them: a score that is NaN where either is bad.
+
+    The rules on predictions are asked for words alone. The last of them has all that is left: a sum next to the
+    tolerance may come out on either side of it.
+    """
 
     def problems() -> list[Problem]:
-        return [*_logit_problems(logits, per_class=True), _label_problem(target, logits.shape[-1])]
+        *others, last = of_preds.problems()
+        return [*others, _label_problem(target, num_classes), last._replace(broken=log_prob.isnan())]
 
     return Rules(lambda: log_prob.detach().sum() <= 0, log_prob.isnan, problems)  # a sum of NaN is not
 
