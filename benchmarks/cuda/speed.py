@@ -9,13 +9,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import torchcalib as tc
+from benchmarks import peers
 from benchmarks.cuda.check import label_of
 from benchmarks.cuda.conduct import captured, collection
 from torchcalib.kernels.bin_op import class_bins, event_bins
@@ -188,15 +188,10 @@ def of_shape(clock: Clock, n: int, c: int, dtype: torch.dtype, backend: Backend)
         metrics.reset()
     yield measured("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True)
     yield measured("torch.nn.functional.cross_entropy", lambda: torch.nn.functional.cross_entropy(values, target))
-    name = "torchmetrics: multiclass_calibration_error"
-    if find_spec("torchmetrics") is None:
-        yield Speed(name, **where, seconds=None, how="torchmetrics is not installed")
-        return
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    options: dict[str, Any] = {"num_classes": c, "n_bins": N_BINS, "validate_args": False}
-    yield measured(name, lambda: multiclass_calibration_error(values, target, **options), eager=True)
-    options = {"task": "multiclass", "from_logits": True, "n_bins": N_BINS, "validate_args": False}
+    options: dict[str, Any] = {"n_bins": N_BINS, "validate_args": False}
+    theirs = "torchmetrics: multiclass_calibration_error"
+    yield measured(theirs, lambda: peers.torchmetrics_ece(values, target, **options), eager=True)
+    options |= {"task": "multiclass", "from_logits": True}
     yield measured("torchcalib.ece", lambda: tc.ece(values, target, **options), eager=True)
 
 
