@@ -1,4 +1,4 @@
-"""The bin op in tensor operations: on the CPU in chunks that stay in its cache, elsewhere see `bin_op_masked`."""
+"""The bin op in tensor operations for the CPU: in chunks that stay in its cache. Elsewhere see `bin_op_masked`."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.kernels import bin_op_masked
 from torchcalib.kernels.bin_sums import bin_index
 from torchcalib.kernels.row_stats import spread_infinite_logits
 
@@ -35,9 +34,6 @@ def event_sums(
         right: the edge rule.
         sums: zeros `(S, F, B)`.
     """
-    if sums.device.type != "cpu":
-        bin_op_masked.event_sums(confidence, outcome, weights, ecd, right, sums)
-        return
     wide, n_bins = sums.dtype, sums.shape[-1]
     countable = weights is None and ecd is None and not outcome.is_floating_point()
     for series, into in enumerate(sums):
@@ -83,9 +79,6 @@ def class_sums(
         right: the edge rule.
         sums: zeros `(C, 3, B)`.
     """
-    if sums.device.type != "cpu":
-        bin_op_masked.class_sums(values, target, weights, top, confidence, from_logits, right, sums)
-        return
     n_classes, _, n_bins = sums.shape
     flat = sums.view(-1)
     n_above = torch.zeros(n_classes, dtype=torch.int64, device=values.device)
@@ -143,9 +136,6 @@ def class_sums_backward(
         right: see `class_sums`.
         out: `(N, C)` of the dtype of `values`.
     """
-    if out.device.type != "cpu":
-        bin_op_masked.class_sums_backward(values, weights, top, confidence, grads, from_logits, right, out)
-        return
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
         found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
