@@ -13,7 +13,7 @@ from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.dispatch import Backend, choose, implementation
 from torchcalib.kernels.operation import is_plain, operation
 from torchcalib.kernels.row_op import Rows, matrices, source_of
-from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
+from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax, wide_dtype
 
 
 def event_bins(
@@ -297,8 +297,7 @@ def _class_gradient(
         of_weights = (of_weight + of_confidence * q + of_outcome * hit).sum(-1).masked_fill(weights == 0, 0)
         found = (found * weights.unsqueeze(-1)).masked_fill((weights == 0).unsqueeze(-1), 0)
     if from_logits:
-        found = q * (found - (q * found).sum(-1, keepdim=True))
-        found = found.masked_fill(values.amax(-1, keepdim=True) == torch.inf, 0)
+        found = through_softmax(q, found, values)
     return found.to(values.dtype), of_weights
 
 
@@ -348,8 +347,7 @@ class _ClassBins(torch.autograd.Function):
         q = _probabilities(values, ctx.from_logits)
         change = torch.zeros_like(q) if tangent is None else tangent.to(q.dtype)
         if ctx.from_logits:
-            change = q * (change - (q * change).sum(-1, keepdim=True))
-            change = change.masked_fill(values.amax(-1, keepdim=True) == torch.inf, 0)
+            change = through_softmax(q, change, values)
         columns = [torch.zeros_like(q), change, torch.zeros_like(q)]
         if weights is not None:
             columns[1] = change * weights.unsqueeze(-1)

@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_sums import bin_index
-from torchcalib.kernels.row_stats import spread_infinite_logits
+from torchcalib.kernels.bin_sums import BELOW_EDGE, bin_index
+from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
 _ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
-_BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
 
 
 def event_sums(
@@ -93,7 +92,7 @@ def class_sums(
             if weights is not None:
                 q.masked_fill_(own == 0, 0)
             of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
-            above = _places_from(q, _BELOW / n_bins)
+            above = _places_from(q, BELOW_EDGE / n_bins)
             entries = q.view(-1)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
@@ -139,11 +138,10 @@ def class_sums_backward(
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
         found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
-        row, k = (q >= _BELOW / n_bins).nonzero(as_tuple=True)
+        row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
         found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
         if from_logits:
-            found = q * (found - (q * found).sum(-1, keepdim=True))
-            found = found.masked_fill((values[held].amax(-1) == torch.inf).unsqueeze(-1), 0)
+            found = through_softmax(q, found, values[held])
         if weights is not None:
             w = weights[held].unsqueeze(-1)
             found = (found * w.to(q.dtype)).masked_fill(w == 0, 0)
