@@ -11,7 +11,6 @@ import torchcalib as tc
 from benchmarks import peers
 from benchmarks.job import OURS, Job, Peer, Sides
 from benchmarks.samples import like_imagenet_dogs, overconfident_logits
-from torchcalib.scores import Accuracy
 
 GIVEN = {"task": "multiclass", "from_logits": True}
 
@@ -76,7 +75,7 @@ def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, clas
     given = {"num_classes": num_classes, **GIVEN}
 
     def ours() -> dict[str, Tensor]:
-        members = {cls.__name__: cls(**given) for cls in (tc.NLL, tc.Brier, tc.ECD, Accuracy)}
+        members = {cls.__name__: cls(**given) for cls in (tc.NLL, tc.Brier, tc.ECD, tc.Accuracy)}
         members |= {cls.__name__: cls(n_bins=n_bins, **given) for cls in (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)}
         if classwise:
             members["classwise_ECE"] = tc.ECE(n_bins=n_bins, reduction="classwise", **given)

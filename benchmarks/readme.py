@@ -1,8 +1,8 @@
 """Write the performance tables of the README from the files in `benchmarks/results`: `python -m benchmarks.readme`.
 
 Nothing is measured. Goals, and the reasons why one is missed, are brought up to date in the files with what the jobs
-say now. A job that no file has is "not yet measured"; so is a GPU, until `cuda_check.py --out` has written its results
-beside the others.
+say now. A job that no file has is "not yet measured"; so is a GPU, until `cuda_check.py` has written its results beside
+the others.
 """
 
 import json
@@ -119,7 +119,7 @@ def written(text: str, files: Sequence[dict[str, Any]]) -> str:
     """Return the README with the section as these files have it.
 
     Raises:
-        ValueError: the marks are not there, once each and in order.
+        ValueError: the marks are not there, in this order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

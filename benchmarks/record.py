@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from benchmarks.job import OURS, Job
 
 Record = dict[str, Any]
+NOT_YET = "not yet measured"
+EXTRA_MEMORY = "extra memory"
 
 
 def recorded(
@@ -38,8 +40,8 @@ def recorded(
 
 def held_against(job: Job, record: Record) -> Record:
     """Return the record with the goals of the job as they are now, and why one is missed where one is."""
-    beside = list(goals(job, record))
-    return record | {"goals": beside, "why": job.why if missed(beside) else ""}
+    held = list(goals_of(job, record))
+    return record | {"goals": held, "why": job.why if missed(held) else ""}
 
 
 def missed(goals: list[dict[str, Any]]) -> bool:
@@ -47,7 +49,7 @@ def missed(goals: list[dict[str, Any]]) -> bool:
     return any(goal["met"] is False for goal in goals)
 
 
-def goals(job: Job, record: Record) -> Iterator[dict[str, Any]]:
+def goals_of(job: Job, record: Record) -> Iterator[dict[str, Any]]:
     """Each goal of a job beside what was measured; one that could not be measured is neither met nor missed."""
     pairs = [("seconds", record["seconds"]["median"], job.seconds)]
     pairs += [(f"share of {peer.name}", record["peers"][peer.name]["ratio"], peer.goal) for peer in job.peers]
@@ -79,9 +81,6 @@ class Line(NamedTuple):
     verdict: str = ""
 
 
-NOT_YET = "not yet measured"
-
-
 def lines(job: Job, record: Record | None) -> list[Line]:
     """Return the lines of a job: one for each peer, and one for each other thing that has a goal.
 
@@ -98,9 +97,6 @@ def lines(job: Job, record: Record | None) -> list[Line]:
     if job.updates:
         expected.append(Line(state_after(job.updates), goal="constant"))
     return [line._replace(verdict=NOT_YET) for line in expected]
-
-
-EXTRA_MEMORY = "extra memory"
 
 
 def state_after(updates: Iterable[int | str]) -> str:
