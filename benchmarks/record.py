@@ -1,6 +1,6 @@
 """What is kept of a job in a results file, and the lines that it makes in a table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -81,13 +81,13 @@ class Line(NamedTuple):
     verdict: str = ""
 
 
-def lines(job: Job, record: Record | None) -> list[Line]:
+def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[Line]:
     """Return the lines of a job: one for each peer, and one for each other thing that has a goal.
 
     Without a record they say that nothing has been measured.
     """
     if record is not None:
-        return list(lines_of(record))
+        return list(lines_of(record, spread if with_spread else middle))
     expected = [Line("time", goal=clock(job.seconds))] if job.seconds is not None or not job.peers else []
     expected += [Line(peer.name, goal=share(peer.goal)) for peer in job.peers]
     if job.extra_bytes is not None:
@@ -104,12 +104,12 @@ def state_after(updates: Iterable[int | str]) -> str:
     return f"state after {' to '.join(f'{int(k):,}' for k in updates)} updates"
 
 
-def lines_of(record: Record) -> Iterator[Line]:
-    """What a record says, line by line."""
+def lines_of(record: Record, in_words: Callable[[dict[str, float]], str]) -> Iterator[Line]:
+    """What a record says, line by line, with times in these words."""
     goals = {goal["what"]: goal for goal in record["goals"]}
     at_most = {what: goal["at_most"] for what, goal in goals.items()}
     said = {what: verdict(goal) for what, goal in goals.items()}
-    ours = spread(record["seconds"])
+    ours = in_words(record["seconds"])
     if "seconds" in goals or not record["peers"]:
         yield Line("time", ours, goal=clock(at_most.get("seconds")), verdict=said.get("seconds", ""))
     for name, peer in record["peers"].items():
@@ -119,7 +119,7 @@ def lines_of(record: Record) -> Iterator[Line]:
             continue
         measured_on = peer["measured_on_share"]
         scaled = f", measured on {measured_on:.3g} of the work and scaled" if measured_on < 1 else ""
-        theirs, ratio, goal = spread(peer["seconds"]), share(peer["ratio"]), share(at_most.get(what))
+        theirs, ratio, goal = in_words(peer["seconds"]), share(peer["ratio"]), share(at_most.get(what))
         yield Line(f"{name}{scaled}", ours, theirs, ratio, goal, said.get(what, ""))
     if record["extra_bytes"]:
         taken = {side: megabytes(n) for side, n in record["extra_bytes"].items()}
@@ -162,7 +162,12 @@ def verdict(goal: dict[str, Any]) -> str:
 
 def spread(times: dict[str, float]) -> str:
     """Median [least, most]."""
-    return f"{clock(times['median'])} [{clock(times['least'])}, {clock(times['most'])}]"
+    return f"{middle(times)} [{clock(times['least'])}, {clock(times['most'])}]"
+
+
+def middle(times: dict[str, float]) -> str:
+    """Median."""
+    return clock(times["median"])
 
 
 def clock(seconds: float | None) -> str:
