@@ -22,7 +22,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from benchmarks.cuda.conduct import conduct
 from benchmarks.cuda.metrics import metrics
 from benchmarks.cuda.ops import INTERPRETED, ON_GPU, ops
 from benchmarks.cuda.speed import Speed, speeds
+from benchmarks.job import version_of
 
 RESULTS = Path(__file__).parent / "benchmarks" / "results"
 CONDUCTED = ((1000, 10), (300, 1001), (40, 40_000))
@@ -42,12 +42,8 @@ CONDUCTED = ((1000, 10), (300, 1001), (40, 40_000))
 
 def triton_version() -> str | None:
     """Return the version of Triton, or None where it is not installed."""
-    for package in ("triton", "triton-windows", "pytorch-triton"):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
+    packages = ("triton", "triton-windows", "pytorch-triton")
+    return next((found for package in packages if (found := version_of(package))), None)
 
 
 def shown(checks: Iterable[Check]) -> list[Check]:
@@ -75,7 +71,7 @@ def timed(results: Iterable[Speed]) -> list[Speed]:
     return kept
 
 
-def verdict(checks: list[Check], measured: list[Speed], strict: bool) -> int:
+def exit_code(checks: list[Check], measured: list[Speed], strict: bool) -> int:
     """Print how many checks failed and goals were missed; return the exit code."""
     failed = [check for check in checks if not check.passed]
     missed = [speed for speed in measured if speed.met is False]
@@ -122,7 +118,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.interpret:
         cpu = torch.device("cpu")
-        return verdict(shown(chain(ops(cpu, INTERPRETED, "triton"), conduct(cpu, ((9, 10),), "triton"))), [], False)
+        return exit_code(shown(chain(ops(cpu, INTERPRETED, "triton"), conduct(cpu, ((9, 10),), "triton"))), [], False)
     if not torch.cuda.is_available():
         print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was run on a GPU.", flush=True)
         return in_interpreter()
@@ -147,7 +143,7 @@ def main() -> int:
     out = arguments.out or RESULTS / f"cuda-{slug}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(content(machine, checks, measured))
-    code = verdict(checks, measured, arguments.strict)
+    code = exit_code(checks, measured, arguments.strict)
     print(f"written to {out}")
     return code
 

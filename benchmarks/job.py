@@ -7,6 +7,7 @@ from typing import Any
 
 Call = Callable[[], object]
 OURS = "ours"
+WITHOUT_NUMBA = ", without numba"
 
 
 def version_of(package: str) -> str | None:
@@ -103,9 +104,6 @@ class Job:
         peers = tuple(replace(peer, goal=None) for peer in self.peers if "numba" not in peer.needs)
         plain = {"peers": peers, "seconds": None, "grows": ()}
         return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", numba=False, why="", **(plain | changes))
-
-
-WITHOUT_NUMBA = ", without numba"
 
 
 def named(jobs: Sequence[Job], name: str) -> Job:

@@ -187,17 +187,14 @@ WITH_NUMBA = [
         )
         for n, size, goal in ((50_000, "50,000", 2.5), (1_000_000, "1 million", 0.7), (10_000_000, "10 million", 1.0))
     ),
-    Job(
-        "gradient of ECE + NLL, one collection, 50,000 x 1,000",
-        gradient,
-        (Peer(CROSS_ENTROPY, 1.3),),
-        extra_bytes=EXTRA_BYTES,
-    ),
-    Job(
-        "gradient of ECE + NLL, two functions, 50,000 x 1,000",
-        partial(gradient, together=False),
-        (Peer(CROSS_ENTROPY, 1.3),),
-        extra_bytes=EXTRA_BYTES,
+    *(
+        Job(
+            f"gradient of ECE + NLL, {how}, 50,000 x 1,000",
+            partial(gradient, together=together),
+            (Peer(CROSS_ENTROPY, 1.3),),
+            extra_bytes=EXTRA_BYTES,
+        )
+        for how, together in (("one collection", True), ("two functions", False))
     ),
 ]
 

@@ -1,17 +1,15 @@
 """What our results are held against. The only file that imports competitors.
 
-`pip install '.[benchmarks]'` installs them. scipy and scikit-learn are imported here, the others where they are called:
-a peer names what it needs, and is left out, in words, where that is missing.
+`pip install '.[benchmarks]'` installs them. Each is imported where it is called: a peer names what it needs, and is
+left out, by name, where that is missing.
 """
 
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binomtest
-from sklearn.calibration import calibration_curve
-from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
@@ -22,18 +20,24 @@ Ints = NDArray[np.integer]
 
 def one_test_per_prediction(p: Floats, positives: Ints, n: Ints, alpha: float = 0.05) -> int:
     """The procedure of the authors of TCE: one call of scipy's test for each prediction, against its block."""
+    from scipy.stats import binomtest
+
     rows = zip(positives.tolist(), n.tolist(), p.tolist(), strict=True)
     return sum(binomtest(k, size, value).pvalue <= alpha for k, size, value in rows)
 
 
 def quantile_calibration_curve(y: Ints, p: Floats, n_bins: int) -> tuple[Floats, Floats]:
     """Equal-mass bins of scikit-learn: mean outcome and mean prediction of each."""
+    from sklearn.calibration import calibration_curve
+
     curve: tuple[Floats, Floats] = calibration_curve(y, p, n_bins=n_bins, strategy="quantile")
     return curve
 
 
-def isotonic_fit(y: Ints, p: Floats) -> IsotonicRegression:
+def isotonic_fit(y: Ints, p: Floats) -> object:
     """Isotonic fit of scikit-learn; its values at the predictions are not asked for."""
+    from sklearn.isotonic import IsotonicRegression
+
     return IsotonicRegression().fit(p, y)
 
 
@@ -86,11 +90,11 @@ def logsumexp_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
     return result
 
 
-def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int) -> Tensor:
+def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int, **options: Any) -> Tensor:
     """The functional form, which takes a softmax where it sees values outside [0, 1]."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    return multiclass_calibration_error(logits, target, num_classes=logits.shape[-1], n_bins=n_bins)
+    return multiclass_calibration_error(logits, target, num_classes=logits.shape[-1], n_bins=n_bins, **options)
 
 
 def torchmetrics_stream(num_classes: int, n_bins: int) -> Metric:

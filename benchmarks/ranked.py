@@ -13,6 +13,7 @@ from benchmarks.samples import like_imagenet_dogs, softmax_outputs
 ONE_TEST_EACH = "authors' procedure: one scipy.stats.binomtest a prediction"
 QUANTILE_CURVE = "sklearn calibration_curve(strategy='quantile')"
 ISOTONIC_FIT = "sklearn IsotonicRegression.fit"
+SKLEARN = ("scikit-learn",)
 
 
 def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
@@ -85,19 +86,19 @@ def corp_of_binary(n: int = 1_000_000) -> Sides:
 TCE = Job(
     "TCE, 50,000",
     tce_of_binary,
-    (Peer(ONE_TEST_EACH, 1 / 1000),),
+    (Peer(ONE_TEST_EACH, 1 / 1000, needs=("scipy",)),),
     seconds=0.010,
     why="the tests alone take most of it",
 )
 
 JOBS = [
     TCE,
-    TCE.without_numba(peers=(Peer(ONE_TEST_EACH, 1 / 300),)),
+    TCE.without_numba(peers=(Peer(ONE_TEST_EACH, 1 / 300, needs=("scipy",)),)),
     Job("rejections alone, 50,000", rejections_alone),
     Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, seconds=0.3),
-    Job("ACE, 1 million, float32", partial(ace_of_binary, torch.float32), (Peer(QUANTILE_CURVE, 1 / 15),)),
-    Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), (Peer(QUANTILE_CURVE),)),
+    Job("ACE, 1 million, float32", partial(ace_of_binary, torch.float32), (Peer(QUANTILE_CURVE, 1 / 15, SKLEARN),)),
+    Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), (Peer(QUANTILE_CURVE, needs=SKLEARN),)),
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),
     Job("KS, 1 million", ks_of_binary),
-    Job("CORP, 1 million", corp_of_binary, (Peer(ISOTONIC_FIT),)),
+    Job("CORP, 1 million", corp_of_binary, (Peer(ISOTONIC_FIT, needs=SKLEARN),)),
 ]

@@ -1,8 +1,8 @@
 """Write the performance tables of the README from the files in `benchmarks/results`: `python -m benchmarks.readme`.
 
 Nothing is measured. Goals, and the reasons why one is missed, are brought up to date in the files with what the jobs
-say now. A job that no file has is "not yet measured"; so is a GPU, until `cuda_check.py --out` has written its results
-beside the others.
+say now. A job that no file has is "not yet measured"; so is a GPU, until `cuda_check.py` has written its results beside
+the others.
 """
 
 import json
@@ -75,8 +75,8 @@ def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:
         record, twin = by_name.get(job.name), plain.get(f"{job.name}{WITHOUT_NUMBA}")
         beside = in_plain_torch(twin, by_name.get(twin.name)) if twin else {}
         name = f"{job.name} ({record['why']})" if record and record["why"] else job.name
-        for line in lines(job, record):
-            cells = [_without_spread(line.ours), _without_spread(line.theirs), line.ratio, line.goal, line.verdict]
+        for line in lines(job, record, with_spread=False):
+            cells = (line.ours, line.theirs, line.ratio, line.goal, line.verdict)
             yield (name, line.what, *cells, beside.get(line.what, ""))
             name = ""
 
@@ -84,15 +84,11 @@ def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:
 def in_plain_torch(job: Job, record: Record | None) -> dict[str, str]:
     """What the lines of a job without numba come to: the ratio, or else our figure; with the goal where it has one."""
     said = {}
-    for line in lines(job, record):
-        figures = line.ratio or _without_spread(line.ours)
+    for line in lines(job, record, with_spread=False):
+        figures = line.ratio or line.ours
         goal = f", goal {line.goal}: {line.verdict}" if line.goal and line.verdict != NOT_YET else ""
         said[line.what] = f"{figures}{goal}" if record else NOT_YET
     return said
-
-
-def _without_spread(figures: str) -> str:
-    return figures.split(" [")[0]
 
 
 def gpu_table(content: dict[str, Any]) -> str:
@@ -107,11 +103,11 @@ def gpu_table(content: dict[str, Any]) -> str:
 
 def gpu_row(speed: dict[str, Any]) -> str:
     """One op on one shape, as `benchmarks.cuda.speed.Speed` has it."""
-    share, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
-    found = f"{figure(ratio)} of the row op" if ratio is not None else figure(share) or speed["how"]
-    off = abs((share if ratio is None else ratio) - goal) if speed["met"] is False else 0
-    verdict = {None: "", True: "met", False: f"MISSED by {off:.2g}"}[speed["met"]]
-    cells = (speed["job"], speed["dtype"], speed["shape"], found, figure(goal), verdict)
+    of_copy, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
+    found = f"{figure(ratio)} of the row op" if ratio is not None else figure(of_copy) or speed["how"]
+    off = abs((of_copy if ratio is None else ratio) - goal) if speed["met"] is False else 0
+    said = {None: "", True: "met", False: f"MISSED by {off:.2g}"}[speed["met"]]
+    cells = (speed["job"], speed["dtype"], speed["shape"], found, figure(goal), said)
     return f"| {' | '.join(cells)} |"
 
 
@@ -119,7 +115,7 @@ def written(text: str, files: Sequence[dict[str, Any]]) -> str:
     """Return the README with the section as these files have it.
 
     Raises:
-        ValueError: the marks are not there, once each and in order.
+        ValueError: the marks are not there, in this order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

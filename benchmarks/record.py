@@ -1,12 +1,14 @@
 """What is kept of a job in a results file, and the lines that it makes in a table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.job import OURS, Job
 
 Record = dict[str, Any]
+NOT_YET = "not yet measured"
+EXTRA_MEMORY = "extra memory"
 
 
 def recorded(
@@ -38,8 +40,8 @@ def recorded(
 
 def held_against(job: Job, record: Record) -> Record:
     """Return the record with the goals of the job as they are now, and why one is missed where one is."""
-    beside = list(goals(job, record))
-    return record | {"goals": beside, "why": job.why if missed(beside) else ""}
+    held = list(goals_of(job, record))
+    return record | {"goals": held, "why": job.why if missed(held) else ""}
 
 
 def missed(goals: list[dict[str, Any]]) -> bool:
@@ -47,7 +49,7 @@ def missed(goals: list[dict[str, Any]]) -> bool:
     return any(goal["met"] is False for goal in goals)
 
 
-def goals(job: Job, record: Record) -> Iterator[dict[str, Any]]:
+def goals_of(job: Job, record: Record) -> Iterator[dict[str, Any]]:
     """Each goal of a job beside what was measured; one that could not be measured is neither met nor missed."""
     pairs = [("seconds", record["seconds"]["median"], job.seconds)]
     pairs += [(f"share of {peer.name}", record["peers"][peer.name]["ratio"], peer.goal) for peer in job.peers]
@@ -79,16 +81,13 @@ class Line(NamedTuple):
     verdict: str = ""
 
 
-NOT_YET = "not yet measured"
-
-
-def lines(job: Job, record: Record | None) -> list[Line]:
+def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[Line]:
     """Return the lines of a job: one for each peer, and one for each other thing that has a goal.
 
     Without a record they say that nothing has been measured.
     """
     if record is not None:
-        return list(lines_of(record))
+        return list(lines_of(record, spread if with_spread else middle))
     expected = [Line("time", goal=clock(job.seconds))] if job.seconds is not None or not job.peers else []
     expected += [Line(peer.name, goal=share(peer.goal)) for peer in job.peers]
     if job.extra_bytes is not None:
@@ -100,20 +99,17 @@ def lines(job: Job, record: Record | None) -> list[Line]:
     return [line._replace(verdict=NOT_YET) for line in expected]
 
 
-EXTRA_MEMORY = "extra memory"
-
-
 def state_after(updates: Iterable[int | str]) -> str:
     """Name of the line on the size of the state; JSON has made words of the numbers."""
     return f"state after {' to '.join(f'{int(k):,}' for k in updates)} updates"
 
 
-def lines_of(record: Record) -> Iterator[Line]:
-    """What a record says, line by line."""
+def lines_of(record: Record, in_words: Callable[[dict[str, float]], str]) -> Iterator[Line]:
+    """What a record says, line by line, with times in these words."""
     goals = {goal["what"]: goal for goal in record["goals"]}
     at_most = {what: goal["at_most"] for what, goal in goals.items()}
     said = {what: verdict(goal) for what, goal in goals.items()}
-    ours = spread(record["seconds"])
+    ours = in_words(record["seconds"])
     if "seconds" in goals or not record["peers"]:
         yield Line("time", ours, goal=clock(at_most.get("seconds")), verdict=said.get("seconds", ""))
     for name, peer in record["peers"].items():
@@ -123,7 +119,7 @@ def lines_of(record: Record) -> Iterator[Line]:
             continue
         measured_on = peer["measured_on_share"]
         scaled = f", measured on {measured_on:.3g} of the work and scaled" if measured_on < 1 else ""
-        theirs, ratio, goal = spread(peer["seconds"]), share(peer["ratio"]), share(at_most.get(what))
+        theirs, ratio, goal = in_words(peer["seconds"]), share(peer["ratio"]), share(at_most.get(what))
         yield Line(f"{name}{scaled}", ours, theirs, ratio, goal, said.get(what, ""))
     if record["extra_bytes"]:
         taken = {side: megabytes(n) for side, n in record["extra_bytes"].items()}
@@ -166,7 +162,12 @@ def verdict(goal: dict[str, Any]) -> str:
 
 def spread(times: dict[str, float]) -> str:
     """Median [least, most]."""
-    return f"{clock(times['median'])} [{clock(times['least'])}, {clock(times['most'])}]"
+    return f"{middle(times)} [{clock(times['least'])}, {clock(times['most'])}]"
+
+
+def middle(times: dict[str, float]) -> str:
+    """Median."""
+    return clock(times["median"])
 
 
 def clock(seconds: float | None) -> str:

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from torchcalib.kernels import bin_op_masked, bin_op_reference
 from torchcalib.kernels.bin_op import class_bins, class_sums, class_sums_backward, event_bins, event_sums
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.row_op import rows
@@ -345,22 +344,22 @@ def test_gradients_of_class_bins_of_any_kind(from_logits):
 
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("right", [False, True])
-def test_what_runs_on_a_device_without_triton_gives_the_sums_and_gradients_of_the_cpu(from_logits, right, monkeypatch):
+def test_what_runs_on_a_device_without_triton_gives_the_sums_and_gradients_of_the_cpu(from_logits, right):
     values, target, weights = class_case(60, 40, from_logits)
     target[3] = -1
     if from_logits:
         values[7, 2] = INF
     values[5] = NAN  # of weight 0
     results = []
-    for source in (bin_op_reference, bin_op_masked):
-        monkeypatch.setattr("torchcalib.kernels.bin_op.implementation", lambda *_, source=source: source)
+    for backend in ("torch", "masked"):
+        options = {"n_bins": 7, "right": right, "backend": backend}
         for w in (weights, weights.masked_fill(weights > 0, 1)):
             leaf = values.clone().requires_grad_()
-            by_class = of_classes(leaf, target, w, from_logits, 7, right, "torch")
+            of_rows = rows(leaf, target, from_logits=from_logits, backend="torch")
+            by_class = class_bins(leaf, target, w, of_rows, from_logits=from_logits, **options)
             by_class[:, 1].square().sum().backward()
             results.append((by_class.detach(), leaf.grad))
-        top = event_bins(*events(3000), n_bins=7, right=right, backend="torch")
-        results.append((top, event_bins(*events(3000)[:2], n_bins=7, right=right, backend="torch")))
+        results.append((event_bins(*events(3000), **options), event_bins(*events(3000)[:2], **options)))
     for on_cpu, on_device in zip(results[:3], results[3:], strict=True):
         for a, b in zip(on_cpu, on_device, strict=True):
             # Probabilities of float32 logits are rounded to float32 once, in either's own way.
@@ -373,6 +372,14 @@ def test_shapes_without_numbers_have_sums_without_numbers():
     found = rows(values, target, from_logits=True)
     assert class_bins(values, target, weights, found, from_logits=True, n_bins=5).shape == (4, 3, 5)
     assert event_bins(found.confidence, found.top == target, weights, n_bins=5).shape == (3, 5)
+
+
+def test_float64_is_not_for_numba():
+    pytest.importorskip("numba")
+    values, target, _ = class_case(3, 4, True, torch.float64)
+    found = rows(values, target, from_logits=True)
+    with pytest.raises(ValueError, match="`backend` must be 'auto' or 'torch' for float64 on the CPU, got 'numba'"):
+        class_bins(values, target, None, found, from_logits=True, n_bins=5, backend="numba")
 
 
 # torch.compile, vmap, registration.

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.cuda import conduct, metrics, ops, speed
 from benchmarks.cuda.check import Check, elementwise_error
-from cuda_check import content, shown, timed, verdict
+from cuda_check import content, exit_code, shown, timed
 
 SCRIPT = Path(__file__).resolve().parents[1] / "cuda_check.py"
 CPU = torch.device("cpu")
@@ -84,12 +84,12 @@ def test_speeds_are_measured_and_written(capsys):
     written = json.loads(content({"device": "none"}, checks, measured))
     assert len(written["speed"]) == len(measured)
     assert [check["passed"] for check in written["checks"]] == [True, False]
-    assert verdict(checks, measured, strict=False) == 1
-    assert verdict(checks[:1], [], strict=True) == 0
+    assert exit_code(checks, measured, strict=False) == 1
+    assert exit_code(checks[:1], [], strict=True) == 0
     slow = speed.Speed("row op", "1 x 1", "float32", 1.0, share=0.5, goal=0.85)
-    assert verdict([], [slow], strict=False) == 0
-    assert verdict([], [slow], strict=True) == 1
-    assert verdict([], [speed.Speed("row op", "1 x 1", "float32", None, goal=0.85, how="failed")], strict=False) == 1
+    assert exit_code([], [slow], strict=False) == 0
+    assert exit_code([], [slow], strict=True) == 1
+    assert exit_code([], [speed.Speed("row op", "1 x 1", "float32", None, goal=0.85, how="failed")], strict=False) == 1
     capsys.readouterr()
     timed([slow])
     assert "goal 0.85: MISSED" in capsys.readouterr().out

@@ -14,9 +14,8 @@ from benchmarks.cuda.ops import predictions
 from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.dispatch import Backend
 from torchcalib.kernels.row_op import rows
-from torchcalib.scores.accuracy import Accuracy
 
-MEMBERS: tuple[Callable[..., Any], ...] = (tc.NLL, tc.Brier, tc.ECD, Accuracy, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)
+MEMBERS: tuple[Callable[..., Any], ...] = (tc.NLL, tc.Brier, tc.ECD, tc.Accuracy, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)
 N_BINS = 15
 
 

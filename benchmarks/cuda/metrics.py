@@ -46,6 +46,7 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "brier": (tc.brier_score, tc.Brier),
     "ecd": (tc.ecd, tc.ECD),
     "bayesrisk": (tc.bayes_risk, tc.BayesRisk),
+    "accuracy": (tc.accuracy, tc.Accuracy),
     "ece": (tc.ece, tc.ECE),
     "esce": (tc.esce, tc.ESCE),
     "mce": (tc.mce, tc.MCE),
@@ -56,7 +57,7 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "corp": (mcb, tc.CORP),
 }
 ORDERED = ("ace", "tce", "ks", "corp")
-SCORES = ("nll", "brier", "ecd", "bayesrisk")
+SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy")
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
@@ -221,7 +222,7 @@ def check_isotonic_regression(device: torch.device, name: str, rows: int, length
 
 
 def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check]:
-    """Fits reach the optimum that they reach on the CPU; so does the loss, cross-validated on the same folds."""
+    """Fits reach the optimum that they reach on the CPU, and so does the cross-validated loss on the same folds."""
     preds, target = sample("multiclass", from_logits, torch.float64)
     options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
     name = f"calibrators {'logits' if from_logits else 'probs'}"

@@ -8,19 +8,20 @@ it, so that they are the device's own; "eager" times have the host's launches in
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import torchcalib as tc
+from benchmarks import peers
 from benchmarks.cuda.check import label_of
 from benchmarks.cuda.conduct import captured, collection
 from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.dispatch import Backend
-from torchcalib.kernels.row_op import rows
+from torchcalib.kernels.row_op import Rows, rows
 
 SHAPES = ((50_000, 1000), (8192, 128_256))
 N_EVENTS = 10**7
@@ -122,82 +123,125 @@ def bytes_of(*tensors: Tensor) -> int:
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Rows to be read, and what a job over them is held against: the bytes per second of a copy of them."""
+
+    clock: Clock
+    values: Tensor
+    target: Tensor
+    backend: Backend
+    per_second: float
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """Shape and dtype, in words."""
+        n, c = self.values.shape
+        return f"{n:,} x {c:,}", label_of(self.values.dtype)
+
+    def measured(
+        self,
+        job: str,
+        call: Callable[[], object],
+        n_bytes: int | None = None,
+        goal: float | None = None,
+        *,
+        eager: bool = False,
+    ) -> Speed:
+        """Time a call that moves so many bytes."""
+        try:
+            seconds = (self.clock.eager if eager else self.clock.graph)(call)
+        except Exception as error:
+            return Speed(job, *self.where, seconds=None, goal=goal, how=f"{type(error).__name__}: {error}"[:200])
+        share = None if n_bytes is None else n_bytes / seconds / self.per_second
+        return Speed(job, *self.where, seconds, share, goal=goal, how="eager" if eager else "graph")
+
+
 def of_shape(clock: Clock, n: int, c: int, dtype: torch.dtype, backend: Backend) -> Iterator[Speed]:
     """Measure everything that reads rows."""
-    device = clock.device
-    generator = torch.Generator(device).manual_seed(0)
-    values = (3 * torch.randn(n, c, generator=generator, device=device)).to(dtype)
-    target = torch.randint(c, (n,), generator=generator, device=device)
-    with torch.no_grad():
-        found = rows(values, target, from_logits=True, backend=backend)
-        sums = class_bins(values, target, None, found, from_logits=True, n_bins=N_BINS, backend=backend)
-    where: dict[str, Any] = {"shape": f"{n:,} x {c:,}", "dtype": label_of(dtype)}
+    generator = torch.Generator(clock.device).manual_seed(0)
+    values = (3 * torch.randn(n, c, generator=generator, device=clock.device)).to(dtype)
+    target = torch.randint(c, (n,), generator=generator, device=clock.device)
     other = torch.empty_like(values)
     copy_seconds = clock.graph(lambda: other.copy_(values))
-    per_second = 2 * bytes_of(values) / copy_seconds
-    yield Speed("copy", **where, seconds=copy_seconds, share=1.0)
-
-    def measured(job: str, call: Callable[[], object], n_bytes: int | None = None, **more: Any) -> Speed:
-        eager = more.pop("eager", False)
-        try:
-            seconds = (clock.eager if eager else clock.graph)(call)
-        except Exception as error:
-            return Speed(job, **where, seconds=None, how=f"{type(error).__name__}: {error}"[:200], **more)
-        share = None if n_bytes is None else n_bytes / seconds / per_second
-        return Speed(job, **where, seconds=seconds, share=share, how="eager" if eager else "graph", **more)
-
-    def read() -> object:
-        with torch.no_grad():
-            return rows(values, target, from_logits=True, backend=backend)
-
-    of_rows = measured("row op", read, bytes_of(values, target, *found), goal=ROWS_GOAL)
+    bench = Bench(clock, values, target, backend, 2 * bytes_of(values) / copy_seconds)
+    yield Speed("copy", *bench.where, copy_seconds, share=1.0)
+    with torch.no_grad():
+        found = rows(values, target, from_logits=True, backend=backend)
+    of_rows, *others = of_row_op(bench, found)
     yield of_rows
+    yield from others
+    yield from of_class_bins(bench, found)
+    yield from of_collections(bench, of_rows)
+    yield from of_functions(bench)
+
+
+def of_row_op(bench: Bench, found: Rows) -> Iterator[Speed]:
+    """Measure the row op, which gives `found`: forward, and with its gradient."""
+    values, target = bench.values, bench.target
+    options: dict[str, Any] = {"from_logits": True, "backend": bench.backend}
+
+    def forward() -> object:
+        with torch.no_grad():
+            return rows(values, target, **options)
+
+    yield bench.measured("row op", forward, bytes_of(values, target, *found), ROWS_GOAL)
     leaf = values.detach().requires_grad_()
     upstream = [torch.ones_like(x) for x in found[:4]]
 
     def both() -> object:
-        scores = rows(leaf, target, from_logits=True, backend=backend)[:4]
-        return torch.autograd.grad([*scores], leaf, upstream)
+        return torch.autograd.grad([*rows(leaf, target, **options)[:4]], leaf, upstream)
 
     # The row, its scores and their gradient are read once more, and the gradient is written.
     both_bytes = 3 * bytes_of(values) + 2 * bytes_of(target, *found) + bytes_of(*upstream)
-    yield measured("row op, forward and backward", both, both_bytes)
+    yield bench.measured("row op, forward and backward", both, both_bytes)
 
-    def classes() -> object:
+
+def of_class_bins(bench: Bench, found: Rows) -> Iterator[Speed]:
+    """Measure sums over bins of all classes: forward, and with their gradient."""
+    values, target = bench.values, bench.target
+    options: dict[str, Any] = {"from_logits": True, "n_bins": N_BINS, "backend": bench.backend}
+
+    def forward() -> object:
         with torch.no_grad():
-            return class_bins(values, target, None, found, from_logits=True, n_bins=N_BINS, backend=backend)
+            return class_bins(values, target, None, found, **options)
 
-    of_classes = bytes_of(values, target, found.top, found.confidence, sums)
-    yield measured("class bins", classes, of_classes, goal=CLASSES_GOAL)
-    slope = torch.ones_like(sums)
+    slope = torch.ones(values.shape[-1], 3, N_BINS, dtype=torch.float64, device=values.device)  # as the sums are
+    n_bytes = bytes_of(values, target, found.top, found.confidence, slope)
+    yield bench.measured("class bins", forward, n_bytes, CLASSES_GOAL)
+    leaf = values.detach().requires_grad_()
 
-    def classes_and_gradient() -> object:
-        of_leaf = class_bins(leaf, target, None, found, from_logits=True, n_bins=N_BINS, backend=backend)
-        return torch.autograd.grad(of_leaf, leaf, slope)
+    def both() -> object:
+        return torch.autograd.grad(class_bins(leaf, target, None, found, **options), leaf, slope)
 
-    yield measured("class bins, forward and backward", classes_and_gradient, 2 * of_classes + bytes_of(values, slope))
+    yield bench.measured("class bins, forward and backward", both, 2 * n_bytes + bytes_of(values, slope))
+
+
+def of_collections(bench: Bench, of_rows: Speed) -> Iterator[Speed]:
+    """Measure updates of a whole collection, beside the row op that it cannot do without."""
+    device, n_classes = bench.clock.device, bench.values.shape[-1]
     for job, metrics, goal in (
-        ("collection of 8", collection(device, c), COLLECTION_GOAL),
-        ("collection of 8 and class-wise", collection(device, c, classwise=True), None),
+        ("collection of 8", collection(device, n_classes), COLLECTION_GOAL),
+        ("collection of 8 and class-wise", collection(device, n_classes, classwise=True), None),
     ):
+        update = partial(metrics.update, bench.values, bench.target)
         for eager in (False, True):
-            speed = measured(job, lambda m=metrics: m.update(values, target), eager=eager)  # type: ignore[misc]
+            speed = bench.measured(job, update, eager=eager)
             ratio = None if speed.seconds is None or of_rows.seconds is None else speed.seconds / of_rows.seconds
-            limit = None if eager else goal
-            yield Speed(job, **where, seconds=speed.seconds, ratio=ratio, goal=limit, how=speed.how)
+            yield replace(speed, ratio=ratio, goal=None if eager else goal)
         metrics.reset()
-    yield measured("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True)
-    yield measured("torch.nn.functional.cross_entropy", lambda: torch.nn.functional.cross_entropy(values, target))
-    name = "torchmetrics: multiclass_calibration_error"
-    if find_spec("torchmetrics") is None:
-        yield Speed(name, **where, seconds=None, how="torchmetrics is not installed")
-        return
-    from torchmetrics.functional.classification import multiclass_calibration_error
 
-    options: dict[str, Any] = {"num_classes": c, "n_bins": N_BINS, "validate_args": False}
-    yield measured(name, lambda: multiclass_calibration_error(values, target, **options), eager=True)
-    options = {"task": "multiclass", "from_logits": True, "n_bins": N_BINS, "validate_args": False}
-    yield measured("torchcalib.ece", lambda: tc.ece(values, target, **options), eager=True)
+
+def of_functions(bench: Bench) -> Iterator[Speed]:
+    """Measure what one would write or call instead, and our function beside it."""
+    values, target = bench.values, bench.target
+    yield bench.measured("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True)
+    yield bench.measured("torch.nn.functional.cross_entropy", lambda: torch.nn.functional.cross_entropy(values, target))
+    options: dict[str, Any] = {"n_bins": N_BINS, "validate_args": False}
+    theirs = "torchmetrics: multiclass_calibration_error"
+    yield bench.measured(theirs, lambda: peers.torchmetrics_ece(values, target, **options), eager=True)
+    options |= {"task": "multiclass", "from_logits": True}
+    yield bench.measured("torchcalib.ece", lambda: tc.ece(values, target, **options), eager=True)
 
 
 def of_events(clock: Clock, n: int, backend: Backend) -> Iterator[Speed]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
 from torchcalib.kernels.dispatch import Backend, choose, implementation
 from torchcalib.kernels.operation import is_plain, operation
-from torchcalib.kernels.row_op import Rows, matrices
-from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
+from torchcalib.kernels.row_op import Rows, matrices, source_of
+from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax, wide_dtype
 
 
 def event_bins(
@@ -227,7 +227,7 @@ def class_sums(
     *lead, _, n_classes = values.shape
     wide = wide_dtype(values.device)
     sums = torch.zeros((*lead, n_classes, 3, n_bins), dtype=wide, device=values.device)
-    source = _source(values, backend)
+    source = source_of("bins", values, backend)
     for k, (matrix, columns) in enumerate(_series(values, target, weights, top, confidence)):
         source.class_sums(matrix, *columns, from_logits, right, sums.view(-1, n_classes, 3, n_bins)[k])
     return sums
@@ -253,17 +253,11 @@ def class_sums_backward(
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     if not out.numel():
         return out
-    source = _source(values, backend)
+    source = source_of("bins", values, backend)
     upstream, filled = grads.detach().reshape(-1, *grads.shape[-2:]), out.view(-1, *out.shape[-2:])
     for k, (matrix, columns) in enumerate(_series(values, target, weights, top, confidence)):
         source.class_sums_backward(matrix, *columns[1:], upstream[k], from_logits, right, filled[k])
     return out
-
-
-def _source(values: Tensor, backend: Backend) -> Any:
-    if values.dtype == torch.float64 and values.device.type == "cpu" and backend == "auto":
-        backend = "torch"
-    return implementation("bins", choose("bins", values.device, backend).backend)
 
 
 def _series(values: Tensor, *columns: Tensor | None) -> Any:
@@ -303,8 +297,7 @@ def _class_gradient(
         of_weights = (of_weight + of_confidence * q + of_outcome * hit).sum(-1).masked_fill(weights == 0, 0)
         found = (found * weights.unsqueeze(-1)).masked_fill((weights == 0).unsqueeze(-1), 0)
     if from_logits:
-        found = q * (found - (q * found).sum(-1, keepdim=True))
-        found = found.masked_fill(values.amax(-1, keepdim=True) == torch.inf, 0)
+        found = through_softmax(q, found, values)
     return found.to(values.dtype), of_weights
 
 
@@ -354,8 +347,7 @@ class _ClassBins(torch.autograd.Function):
         q = _probabilities(values, ctx.from_logits)
         change = torch.zeros_like(q) if tangent is None else tangent.to(q.dtype)
         if ctx.from_logits:
-            change = q * (change - (q * change).sum(-1, keepdim=True))
-            change = change.masked_fill(values.amax(-1, keepdim=True) == torch.inf, 0)
+            change = through_softmax(q, change, values)
         columns = [torch.zeros_like(q), change, torch.zeros_like(q)]
         if weights is not None:
             columns[1] = change * weights.unsqueeze(-1)

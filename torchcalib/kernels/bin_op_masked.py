@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.bin_sums import bin_index
-from torchcalib.kernels.row_stats import spread_infinite_logits
+from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax
 
 _AT_ONCE = 2**22  # entries
 
@@ -76,8 +76,7 @@ def class_sums_backward(
     for held, q in _chunks(values, top, confidence, from_logits):
         found = grads.T.gather(0, bin_index(q, grads.shape[-1], right)).to(q.dtype)
         if from_logits:
-            found = q * (found - (q * found).sum(-1, keepdim=True))
-            found = found.masked_fill((values[held].amax(-1) == torch.inf).unsqueeze(-1), 0)
+            found = through_softmax(q, found, values[held])
         if weights is not None:
             w = weights[held].unsqueeze(-1)
             found = (found * w.to(q.dtype)).masked_fill(w == 0, 0)

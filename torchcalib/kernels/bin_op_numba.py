@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.bin_sums import BELOW_EDGE
 from torchcalib.kernels.row_op_numba import BLOCK, CONVERTED, by_rows, compiled_loop, exps_of, lanes, limits_of, step
 from torchcalib.kernels.threads import in_threads
 
@@ -19,7 +20,6 @@ _PIECE = 2**16  # events
 _PIECES = 64  # at most: each has sums of its own
 _TURNS = 8  # a power of two. A sum waits for the one before it: events that fall in one bin take turns
 _PROBE = 64  # entries among which those that reach 1/B are looked for
-_BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
 _F = np.float32
 _ZERO, _INF = _F(0), _F(math.inf)
 
@@ -51,9 +51,8 @@ def _events(confidence: Any, outcome: Any, weights: Any, ecd: Any, edges: Any, r
             if w == 0:
                 continue
         value = np.float64(confidence[i])
-        cell = np.uintp(
-            4 * ((i & (_TURNS - 1)) * n_bins + _bin(value, edges, right))
-        )  # unsigned: not counted from the end
+        # Unsigned: not counted from the end.
+        cell = np.uintp(4 * ((i & (_TURNS - 1)) * n_bins + _bin(value, edges, right)))
         turns[cell] += w
         turns[cell + np.uintp(1)] += w * value
         turns[cell + np.uintp(2)] += w * outcome[i]
@@ -93,7 +92,7 @@ def _all_bits(x: Any) -> Any:
 
 
 @compiled_loop
-def _zeros_and_ones(confidence: Any, outcome: Any, edges: Any, right: Any, sums: Any) -> None:
+def _countable_events(confidence: Any, outcome: Any, edges: Any, right: Any, sums: Any) -> None:
     """Add the same as `_events` for integer outcomes; faster where all of a block are 0 and 1.
 
     Bins are found for a block at a time, again and exactly where an edge is near, and an event makes two additions: of
@@ -189,7 +188,7 @@ def _classes(
                 continue
         row = values[i]
         scale = confidence[i] if from_logits else 1.0
-        low = _F(_BELOW * edges[1] / scale)
+        low = _F(BELOW_EDGE * edges[1] / scale)
         for start in range(0, n_classes, BLOCK):
             x = row[first + start : first + min(start + BLOCK, n_classes)]
             e = block[: x.size]
@@ -250,7 +249,7 @@ def _classes_backward(
         slope[:] = of_first
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
-        low = _F(_BELOW * edges[1] / scale)
+        low = _F(BELOW_EDGE * edges[1] / scale)
         for start in range(0, n_classes, BLOCK):
             x = values[i, start : start + BLOCK]
             part = e[start : start + BLOCK]
@@ -281,7 +280,7 @@ def event_sums(
     edges = _edges(sums.shape[-1])
     size = max(_PIECE, -(-n // _PIECES))
     starts = range(0, n, size)
-    one_by_one = not (weights is None and ecd is None) or outcome.is_floating_point()
+    countable = weights is None and ecd is None and not outcome.is_floating_point()
     for series, into in enumerate(sums.numpy()):
         pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
 
@@ -289,10 +288,10 @@ def event_sums(
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
                 part = [None if x is None else _array(x[series, held]) for x in (confidence, outcome, weights, ecd)]
-                if one_by_one:
-                    _events(*part, edges, right, pieces[piece])
+                if countable:
+                    _countable_events(*part[:2], edges, right, pieces[piece])
                 else:
-                    _zeros_and_ones(*part[:2], edges, right, pieces[piece])
+                    _events(*part, edges, right, pieces[piece])
 
         in_threads(add, len(starts), n)
         if len(starts) > 1:
@@ -314,7 +313,6 @@ def class_sums(
     edges = _edges(n_bins)
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-
     whole = values.dtype == torch.float32 and values.is_contiguous()
 
     def add(begin: int, end: int) -> None:

@@ -1,4 +1,4 @@
-"""The bin op in tensor operations: on the CPU in chunks that stay in its cache, elsewhere see `bin_op_masked`."""
+"""The bin op in tensor operations for the CPU: in chunks that stay in its cache. Elsewhere see `bin_op_masked`."""
 
 import math
 from collections.abc import Iterator
@@ -7,14 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.kernels import bin_op_masked
-from torchcalib.kernels.bin_sums import bin_index
-from torchcalib.kernels.row_stats import spread_infinite_logits
+from torchcalib.kernels.bin_sums import BELOW_EDGE, bin_index
+from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
 _ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
-_BELOW = 1 - 1e-6  # of 1/B: from here on an entry may be in another bin than the first
 
 
 def event_sums(
@@ -35,9 +33,6 @@ def event_sums(
         right: the edge rule.
         sums: zeros `(S, F, B)`.
     """
-    if sums.device.type != "cpu":
-        bin_op_masked.event_sums(confidence, outcome, weights, ecd, right, sums)
-        return
     wide, n_bins = sums.dtype, sums.shape[-1]
     countable = weights is None and ecd is None and not outcome.is_floating_point()
     for series, into in enumerate(sums):
@@ -83,9 +78,6 @@ def class_sums(
         right: the edge rule.
         sums: zeros `(C, 3, B)`.
     """
-    if sums.device.type != "cpu":
-        bin_op_masked.class_sums(values, target, weights, top, confidence, from_logits, right, sums)
-        return
     n_classes, _, n_bins = sums.shape
     flat = sums.view(-1)
     n_above = torch.zeros(n_classes, dtype=torch.int64, device=values.device)
@@ -100,7 +92,7 @@ def class_sums(
             if weights is not None:
                 q.masked_fill_(own == 0, 0)
             of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
-            above = _places_from(q, _BELOW / n_bins)
+            above = _places_from(q, BELOW_EDGE / n_bins)
             entries = q.view(-1)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
@@ -143,17 +135,13 @@ def class_sums_backward(
         right: see `class_sums`.
         out: `(N, C)` of the dtype of `values`.
     """
-    if out.device.type != "cpu":
-        bin_op_masked.class_sums_backward(values, weights, top, confidence, grads, from_logits, right, out)
-        return
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
         found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
-        row, k = (q >= _BELOW / n_bins).nonzero(as_tuple=True)
+        row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
         found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
         if from_logits:
-            found = q * (found - (q * found).sum(-1, keepdim=True))
-            found = found.masked_fill((values[held].amax(-1) == torch.inf).unsqueeze(-1), 0)
+            found = through_softmax(q, found, values[held])
         if weights is not None:
             w = weights[held].unsqueeze(-1)
             found = (found * w.to(q.dtype)).masked_fill(w == 0, 0)

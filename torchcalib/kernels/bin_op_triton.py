@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchcalib.kernels.bin_sums import BELOW_EDGE
 from torchcalib.kernels.launching import check_launch
 
 check_launch()
@@ -19,7 +20,8 @@ _BINS = 32  # of events that a program adds up
 _HELD, _CLASSES = 512, 128  # entries held at once, and of how many classes
 _SUMS = 2**15  # classes times pieces of rows: what is stored before it is added
 _TILE, _BLOCK = 2048, 4096  # see `row_op_triton`
-_LOWEST = tl.constexpr(-1000.0)
+_LOWEST = tl.constexpr(-1000.0)  # see `row_op_triton`
+_BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
 def event_sums(
@@ -179,7 +181,7 @@ def _add_classes(
     piece = tl.program_id(1).to(tl.int64)
     column = (tl.full([], 0, tl.int64) + n_classes) * n_bins
     to = parts + piece * 3 * column + columns
-    near = (1 - 1e-6) / n_bins  # from here on an entry may be in another bin than the first
+    near = _BELOW_EDGE / n_bins
     count = tl.zeros([classes], tl.float64)
     total = tl.zeros([classes], tl.float64)
     hits = tl.zeros([classes], tl.float64)

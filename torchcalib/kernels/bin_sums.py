@@ -8,6 +8,8 @@ from torch import Tensor
 
 from torchcalib.kernels.row_stats import wide_dtype
 
+BELOW_EDGE = 1 - 1e-6  # of 1/B: a float32 from here on may be in another bin than the first
+
 
 def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     """Return the equal-width bin of every value in [0, 1]: int64, the shape of `values`.

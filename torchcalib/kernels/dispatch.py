@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 import torch
 
 Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "bins"]
-Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
+Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch", "masked"]
 
-# What runs an op where, best first. "rounds" and "torch" are tensor operations and run on any device. Of blocks,
-# "triton" is a loop for each row, all rows side by side on the GPU, and "numba" and "python" are loops over one row
-# after another, which bring the columns of another device to the CPU.
+# What runs an op where, best first. "rounds", "torch" and "masked" are tensor operations. Of blocks, "triton" is a loop
+# for each row, all rows side by side on the GPU, and "numba" and "python" are loops over one row after another, which
+# bring the columns of another device to the CPU.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     # Counts: labels of 0 and 1 are pooled in few rounds. Each waits for the GPU, and triton's one launch never does;
     # but rounds spread a long row over the whole GPU, which a loop leaves idle, and `pava` waits at its end anyhow.
@@ -34,9 +34,10 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
-    # One read of every row; numba's loop holds a row in the first cache, tensor operations pass over it nine times.
+    # One read of every row; numba's loop holds a row in the first cache, tensor operations pass over it many times.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
-    "bins": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
+    # "torch" asks which entries reach beyond the first bin, an answer that the host would have to wait for elsewhere.
+    "bins": {"cpu": ("numba", "torch", "masked"), "cuda": ("triton", "masked"), "other": ("masked",)},
 }
 
 # The family of modules that an op is in; a backend's is `<family>_<suffix>`, beside what installs its package.
@@ -53,6 +54,7 @@ _SUFFIX: dict[Backend, tuple[str, str]] = {
     "python": ("reference", ""),
     "rounds": ("reference", ""),
     "torch": ("reference", ""),
+    "masked": ("masked", ""),
 }
 
 

@@ -6,12 +6,13 @@ the input on the way. An implementation fills in columns; shapes and derivatives
 
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.dispatch import Backend, choose, implementation
+from torchcalib.kernels.dispatch import Backend, Op, choose, implementation
 from torchcalib.kernels.operation import is_plain, operation
 from torchcalib.kernels.row_op_reference import gradient
 from torchcalib.kernels.row_stats import wide_dtype
@@ -84,7 +85,7 @@ def row_forward(
     *lead, n, _ = values.shape
     top = torch.empty((*lead, n), dtype=torch.int64, device=values.device)
     scores = torch.empty((_N_SCORES, *top.shape), dtype=wide_dtype(values.device), device=values.device)
-    source = implementation("rows", _chosen(values, backend))
+    source = source_of("rows", values, backend)
     columns = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
     for matrix, labels, of_rows, tops in _alongside(values, *columns):
         source.forward(matrix, labels, from_logits, tolerance, of_rows, tops)
@@ -107,7 +108,7 @@ def row_backward(
 ) -> Tensor:
     """Return the gradient in `values` from what `row_forward` returned and the gradient in its scores."""
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    source = implementation("rows", _chosen(values, backend))
+    source = source_of("rows", values, backend)
     found, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (scores, grads))
     columns = target.reshape(-1), found, top.reshape(-1), upstream, out.view(-1, out.shape[-1]).T
     for matrix, labels, of_rows, tops, of_scores, filled in _alongside(values, *columns):
@@ -115,15 +116,15 @@ def row_backward(
     return out
 
 
-def _chosen(values: Tensor, backend: Backend) -> Backend:
-    """Return the backend that runs; numba's loops are float32."""
+def source_of(op: Op, values: Tensor, backend: Backend) -> ModuleType:
+    """Return the implementation that reads the entries of `values`; numba's loops are float32."""
     if values.dtype == torch.float64 and values.device.type == "cpu" and backend in ("auto", "numba"):
         if backend == "numba":
             raise ValueError(
                 f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Leave it at 'auto'."
             )
-        return "torch"
-    return choose("rows", values.device, backend).backend
+        backend = "torch"
+    return implementation(op, choose(op, values.device, backend).backend)
 
 
 def _alongside(values: Tensor, *columns: Tensor) -> Iterator[list[Tensor]]:

@@ -39,6 +39,12 @@ def spread_infinite_logits(logits: Tensor) -> Tensor:
     return torch.where(top, limit, logits)
 
 
+def through_softmax(q: Tensor, change: Tensor, logits: Tensor) -> Tensor:
+    """Return the product of the Jacobian of softmax, which is symmetric, with `change`; 0 in a row that holds +inf."""
+    found = q * (change - (q * change).sum(-1, keepdim=True))
+    return found.masked_fill(logits.amax(-1, keepdim=True) == torch.inf, 0)
+
+
 def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
     """Return log P(y=1) and log P(y=0), each exact where the other is saturated."""
     if from_logits:
