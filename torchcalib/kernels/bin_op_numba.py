@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.bin_sums import BELOW_EDGE
-from torchcalib.kernels.row_op_numba import BLOCK, CONVERTED, by_rows, compiled_loop, exps_of, lanes, limits_of, step
+from torchcalib.kernels.numba_math import BLOCK, CONVERTED, by_rows, compiled_loop, exps_of, lanes, limits_of, step
 from torchcalib.kernels.threads import in_threads
 
 _PIECE = 2**16  # events

@@ -1,119 +1,38 @@
 """The row op as loops that hold a row, or 1,024 entries of it, in the first cache. Imported by `dispatch` alone.
 
-Arithmetic is float32 within a block of entries and float64 over blocks and rows. Every row is computed by itself and in
-one order, so that it gets the same bits wherever it stands and however many threads there are: each takes a range of
-rows.
+Arithmetic is float32 within a block of entries and float64 over blocks and rows.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import llvmlite.ir
-import numba
 import numpy as np
 import torch
-from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
-from torchcalib.kernels.threads import in_threads
+from torchcalib.kernels.numba_math import (
+    BLOCK,
+    INF,
+    LOWEST,
+    NAN,
+    ONE,
+    ZERO,
+    F,
+    as_float,
+    by_rows,
+    compiled_loop,
+    exp,
+    exps_of,
+    lanes,
+    limits_of,
+    log1p,
+    logs_of,
+    step,
+)
 
-BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
 _PROBE = 256  # entries among which a single one is looked for
 _FEW = 48  # classes up to which rows are computed abreast
 _ABREAST = 64  # rows; always as many, for what is left over by whole vectors gets other code
-CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
-
-_F = np.float32
-_ZERO, _HALF, _ONE, _TWO, _NAN, _INF = (_F(x) for x in (0, 0.5, 1, 2, math.nan, math.inf))
-# exp x = 2^n exp r with n = round(x / log 2). Adding _ROUND leaves n in the last bits; log 2 is taken off in two parts,
-# the first of 9 bits, so that its product with n is exact. |r| < 0.35: from degree 8 on the series adds less than 1e-8.
-_LOWEST = _F(-88.2)  # n = -127, whose power of two is made as 0
-_ROUND = _F(1.5 * 2**23)
-_INV_LOG2, _LOG2_HIGH, _LOG2_LOW = _F(1 / math.log(2)), _F(0.693359375), _F(math.log(2) - 0.693359375)
-_E2, _E3, _E4, _E5, _E6, _E7 = (_F(1 / math.factorial(k)) for k in range(2, 8))
-# log x = n log 2 + log r with r between the roots of 1/2 and 2, and log r = 2 artanh s, s = (r - 1) / (r + 1), of which
-# the series in s^2 < 0.03 goes to degree 9 in s.
-_ROOT2 = _F(math.sqrt(2))
-_LOG2 = math.log(2)
-_T1, _T3, _T5, _T7, _T9 = (_F(2 / k) for k in (1, 3, 5, 7, 9))
-_SMALLEST = _F(2.0**-126)  # normal; below it log is taken of this
-
-# Plain functions are inlined; "contract" lets a product and a sum be one rounding, and nothing else moves.
-step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
-# Sums of a block in as many lanes as the processor has: always the same ones.
-lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
-compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
-
-_INT = llvmlite.ir.IntType(32)
-
-
-@intrinsic
-def _power_of_two(_: Any, rounded: Any) -> Any:
-    """Return 2^n for -127 (as 0) <= n <= 127, from n + _ROUND: the last bits become those of the exponent."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
-        return builder.bitcast(builder.add(bits, _INT(127 << 23)), llvmlite.ir.FloatType())
-
-    return types.float32(rounded), generate
-
-
-@intrinsic
-def _exponent(_: Any, x: Any) -> Any:
-    """Return n of x = 2^n r with 1 <= r < 2."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        bits = builder.lshr(builder.bitcast(arguments[0], _INT), _INT(23))
-        return builder.sitofp(builder.sub(bits, _INT(127)), llvmlite.ir.FloatType())
-
-    return types.float32(x), generate
-
-
-@intrinsic
-def _significand(_: Any, x: Any) -> Any:
-    """Return r of x = 2^n r with 1 <= r < 2."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        bits = builder.and_(builder.bitcast(arguments[0], _INT), _INT(0x007FFFFF))
-        return builder.bitcast(builder.or_(bits, _INT(0x3F800000)), llvmlite.ir.FloatType())
-
-    return types.float32(x), generate
-
-
-@intrinsic
-def _as_float(_: Any, bits: Any) -> Any:
-    """Return the float of these bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        return builder.bitcast(arguments[0], llvmlite.ir.FloatType())
-
-    return types.float32(bits), generate
-
-
-@step
-def _exp(x: Any) -> Any:
-    """Return exp x of -88.2 <= x <= 88, relative error below 2e-7; 0 below the least normal number."""
-    rounded = x * _INV_LOG2 + _ROUND
-    n = rounded - _ROUND
-    r = x - n * _LOG2_HIGH
-    r = r - n * _LOG2_LOW
-    series = ((((_E7 * r + _E6) * r + _E5) * r + _E4) * r + _E3) * r + _E2
-    return ((series * r + _ONE) * r + _ONE) * _power_of_two(rounded)
-
-
-@step
-def _log(x: Any) -> Any:
-    """Return log x of normal x > 0, relative error below 3e-7, near 1 too."""
-    n, r = _exponent(x), _significand(x)
-    large = r > _ROOT2
-    r = r * _HALF if large else r
-    n = n + _ONE if large else n
-    s = (r - _ONE) / (r + _ONE)
-    square = s * s
-    series = (((_T9 * square + _T7) * square + _T5) * square + _T3) * square + _T1
-    return n * _LOG2_HIGH + (n * _LOG2_LOW + s * series)
 
 
 @step
@@ -142,7 +61,7 @@ def _first_largest(row: Any, bits: Any) -> Any:
     their order, and below 0 all are negative and in the opposite order.
     """
     most, least = _extremes(bits)
-    largest = _as_float(most if most >= 0 else least)
+    largest = as_float(most if most >= 0 else least)
     for start in range(0, row.size, _PROBE):
         part = row[start : start + _PROBE]
         if _count(part, largest):
@@ -152,38 +71,10 @@ def _first_largest(row: Any, bits: Any) -> Any:
     return 0
 
 
-@step
-def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
-    """Fill in x - top, cut off where exp of it is 0, and exp of that. NaN stays NaN."""
-    for k in range(x.size):
-        shift = max(x[k] - top, _LOWEST)
-        shifted[k] = shift
-        exps[k] = _exp(shift)
-
-
-@step
-def limits_of(x: Any, shifted: Any, exps: Any) -> None:
-    """The same in the limit of a row that holds +inf: the mass is spread over these entries."""
-    for k in range(x.size):
-        infinite = x[k] == _INF
-        shifted[k] = (_ZERO if infinite else _LOWEST) if x[k] == x[k] else _NAN
-        exps[k] = (_ONE if infinite else _ZERO) if x[k] == x[k] else _NAN
-
-
-@step
-def _logs(q: Any, logs: Any) -> None:
-    """Fill in log q, with 0 for q = 0, and NaN below."""
-    for k in range(q.size):
-        x = q[k]
-        log = _log(_SMALLEST if x < _SMALLEST else x)
-        log = log if x != _ZERO else _ZERO
-        logs[k] = log if x >= _ZERO else _NAN
-
-
 @lanes
 def _sums(x: Any, y: Any) -> Any:
     """Return the sums of x, x^2 and x y."""
-    once, square, product = _ZERO, _ZERO, _ZERO
+    once, square, product = ZERO, ZERO, ZERO
     for k in range(x.size):
         once += x[k]
         square += x[k] * x[k]
@@ -203,7 +94,7 @@ def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any,
 def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
     """Fill in b q + c (log q + 1), the second term where q is not 0."""
     for k in range(q.size):
-        slope = logs[k] + _ONE if q[k] != _ZERO else _ZERO
+        slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
 
 
@@ -220,12 +111,12 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
-            if largest == _INF:
+            if largest == INF:
                 limits_of(x, y, e)
             else:
                 exps_of(x, largest, y, e)
-            if start <= top < start + x.size and e[top - start] == _ONE:
-                e[top - start] = _ZERO
+            if start <= top < start + x.size and e[top - start] == ONE:
+                e[top - start] = ZERO
             sums = _sums(e, y)
             rest += sums[0]
             squares += sums[1]
@@ -246,25 +137,6 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
-@step
-def _log1p(x: Any) -> Any:
-    """Return log(1 + x) of x >= 0 in float64: gradients are differences of scores.
-
-    The series of `_log` to degree 21.
-    """
-    n = _exponent(_ONE + x)
-    wide = np.float64(x)
-    r = (1 + wide) * np.float64(_power_of_two(_ROUND - n))
-    large = r > _ROOT2
-    r = r * 0.5 if large else r
-    n = n + _ONE if large else n
-    s = wide / (2 + wide) if n == _ZERO else (r - 1) / (r + 1)
-    square = s * s
-    series = (((2 / 21 * square + 2 / 19) * square + 2 / 17) * square + 2 / 15) * square + 2 / 13
-    series = (((series * square + 2 / 11) * square + 2 / 9) * square + 2 / 7) * square + 2 / 5
-    return np.float64(n) * _LOG2 + s * ((series * square + 2 / 3) * square + 2)
-
-
 # Columns of `_ABREAST` rows, few at a time: of many the compiler does not prove that they are apart.
 
 
@@ -281,15 +153,15 @@ def _keep_larger(x: Any, k: Any, largest: Any, tops: Any) -> None:
 def _exps_abreast(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
     """Do what `exps_of` does, with a top for each."""
     for i in range(_ABREAST):
-        shift = max(x[i] - largest[i], _LOWEST)
+        shift = max(x[i] - largest[i], LOWEST)
         shifted[i] = shift
-        exps[i] = _exp(shift)
+        exps[i] = exp(shift)
 
 
 @step
 def _clear_at(k: Any, places: Any, x: Any) -> None:
     for i in range(_ABREAST):
-        x[i] = _ZERO if places[i] == k else x[i]
+        x[i] = ZERO if places[i] == k else x[i]
 
 
 @step
@@ -308,10 +180,10 @@ def _add_product(x: Any, y: Any, total: Any) -> None:
 def _limits(x: Any, largest: Any) -> None:
     """Put 0 and -inf into columns that hold +inf, as their limit is."""
     for i in range(_ABREAST):
-        if largest[i] == _INF:
-            largest[i] = _ZERO
+        if largest[i] == INF:
+            largest[i] = ZERO
             for k in range(len(x)):
-                x[k, i] = (_ZERO if x[k, i] == _INF else -_INF) if x[k, i] == x[k, i] else _NAN
+                x[k, i] = (ZERO if x[k, i] == INF else -INF) if x[k, i] == x[k, i] else NAN
 
 
 @step
@@ -323,7 +195,7 @@ def _column() -> Any:
 @step
 def _log_totals(rest: Any, out: Any) -> None:
     for i in range(_ABREAST):
-        out[i] = _log1p(rest[i])
+        out[i] = log1p(rest[i])
 
 
 @compiled_loop
@@ -344,9 +216,9 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
         largest[:], places[:] = x[0], 0
         for k in range(1, n_classes):
             _keep_larger(x[k], k, largest, places)
-        if _count(largest, _INF):
+        if _count(largest, INF):
             _limits(x, largest)
-        rest[:], squares[:], product[:] = _ZERO, _ZERO, _ZERO
+        rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
         for k in range(n_classes):
             _exps_abreast(x[k], largest, shifted, exps)
             _clear_at(k, places, exps)
@@ -387,7 +259,7 @@ def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
-            _logs(q, logs)
+            logs_of(q, logs)
             here = min(max(top - start, 0), q.size)
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
             if here < q.size and start <= top:
@@ -417,7 +289,7 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
     for i in range(n_rows):
         row, h, top = values[i], target[i], tops[i]
         of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
-        if row[top] == _INF or (of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0):
+        if row[top] == INF or (of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0):
             out[i] = 0
             continue
         if not 0 <= h < n_classes:
@@ -431,7 +303,7 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
             exps_of(x, row[top], y, e)
-            _logit_gradient(y, e, _F(q_top), _F(a), _F(b), _F(of_entropy), out[i, start : start + BLOCK])
+            _logit_gradient(y, e, F(q_top), F(a), F(b), F(of_entropy), out[i, start : start + BLOCK])
         # Where 1 - q is a factor float32 would lose it.
         at_top = q_top * (a + b * q_top) + of_confidence * q_top
         at_label = of_log - b * q_h
@@ -460,8 +332,8 @@ def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             if of_entropy != 0:
-                _logs(q, logs)
-            _probability_gradient(q, logs, _F(2 * of_square), _F(of_entropy), out[i, start : start + BLOCK])
+                logs_of(q, logs)
+            _probability_gradient(q, logs, F(2 * of_square), F(of_entropy), out[i, start : start + BLOCK])
         q_h = np.float64(row[h])
         out[i, h] = 2 * of_square * (q_h - 1)
         if q_h > 0:
@@ -519,21 +391,3 @@ def backward(
             into.copy_(filled)
 
     by_rows(work, values)
-
-
-def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
-    """Call `work(begin, end, rows)` over all rows, with those of them contiguous and float32."""
-    n_classes = values.shape[-1]
-    direct = values.dtype == torch.float32 and values.is_contiguous()
-
-    def run(begin: int, end: int) -> None:
-        if direct:
-            work(begin, end, values[begin:end])
-            return
-        n = max(1, CONVERTED // n_classes)
-        buffer = torch.empty(min(n, end - begin), n_classes, dtype=torch.float32)
-        for start in range(begin, end, n):
-            stop = min(start + n, end)
-            work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
-
-    in_threads(run, len(values), values.numel())
