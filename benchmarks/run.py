@@ -111,17 +111,24 @@ def main() -> int:
     chosen = parser.parse_args()
     if unknown := [family for family in chosen.families if family not in FAMILIES]:
         parser.error(f"no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
+    if chosen.trial is not None and chosen.trial < 1:
+        parser.error(f"--trial must be at least 1, got {chosen.trial}")
+    jobs = {
+        family: [job for job in jobs_of(family) if chosen.job.lower() in job.name.lower()]
+        for family in chosen.families or FAMILIES
+    }
+    if not any(jobs.values()):
+        parser.error(f"no job with {chosen.job!r} in its name")
     here = machine()
     print(", ".join(f"{key} {value}" for key, value in here.items()))
     print(columns(Line("held against", "ours: median [least, most]", "theirs", "ratio", "goal", "")))
     any_missed = False
-    for family in chosen.families or FAMILIES:
+    for family, some in jobs.items():
         records = []
-        for job in jobs_of(family):
-            if chosen.job.lower() in job.name.lower():
-                records.append(run(family, job, chosen.trial))
-                show(job, records[-1])
-        if not chosen.trial:
+        for job in some:
+            records.append(run(family, job, chosen.trial))
+            show(job, records[-1])
+        if records and not chosen.trial:
             print(f"\nwritten to {save(here, family, records)}")
         any_missed |= any(missed(record["goals"]) for record in records)
     return int(any_missed)

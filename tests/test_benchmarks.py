@@ -204,3 +204,22 @@ def test_binary_error_is_small_and_state_of_the_stream_constant():
     states = one_pass.streamed_ece(n=300, num_classes=5, rows=100).states
     assert states[OURS](1) == states[OURS](3) == 3 * 15 * 8 + 8
     assert states[one_pass.TORCHMETRICS_CLASS](3) > states[one_pass.TORCHMETRICS_CLASS](1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["nothing"], "no family 'nothing'; there are "),
+        (["ranked", "--job", "nothing"], "no job with 'nothing' in its name"),
+        (["--trial", "0"], "--trial must be at least 1, got 0"),
+    ],
+)
+def test_a_command_line_that_names_nothing_to_run_is_refused_before_anything_is_written(
+    given, message, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.argv", ["run.py", *given])
+    monkeypatch.setattr(run, "measured", None)
+    monkeypatch.setattr(run, "save", None)
+    with pytest.raises(SystemExit):
+        run.main()
+    assert message in capsys.readouterr().err

@@ -339,6 +339,27 @@ def test_gradients_of_class_bins_of_any_kind(from_logits):
     torch.testing.assert_close(torch.func.jacfwd(value)(values.detach()), x.grad)
 
 
+def test_rows_of_weight_0_are_in_no_derivative_of_class_bins():
+    values, target, weights = class_case(6, 4, True, torch.float64)
+    values[0] = NAN
+    leaf = values.requires_grad_()
+    of_values, of_weights = torch.autograd.grad(
+        of_classes(leaf, target, weights.requires_grad_(), True, 3).square().sum(), (leaf, weights), create_graph=True
+    )
+    (second,) = torch.autograd.grad(of_values.square().sum() + of_weights.square().sum(), leaf)
+    for derivative in (of_values, of_weights, second):
+        assert derivative.isfinite().all()
+        assert (derivative[0] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_weights_in_the_first_bin_are_not_lost_beside_large_ones(backend):
+    values, target = torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 0])
+    weights = torch.tensor([1e-10, 1e10], dtype=torch.float64)
+    found = of_classes(values, target, weights, False, 3, backend=backend)
+    assert found[:, 0].tolist() == [[1e-10, 0, 1e10], [1e10, 0, 1e-10]]
+
+
 # Devices that must not be waited for.
 
 

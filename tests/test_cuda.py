@@ -14,6 +14,7 @@ import torch
 from benchmarks.cuda import conduct, metrics, ops, speed
 from benchmarks.cuda.check import Check, elementwise_error
 from cuda_check import content, exit_code, shown, timed
+from torchcalib import CostMatrix
 
 SCRIPT = Path(__file__).resolve().parents[1] / "cuda_check.py"
 CPU = torch.device("cpu")
@@ -93,3 +94,13 @@ def test_speeds_are_measured_and_written(capsys):
     capsys.readouterr()
     timed([slow])
     assert "goal 0.85: MISSED" in capsys.readouterr().out
+
+
+@pytest.mark.cuda
+def test_costs_copied_in_inference_mode_serve_a_backward_pass():
+    costs = CostMatrix.zero_one(3)
+    with torch.inference_mode():
+        costs.tensor(torch.device("cuda"))
+    priors = torch.full((3,), 1 / 3, dtype=torch.float64, device="cuda", requires_grad=True)
+    (priors @ costs.tensor(priors.device)).sum().backward()
+    assert priors.grad.tolist() == [2, 2, 2]

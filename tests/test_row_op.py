@@ -4,11 +4,12 @@ import importlib.util
 import itertools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from torchcalib.kernels import dispatch
+from torchcalib.kernels import dispatch, threads
 from torchcalib.kernels.row_op import Rows, row_backward, row_forward, rows
 
 BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(
@@ -322,6 +323,44 @@ def test_threads_change_no_bit(backend):
     assert torch.equal(there, grad)
 
 
+def test_threads_write_into_what_a_caller_in_inference_mode_made(monkeypatch):
+    monkeypatch.setattr(threads, "_PER_THREAD", 1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with torch.inference_mode():
+            out = torch.zeros(10)
+            threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(out, torch.ones(10))
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(taken, monkeypatch):
+    class Ending(ThreadPoolExecutor):
+        """Takes work so many times, and then no more."""
+
+        left = taken
+
+        def submit(self, *arguments):
+            if self.left == 0:
+                self.shutdown()
+            self.left -= 1
+            return super().submit(*arguments)
+
+    done = []
+    monkeypatch.setattr(threads, "_PER_THREAD", 1)
+    monkeypatch.setattr(threads, "_others", Ending)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == list(range(10))
+
+
 # Batches, derivatives of every kind, torch.compile, vmap.
 
 
@@ -374,6 +413,21 @@ def test_every_way_to_differentiate_agrees_with_backward(backend, from_logits):
     torch.testing.assert_close(leaves.grad[1], expected, **close_)
     tangents = torch.func.jvp(mapped, (batch,), (torch.ones_like(batch),))[1]
     torch.testing.assert_close(tangents.float(), expected.sum().expand(2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("from_logits", "unreadable"), [(True, [torch.nan, 1]), (True, [-INF, -INF]), (False, [-0.5, 1.5])]
+)
+def test_rows_of_which_nothing_is_asked_are_in_no_derivative_of_any_order(from_logits, unreadable):
+    values, target = sample(2, 2, from_logits, torch.float64)
+    values[1] = torch.tensor(unreadable)
+
+    def value(x):
+        return sum(score[0] for score in rows(x, target, from_logits=from_logits)[:4])
+
+    for derivative in (torch.func.grad(value)(values), torch.func.hessian(value)(values)):
+        assert derivative.isfinite().all()
+        assert (derivative[1] == 0).all()
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

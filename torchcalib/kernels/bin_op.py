@@ -287,6 +287,8 @@ def _class_gradient(
     grads: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients in `values` and `weights`, by operations that have derivatives of their own."""
+    if weights is not None:
+        values = values.masked_fill((weights == 0).unsqueeze(-1), 0)
     q = _probabilities(values, from_logits)
     index = bin_index(q, n_bins, right).transpose(-1, -2)
     of_weight, of_confidence, of_outcome = (part.gather(-1, index).transpose(-1, -2) for part in grads.unbind(-2))

@@ -80,7 +80,6 @@ def class_sums(
     """
     n_classes, _, n_bins = sums.shape
     flat = sums.view(-1)
-    n_above = torch.zeros(n_classes, dtype=torch.int64, device=values.device)
     for start in range(0, len(values), _ROWS):
         held = slice(start, start + _ROWS)
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
@@ -96,21 +95,20 @@ def class_sums(
             entries = q.view(-1)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
+            if weights is not None:  # not as a difference from the whole: small weights would be lost in it
+                sums[:, 0, 0] += own.repeat(1, n_classes).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
             sums[:, 1, 0] += (q if weights is None else q * own).sum(0, dtype=sums.dtype)
             places.append(above.add_(rows.start * n_classes))
         place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
         row = place // n_classes
         k = place.sub_(row * n_classes)
-        n_above.index_add_(0, k, torch.ones_like(k))
         cell = k * (3 * n_bins) + bin_index(entry, n_bins, right)
         flat.index_add_(0, cell, w[row])
         flat.index_add_(0, cell + n_bins, w[row] * entry)
         cell = label * (3 * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
-    present = torch.ones_like(confidence) if weights is None else weights
-    below = present.sum() - sums[:, 0].sum(-1)
-    # None where all are above, not what is left of a difference: a gap is made of it.
-    sums[:, 0, 0] += below.masked_fill_(n_above == (present != 0).sum(), 0)
+    if weights is None:
+        sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
 
 
 def class_sums_backward(

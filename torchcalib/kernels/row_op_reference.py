@@ -120,6 +120,9 @@ def gradient(values: Tensor, target: Tensor, from_logits: bool, grads: Tensor) -
         grads: gradient in the scores, `(..., 4, N)`.
     """
     x = values.to(wide_dtype(values.device))
+    # A row of which nothing is asked may hold anything, as in `backward`; others keep how that changes with `grads`.
+    readable = x.amax(-1) > -torch.inf if from_logits else (x >= 0).all(-1)
+    x = x.masked_fill(((grads == 0).all(-2) & ~readable).unsqueeze(-1), 0)
     of_log, of_square, of_entropy, of_confidence = grads.to(x.dtype).unsqueeze(-1).unbind(-3)
     classes = torch.arange(x.shape[-1], device=x.device)
     is_label = (classes == target.unsqueeze(-1)).to(x.dtype)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
@@ -33,11 +33,32 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
     if n_threads <= 1:
         work(0, n)
         return
+    inference = torch.is_inference_mode_enabled()
+
+    def as_caller(begin: int, end: int) -> None:  # modes are a thread's own, and memory made in this one needs it
+        with torch.inference_mode(inference):
+            work(begin, end)
+
     cuts = [n * k // n_threads for k in range(n_threads + 1)]
-    others = [_others(torch.get_num_threads() - 1).submit(work, *pair) for pair in pairwise(cuts[1:])]
+    others = _submitted(as_caller, cuts[1:])
     try:
         work(0, cuts[1])
+        if (begin := cuts[1 + len(others)]) < n:
+            work(begin, n)
     finally:  # they write into what belongs to the caller
         errors = [other.exception() for other in others]
     for error in filter(None, errors):
         raise error
+
+
+def _submitted(work: Callable[[int, int], None], cuts: list[int]) -> list[Future[None]]:
+    """Hand out ranges between cuts; fewer than there are once the interpreter shuts down, which ends all pools."""
+    pool = _others(torch.get_num_threads() - 1)
+    others: list[Future[None]] = []
+    try:
+        for begin, end in pairwise(cuts):
+            others.append(pool.submit(work, begin, end))
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+    return others

@@ -104,7 +104,8 @@ class CostMatrix:
             return self._on_gpus[device]
         costs = torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
         if device.type == "cuda" and not torch.compiler.is_compiling():
-            self._on_gpus[device] = costs
+            with torch.inference_mode(False):  # kept for callers in no such mode too, whose backward pass may need it
+                self._on_gpus[device] = costs = costs.clone()
         return costs
 
     def cheapest(self, probs: Tensor) -> Tensor:
