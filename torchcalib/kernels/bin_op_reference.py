@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.kernels.bin_sums import BELOW_EDGE, bin_index
@@ -86,18 +87,24 @@ def class_sums(
         known = (target[held] >= 0) & (target[held] < n_classes)
         label = target[held].masked_fill(~known, 0)
         places, reached, of_label = [], [], []
+        # What is kept of every chunk would take from the holes that temporary tensors leave, and the heap would grow.
+        wide = torch.empty(min(_ENTRIES, values[held].numel()) + n_classes, dtype=sums.dtype)
+        mask = np.empty(len(wide), bool)
         for rows, q in _chunks(values[held], top[held], confidence[held], from_logits):
             own = w[rows].unsqueeze(-1)
             if weights is not None:
                 q.masked_fill_(own == 0, 0)
             of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
-            above = _places_from(q, BELOW_EDGE / n_bins)
             entries = q.view(-1)
+            above = _places_from(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
-            if weights is not None:  # not as a difference from the whole: small weights would be lost in it
-                sums[:, 0, 0] += own.repeat(1, n_classes).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
-            sums[:, 1, 0] += (q if weights is None else q * own).sum(0, dtype=sums.dtype)
+            column = wide[: len(entries)].view(q.shape)
+            if weights is None:
+                sums[:, 1, 0] += column.copy_(q).sum(0)
+            else:  # counts not as a difference from the whole: small weights would be lost in it
+                sums[:, 0, 0] += column.copy_(own).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
+                sums[:, 1, 0] += torch.mul(q, own, out=column).sum(0)
             places.append(above.add_(rows.start * n_classes))
         place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
         row = place // n_classes
@@ -188,6 +195,7 @@ def _zeros_and_ones(outcomes: Tensor) -> bool:
     return bool(least >= 0) and bool(most <= 1)
 
 
-def _places_from(q: Tensor, low: float) -> Tensor:
-    """Return the places in memory of entries that are at least `low`; numpy finds them at the speed of memory."""
-    return torch.from_numpy(np.flatnonzero(q.numpy() >= np.asarray(low, q.numpy().dtype)))
+def _places_from(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
+    """Return the places of entries that are at least `low`; numpy finds them at the speed of memory."""
+    x = entries.numpy()
+    return torch.from_numpy(np.flatnonzero(np.greater_equal(x, x.dtype.type(low), out=mask[: len(x)])))
