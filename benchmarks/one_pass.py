@@ -162,6 +162,7 @@ WITH_NUMBA = [
         (Peer(TORCHMETRICS_CLASS, 0.35),),
         extra_bytes=EXTRA_BYTES,
         updates=(1, 196),
+        why="more than half of an update is Python between two loops",
     ),
     Job(
         "NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000",
@@ -193,6 +194,7 @@ WITH_NUMBA = [
             partial(gradient, together=together),
             (Peer(CROSS_ENTROPY, 1.3),),
             extra_bytes=EXTRA_BYTES,
+            why="" if together else "autograd adds up two gradients of the size of the logits",
         )
         for how, together in (("one collection", True), ("two functions", False))
     ),

@@ -96,7 +96,12 @@ JOBS = [
     TCE.without_numba(peers=(Peer(ONE_TEST_EACH, 1 / 300, needs=("scipy",)),)),
     Job("rejections alone, 50,000", rejections_alone),
     Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, seconds=0.3),
-    Job("ACE, 1 million, float32", partial(ace_of_binary, torch.float32), (Peer(QUANTILE_CURVE, 1 / 15, SKLEARN),)),
+    Job(
+        "ACE, 1 million, float32",
+        partial(ace_of_binary, torch.float32),
+        (Peer(QUANTILE_CURVE, 1 / 15, SKLEARN),),
+        why="the keys are parted at the cuts on one core",
+    ),
     Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), (Peer(QUANTILE_CURVE, needs=SKLEARN),)),
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),
     Job("KS, 1 million", ks_of_binary),
