@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/torchcalib demo --out demo-report
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
