@@ -198,7 +198,7 @@ def test_command_in_many_small_pieces_is_one_call(task, tmp_path, monkeypatch):
     for k, piece in enumerate((slice(0, 90), slice(90, 200))):
         files.append(str(tmp_path / f"part {k} [red].npz"))
         np.savez_compressed(files[-1], logits=logits[piece].numpy(), targets=target[piece].numpy())
-    monkeypatch.setattr("torchcalib.cli._PIECE_BYTES", 600)
+    monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 600)
     out = tmp_path / "out"
     assert main(["report", *files, "--out", str(out)]) == 0
     content = json.loads((out / "report.json").read_text())
@@ -258,7 +258,7 @@ def test_command_says_in_which_rows_a_bad_value_is(tmp_path, capsys, monkeypatch
     probs = np.full(50, 0.5)
     probs[37] = 1.5
     np.savez(tmp_path / "a.npz", probs=probs, targets=np.zeros(50, np.int64))
-    monkeypatch.setattr("torchcalib.cli._PIECE_BYTES", 80)
+    monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 80)
     assert main(["report", str(tmp_path / "a.npz")]) == 2
     assert "in rows 31 to 40: `preds` must be probabilities in [0, 1], got 1.5" in capsys.readouterr().err
 

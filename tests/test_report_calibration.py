@@ -475,7 +475,7 @@ def test_command_leaves_nothing_half_written(tmp_path, capsys, monkeypatch):
 def test_command_refuses_data_that_are_too_many_before_it_has_read_all(tmp_path, capsys, monkeypatch):
     path, *_ = written(tmp_path, "binary")
     monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
-    monkeypatch.setattr("torchcalib.cli._PIECE_BYTES", 400)
+    monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
     monkeypatch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
     said = failing([path, "--save-calibrator", tmp_path / "cal.pt"], capsys)
     assert said.startswith(

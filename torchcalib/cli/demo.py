@@ -1,0 +1,36 @@
+"""`torchcalib demo`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torchcalib.cli.reading import make_folder
+from torchcalib.predictions import check_count
+from torchcalib.report import Report
+
+
+def add_to(commands: Any) -> None:
+    """Add the command."""
+    demo = commands.add_parser(
+        "demo",
+        help="train a small classifier, watch it become over-confident, and report on it",
+        description="Train a small classifier on scikit-learn's digits and show its calibration epoch by epoch.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("--out", metavar="DIR", default="demo-report", help="where to write (default: demo-report)")
+    demo.add_argument("--epochs", type=int, default=40, help="default: 40")
+    demo.add_argument("--seed", type=int, default=0, help="default: 0")
+    demo.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from torchcalib import demo, html, terminal  # need the extra `demo`
+
+    check_count("epochs", arguments.epochs)
+    make_folder(arguments.out)
+    run = demo.Demo(arguments.seed)
+    terminal.show_epochs(run.epochs(arguments.epochs), title="Validation, epoch by epoch")
+    finished: Report = run.report()
+    paths = (*html.save_report(finished, arguments.out), run.save_predictions(Path(arguments.out)))
+    terminal.show(finished)
+    terminal.show_paths(paths)
