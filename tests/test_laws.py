@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from conftest import CASES
 
 import torchcalib as tc
 
@@ -170,7 +171,17 @@ def test_law_low_precision_is_read_as_it_is(case, dtype):
     close(value, case.call(preds.double(), target, validate_args=False).float(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("wrap", ["vmap", "compile"])
+def _wrapped():
+    """Every case mapped; compiled one of every function, task and reduction, and all others in the slow run."""
+    seen = set()
+    for case in CASES:
+        kind = (case.cls, case.task, case.options.get("reduction"), "cost" in case.options)
+        yield pytest.param(case, "vmap", id=f"{case}-vmap")
+        yield pytest.param(case, "compile", id=f"{case}-compile", marks=[pytest.mark.slow] * (kind in seen))
+        seen.add(kind)
+
+
+@pytest.mark.parametrize(("case", "wrap"), list(_wrapped()))
 def test_law_compiled_and_mapped_functions_are_the_function_and_there_a_bad_row_gives_nan(case, wrap):
     """Without a graph break; values cannot be looked at there, so that a bad one cannot be raised."""
     torch.compiler.reset()
@@ -236,7 +247,6 @@ def test_law_soft_targets_of_certainty_are_labels(case):
 
 
 def test_every_streaming_class_is_in_the_table_of_cases():
-    from conftest import CASES
 
     from torchcalib.streaming import StreamingMetric
 

@@ -140,14 +140,14 @@ def test_the_sentence_of_classes_names_over_and_under_confidence():
     lambda g: torch.rand(30, generator=g) ** 4,
 ])  # fmt: skip
 def test_law_the_sentence_rarely_accuses_a_calibrated_model(draw):
-    """Of 200 calibrated samples at most 8 % may look otherwise; a 2-sigma rule accuses some 2 to 5 %."""
+    """Of 100 calibrated samples at most 8 % may look otherwise; a 2-sigma rule accuses some 2 to 5 %."""
     generator, accused = torch.Generator().manual_seed(0), 0
-    for _ in range(200):
+    for _ in range(100):
         p = draw(generator)
         target = torch.bernoulli(p, generator=generator).long()
         report = tc.report(p, target, task="binary", with_calibration=False, with_intervals=False)
         accused += "can be trusted" not in report.sentence
-    assert accused <= 16
+    assert accused <= 8
 
 
 def test_a_report_is_a_mapping_that_compares_and_prints():
@@ -245,8 +245,10 @@ def test_demo_shows_over_confidence_grow(tmp_path, capsys):
 def test_command_writes_its_files_whatever_becomes_of_its_output(tmp_path):
     path, out = tmp_path / "a \x1b[31m.npz", tmp_path / "out"
     np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]), **{"\x1b]0;owned\x07": np.zeros(2)})
-    for ending in ("| head -c 1", ">&-", "> /dev/full", ""):
-        command = f"{sys.executable} -m torchcalib report '{path}' --out '{out}' --no-intervals {ending}"
+    for ending in ("| head -c 1", ">&-", "> /dev/full"):
+        command = (
+            f"{sys.executable} -m torchcalib report '{path}' --out '{out}' --no-intervals --no-calibration {ending}"
+        )
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr, done.stderr
         assert "\x1b" not in done.stdout + done.stderr

@@ -14,6 +14,8 @@ from torchcalib.report import ReportBuilder
 
 REDUCTIONS = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
 NAMES = ("ace", "tce", "ks", "mcb", "dsc", "unc")
+PLAIN = {"with_calibration": False, "with_intervals": False}
+"""What is read from the order depends on neither."""
 COUNTING = ("tce", "mcb", "dsc", "unc")
 """Those that need labels."""
 
@@ -56,7 +58,7 @@ def check_tables(report, preds, target, **given):
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_and_tables_are_those_of_the_functions(task, n):
     logits, target = predictions(task, n)
-    report = tc.report(logits, target, task=task, from_logits=True, n_bins=7, with_calibration=False)
+    report = tc.report(logits, target, task=task, from_logits=True, n_bins=7, **PLAIN)
     assert set(ordered(report)) == keys(task)
     assert report.settings["order_based"] == "exact"
     assert report.notes == ()
@@ -67,7 +69,7 @@ def test_numbers_and_tables_are_those_of_the_functions(task, n):
 
 def test_recorded_tce_of_imagenet_dogs(recorded):
     arrays = recorded("imagenet_dogs_alexnet.npz")
-    report = tc.report(arrays["probs"], arrays["targets"], task="binary")
+    report = tc.report(arrays["probs"], arrays["targets"], task="binary", **PLAIN)
     assert report["tce/positive_class"] == pytest.approx(42.736, abs=1e-9)
     assert report.tests["positive_class"].rejected.sum() == 21368
 
@@ -75,14 +77,14 @@ def test_recorded_tce_of_imagenet_dogs(recorded):
 @pytest.mark.parametrize("task", TASKS)
 def test_data_of_one_class_alone(task):
     logits, target = predictions(task, 60)
-    report = tc.report(logits, torch.ones_like(target), task=task, from_logits=True)
+    report = tc.report(logits, torch.ones_like(target), task=task, from_logits=True, **PLAIN)
     check_against_functions(report, logits, torch.ones_like(target), task=task, from_logits=True)
 
 
 def test_a_set_of_classes_against_the_rest_is_binary():
     logits, target = predictions("multiclass")
     given = {"from_logits": True, "positive_classes": [0, 3]}
-    report = tc.report(logits, target, task="multiclass", **given)
+    report = tc.report(logits, target, task="multiclass", **given, **PLAIN)
     assert set(report.tests) == {"positive_class", "top_label"}
     for reduction in report.tests:
         expected = tc.tce(logits, target, task="multiclass", reduction=reduction, **given)
@@ -95,7 +97,7 @@ def test_weights_are_copies_and_ignored_rows_are_none(task):
     times = torch.arange(200) % 3
     marked = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "from_logits": True}
-    report = tc.report(logits, marked, weights=times.float(), ignore_index=-1, **given)
+    report = tc.report(logits, marked, weights=times.float(), ignore_index=-1, **given, **PLAIN)
     check_against_functions(report, logits, marked, weights=times.float(), ignore_index=-1, **given)
     if task != "multilabel":
         keep = marked != -1
@@ -106,7 +108,7 @@ def test_weights_are_copies_and_ignored_rows_are_none(task):
 
 def test_predictions_may_be_changed_afterwards():
     preds, target = torch.rand(100, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.ones(100)
-    builder = ReportBuilder(task="binary")
+    builder = ReportBuilder(task="binary", **PLAIN)
     builder.update(preds, target)
     before = ordered(builder.report())
     preds.fill_(0.5)
@@ -118,7 +120,7 @@ def test_predictions_may_be_changed_afterwards():
 
 
 def in_pieces(task, logits, target, size=40, **options):
-    builder = ReportBuilder(task=task, **options)
+    builder = ReportBuilder(task=task, **PLAIN, **options)
     for piece, labels in zip(logits.split(size), target.split(size), strict=True):
         builder.update(piece, labels)
     return builder
@@ -146,7 +148,7 @@ def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
             assert report[f"{name}/{reduction}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
         exact = tc.ks(logits, target, task=task, from_logits=True, reduction=reduction).item()
         assert report[f"ks/{reduction}"] == pytest.approx(exact, abs=1 / 200)
-    whole = tc.report(logits, target, task=task, from_logits=True)
+    whole = tc.report(logits, target, task=task, from_logits=True, **PLAIN)
     for reduction, table in whole.tests.items():
         assert report.tests[reduction].n.sum() == table.n.sum()
     for key in set(whole) - keys(task):
@@ -158,7 +160,7 @@ def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
 def test_the_sketch_of_half_precision_probabilities_is_exact(task, dtype, monkeypatch):
     logits, target = predictions(task)
     preds = logits.sigmoid().to(dtype)
-    whole = tc.report(preds, target, task=task)
+    whole = tc.report(preds, target, task=task, **PLAIN)
     monkeypatch.setattr(bounded, "MOST_SAMPLES", 60)
     report = in_pieces(task, preds, target).report()
     assert report.settings["order_based"].startswith("sketch")
@@ -172,9 +174,9 @@ def test_the_sketch_counts_copies_and_leaves_out_ignored_rows(monkeypatch):
     preds, target = torch.rand(300, generator=torch.Generator().manual_seed(0)).half(), torch.arange(300) % 3 - 1
     times = torch.arange(300) % 4
     given = {"task": "binary", "ignore_index": -1, "weights": times}
-    whole = ordered(tc.report(preds, target, **given))
+    whole = ordered(tc.report(preds, target, **given, **PLAIN))
     monkeypatch.setattr(bounded, "MOST_SAMPLES", 10)
-    report = tc.report(preds, target, **given)
+    report = tc.report(preds, target, **given, **PLAIN)
     assert report.settings["order_based"].startswith("sketch")
     assert ordered(report) == pytest.approx(whole, abs=1e-12)
 
@@ -199,7 +201,7 @@ def test_a_sample_takes_nine_bytes():
 def test_many_labels_share_their_cells(monkeypatch):
     monkeypatch.setattr(bounded, "MOST_SAMPLES", 100)
     preds, target = torch.rand(60, 40, generator=torch.Generator().manual_seed(0)), torch.ones(60, 40, dtype=torch.long)
-    report = tc.report(preds, target, task="multilabel")
+    report = tc.report(preds, target, task="multilabel", **PLAIN)
     assert report.settings["order_based"] == "sketch, 819 cells per unit of log-odds"
     exact = tc.ks(preds, target, task="multilabel").item()
     assert report["ks/classwise"] == pytest.approx(exact, abs=1 / 60)
@@ -211,7 +213,7 @@ def test_many_labels_share_their_cells(monkeypatch):
 @pytest.mark.parametrize("task", TASKS)
 def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
     logits, target = predictions(task)
-    builder = ReportBuilder(task=task, from_logits=True)
+    builder = ReportBuilder(task=task, from_logits=True, **PLAIN)
     builder.update(logits, target, weights=torch.full((200,), 2.0))
     assert set(ordered(builder.report())) == keys(task)
     builder.update(logits, target, weights=torch.full((200,), 0.5))
@@ -223,7 +225,7 @@ def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
     assert report.notes == (
         "ACE, TCE, KS, MCB, DSC and UNC are left out: they count copies of a sample, and weights are no counts.",
     )
-    unweighted = tc.report(logits, target, task=task, from_logits=True)
+    unweighted = tc.report(logits, target, task=task, from_logits=True, **PLAIN)
     for key in set(report) - {key for key in report if "debiased" in key}:  # which depends on how many there are
         assert report[key] == pytest.approx(unweighted[key], rel=1e-12, abs=1e-12)
     page = render(report)
@@ -234,7 +236,7 @@ def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
 
 def test_bad_weights_leave_the_order_as_it_was():
     logits, target = predictions("binary")
-    builder = ReportBuilder(task="binary", from_logits=True)
+    builder = ReportBuilder(task="binary", from_logits=True, **PLAIN)
     builder.update(logits, target)
     before = ordered(builder.report())
     for bad in (math.nan, -0.5, math.inf):
@@ -246,7 +248,7 @@ def test_bad_weights_leave_the_order_as_it_was():
 def test_more_copies_than_can_be_counted_leave_the_order_out():
     logits, target = predictions("binary", 4)
     for weight in (2.0**54, 2.0**52):  # one too large, and four of them
-        report = tc.report(logits, target, task="binary", from_logits=True, weights=torch.full((4,), weight))
+        report = tc.report(logits, target, task="binary", from_logits=True, weights=torch.full((4,), weight), **PLAIN)
         assert ordered(report) == {}
         assert report.settings["order_based"] == "left out"
 
@@ -287,8 +289,8 @@ def test_floating_labels_are_labels(task, weights, most, monkeypatch):
     logits, target = predictions(task)
     floating = torch.nn.functional.one_hot(target, 5).float() if task == "multiclass" else target.float()
     given = {"task": task, "from_logits": True, "weights": weights}
-    report = tc.report(logits, floating, **given)
-    assert ordered(report) == pytest.approx(ordered(tc.report(logits, target, **given)), abs=1e-12)
+    report = tc.report(logits, floating, **given, **PLAIN)
+    assert ordered(report) == pytest.approx(ordered(tc.report(logits, target, **given, **PLAIN)), abs=1e-12)
     assert set(report.tests) == set(report.tables)
 
 
