@@ -65,7 +65,7 @@ def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric
 
 def state_bytes(metric: Metric) -> int:
     """Bytes of all tensors that a metric keeps."""
-    states = metric.metric_state.values()
+    states = [getattr(metric, name) for name in metric._defaults]
     return sum(x.nbytes for state in states for x in (state if isinstance(state, list) else [state]))
 
 

@@ -149,7 +149,7 @@ def test_law_forward_is_the_batch_value_with_its_gradient(case):
         value.sum().backward()
         expected.sum().backward()
         close(a.grad, b.grad)
-    assert not any(t.requires_grad for part in metric.metric_state.values() for t in part)
+    assert not any(t.requires_grad for part in metric.kind.parts(metric.state) for t in part)
     first, second = case.data(n=9, seed=5)
     close(metric.compute(), case.call(torch.cat([first, preds]), torch.cat([second, target])))
 

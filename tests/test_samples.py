@@ -148,14 +148,14 @@ def test_a_saved_state_goes_on_and_one_of_another_kind_is_refused():
     other.update(*data(50, seed=1))
     metric.update(*data(50, seed=1))
     assert other.compute() == metric.compute()
-    for wrong in (
-        tc.TCE(task="binary", resolution=100),
-        tc.TCE(task="binary", reduction="top_label"),
-        tc.ECE(task="binary"),
+    for wrong, differing in (
+        (tc.TCE(task="binary", resolution=100), "resolution=None into resolution=100"),
+        (tc.TCE(task="binary", reduction="top_label"), "reduction='positive_class' into reduction='top_label'"),
+        (tc.ECE(task="binary"), "class='TCE' into class='ECE'"),
     ):
-        with pytest.raises(ValueError, match="the saved state must hold"):
+        with pytest.raises(ValueError, match=differing):
             wrong.load_state_dict(saved)
-    with pytest.raises(ValueError, match="the saved state must hold"):
+    with pytest.raises(ValueError, match=r"`incoming_state` must hold {'scores'"):
         other.merge_state(
             {name: part[:-1] if isinstance(part, list) else part for name, part in saved.items()}
             | {name: [part[0][:3]] for name, part in saved.items() if name.startswith("scores")}
@@ -169,8 +169,8 @@ def test_a_saved_state_goes_on_and_one_of_another_kind_is_refused():
         ("scores", lambda part: [chunk.half() for chunk in part]),
         ("outcomes", lambda part: [chunk.half() for chunk in part]),
         ("weights", lambda part: [chunk.half() for chunk in part]),
-        ("invalid", lambda part: part[:0]),
-        ("invalid", lambda part: [part]),
+        ("left_out", lambda part: part[:0]),
+        ("left_out", lambda part: [part]),
     ],
 )
 def test_a_saved_state_of_other_types_is_refused(which, broken):
@@ -178,7 +178,7 @@ def test_a_saved_state_of_other_types_is_refused(which, broken):
     metric.persistent(True)
     metric.update(*data(20))
     saved = {name: broken(part) if name.startswith(which) else part for name, part in metric.state_dict().items()}
-    with pytest.raises(ValueError, match="the saved state must hold"):
+    with pytest.raises(ValueError, match=r"`state_dict` must hold {'scores'"):
         tc.KS(task="binary").load_state_dict(saved)
 
 

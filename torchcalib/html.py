@@ -306,6 +306,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     facts = [(_spaced(key), _words(value)) for key, value in report.source.items()]
     facts.append(("task", _TASKS[report.task]))
     facts.append(("labelled entries" if is_multilabel else "samples", _count(report.n)))
+    if settings.pop("nan_policy", "raise") == "drop":
+        facts.append(("left out for NaN", _count(report.n_dropped)))
     facts.append(("labels" if is_multilabel else "classes", _count(report.num_classes)))
     if report.task == "binary":
         facts.append(("share of y = 1", _percent(report.priors[1])))

@@ -19,6 +19,17 @@ from torchcalib.statistics import SumsRecipe
 S = TypeVar("S", covariant=True)
 State = TypeVar("State")
 
+N_LEFT_OUT = 2
+"""Counts that every state holds: bad rows, and missing ones (`nan_policy="drop"`)."""
+
+
+def left_out_of(p: Predictions, like: Tensor) -> Tensor:
+    """Return how many rows of a batch were left out, bad ones and missing ones, `(2,)` of the dtype of `like`."""
+    if p.n_invalid is None and p.n_dropped is None:
+        return like.new_zeros(N_LEFT_OUT)
+    counts = [like.new_zeros(1) if n is None else n.to(like).reshape(1) for n in (p.n_invalid, p.n_dropped)]
+    return torch.cat(counts)
+
 
 class StateKind(Protocol[State, S]):
     """What a streaming metric needs to know of its state."""
@@ -45,8 +56,8 @@ class StateKind(Protocol[State, S]):
     def detach(self, state: State) -> State:
         """Return the state without its graph."""
 
-    def n_invalid(self, state: State) -> Tensor:
-        """Return the number of bad rows that were left out."""
+    def left_out(self, state: State) -> Tensor:
+        """Return how many rows were left out, bad ones and missing ones, float64 `(2,)`."""
 
     def statistic(self, state: State) -> S:
         """Return what the state is a state of."""
@@ -69,7 +80,7 @@ class StateKind(Protocol[State, S]):
 
 @dataclass(frozen=True)
 class SumsKind(Generic[S]):
-    """One float64 tensor: the number of bad rows, then the sums."""
+    """One float64 tensor: how many rows were left out, bad ones and missing ones, then the sums."""
 
     recipe: SumsRecipe[S]
     shape: tuple[int, ...]
@@ -77,7 +88,7 @@ class SumsKind(Generic[S]):
 
     def empty(self) -> Tensor:
         """Return zeros."""
-        return torch.zeros(1 + math.prod(self.shape), dtype=torch.float64)
+        return torch.zeros(N_LEFT_OUT + math.prod(self.shape), dtype=torch.float64)
 
     def join(self, parts: Sequence[Any]) -> Tensor:
         """Return the only part."""
@@ -92,8 +103,7 @@ class SumsKind(Generic[S]):
     def of(self, p: Predictions) -> Tensor:
         """Return the sums over a batch."""
         sums = self.recipe.of(p).sums.reshape(-1)
-        invalid = sums.new_zeros(1) if p.n_invalid is None else p.n_invalid.to(sums).reshape(1)
-        return torch.cat((invalid, sums))
+        return torch.cat((left_out_of(p, sums), sums))
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
         """Add."""
@@ -103,18 +113,20 @@ class SumsKind(Generic[S]):
         """Return the sums without their graph."""
         return state.detach()
 
-    def n_invalid(self, state: Tensor) -> Tensor:
-        """Return the first entry."""
-        return state[0]
+    def left_out(self, state: Tensor) -> Tensor:
+        """Return the first entries."""
+        return state[:N_LEFT_OUT]
 
     def statistic(self, state: Tensor) -> S:
         """Return the sums as the statistic they are."""
-        return self.recipe.wrap(state[1:].reshape(self.shape))
+        return self.recipe.wrap(state[N_LEFT_OUT:].reshape(self.shape))
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
-        """Return saved sums, if they are as many."""
+        """Return a copy of saved sums, if they are as many, and no narrower: those have been rounded."""
         (state,) = parts
-        return state.to(like) if isinstance(state, Tensor) and state.shape == like.shape else None
+        if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
+            return None
+        return state.detach().to(like, copy=True)
 
     def announce(self, state: Tensor, rank: int, world: int) -> Tensor:  # noqa: ARG002
         """Return the sums."""
@@ -134,19 +146,19 @@ class SumsKind(Generic[S]):
 
 
 class Samples(NamedTuple):
-    """A state of samples: lists of tensors `(..., n)`, one of each for every chunk, and the number of bad rows `(1,)`.
+    """A state of samples: lists of tensors `(..., n)`, one of each for every chunk, and how many rows were left out.
 
     Attributes:
         scores: see `RankedSample`; 4 bytes a sample for float32 input.
         outcomes: uint8 labels or floating shares of votes.
         weights: int64 counts of copies; of size 0 where every sample counts once.
-        invalid: float64 `(1,)`.
+        left_out: bad ones and missing ones, float64 `(2,)`.
     """
 
     scores: list[Tensor]
     outcomes: list[Tensor]
     weights: list[Tensor]
-    invalid: Tensor
+    left_out: Tensor
 
 
 _SCORE_DTYPES = (torch.float32, torch.float64)
@@ -168,7 +180,7 @@ class SamplesKind:
 
     def empty(self) -> Samples:
         """Return no chunks."""
-        return Samples([], [], [], torch.zeros(1, dtype=torch.float64))
+        return Samples([], [], [], torch.zeros(N_LEFT_OUT, dtype=torch.float64))
 
     def join(self, parts: Sequence[Any]) -> Samples:
         """Return the parts by their names."""
@@ -193,8 +205,7 @@ class SamplesKind:
             score, outcome, n = score[keep], outcome[keep], n[keep] if n.numel() else n
         else:
             score, outcome = score.clone(), outcome.clone()
-        invalid = torch.zeros(1, dtype=torch.float64, device=score.device)
-        return Samples([score], [outcome], [n], invalid if p.n_invalid is None else p.n_invalid.to(invalid).reshape(1))
+        return Samples([score], [outcome], [n], left_out_of(p, score.new_zeros(0, dtype=torch.float64)))
 
     def add(self, state: Samples, more: Samples) -> Samples:
         """Append, and join chunks of like sizes."""
@@ -208,16 +219,17 @@ class SamplesKind:
             ):
                 chunks[-2:] = [_joined(chunks[-2:])]
         scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
-        return Samples(list(scores), list(outcomes), list(weights), state.invalid + more.invalid.to(state.invalid))
+        left_out = state.left_out + more.left_out.to(state.left_out)
+        return Samples(list(scores), list(outcomes), list(weights), left_out)
 
     def detach(self, state: Samples) -> Samples:
         """Return the chunks without their graph."""
         scores, outcomes, weights = ([t.detach() if t.requires_grad else t for t in part] for part in state[:3])
-        return Samples(scores, outcomes, weights, state.invalid.detach())
+        return Samples(scores, outcomes, weights, state.left_out.detach())
 
-    def n_invalid(self, state: Samples) -> Tensor:
-        """Return the number of bad rows."""
-        return state.invalid[0]
+    def left_out(self, state: Samples) -> Tensor:
+        """Return the last part."""
+        return state.left_out
 
     def statistic(self, state: Samples) -> RankedSample:
         """Return all samples."""
@@ -228,44 +240,46 @@ class SamplesKind:
         return RankedSample(score, wide * outcome, wide, self.from_logits)
 
     def check(self, parts: Sequence[Any], like: Samples) -> Samples | None:
-        """Return saved chunks, if they are of the same series."""
-        *lists, invalid = parts
+        """Return copies of saved chunks, if they are of the same series."""
+        *lists, left_out = parts
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
             return None
-        if not isinstance(invalid, Tensor) or invalid.shape != like.invalid.shape:
+        if not isinstance(left_out, Tensor) or (left_out.shape, left_out.dtype) != ((N_LEFT_OUT,), torch.float64):
             return None
         for part, dtypes in zip(lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,)), strict=True):
             if not all(isinstance(chunk, Tensor) and chunk.dtype in dtypes for chunk in part):
                 return None
-        device = like.invalid.device
+        device = like.left_out.device
         for score, outcome, n in zip(*lists, strict=True):
             fits = score.shape == outcome.shape and score.shape[:-1] == self.lead == n.shape[:-1]
             if not fits or n.shape[-1] not in (0, score.shape[-1]):
                 return None
-        scores, outcomes, weights = ([t.to(device) for t in part] for part in lists)
-        return Samples(scores, outcomes, weights, invalid.to(like.invalid))
+        scores, outcomes, weights = ([t.detach().to(device, copy=True) for t in part] for part in lists)
+        return Samples(scores, outcomes, weights, left_out.detach().to(device, copy=True))
 
     def announce(self, state: Samples, rank: int, world: int) -> Tensor:
-        """Return the number of bad rows, and a table with a row of each rank's own: size, dtypes, weighted or not."""
+        """Return how many were left out, and a table with a row of each rank's own: size, dtypes, weighted or not."""
         score, outcome, n = self._whole(state)
         table = torch.zeros(world, 4, dtype=torch.float64)
         table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
         table[rank, 2], table[rank, 3] = _OUTCOME_DTYPES.index(outcome.dtype), float(n.shape[-1] > 0)
-        return torch.cat((state.invalid.detach(), table.flatten().to(state.invalid.device)))
+        return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
 
     def payload(self, state: Samples) -> Tensor:
         """Return the bytes of all samples."""
         columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
-        return torch.cat([column.to(state.invalid.device) for column in columns])
+        return torch.cat([column.to(state.left_out.device) for column in columns])
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
         """Return the bytes of every rank's samples."""
-        return [sum(size for *_, size in self._columns(row)) for row in announced[1:].reshape(world, 4).tolist()]
+        table = announced[N_LEFT_OUT:].reshape(world, 4).tolist()
+        return [sum(size for *_, size in self._columns(row)) for row in table]
 
     def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Samples:
         """Return the samples of all ranks, a chunk for each that has any."""
         chunks: list[list[Tensor]] = []
-        for row, payload in zip(announced[1:].reshape(len(payloads), 4).tolist(), payloads, strict=True):
+        table = announced[N_LEFT_OUT:].reshape(len(payloads), 4).tolist()
+        for row, payload in zip(table, payloads, strict=True):
             if row[0] == 0:
                 continue
             start, chunk = 0, []
@@ -275,7 +289,7 @@ class SamplesKind:
                 start += size
             chunks.append(chunk)
         scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
-        return Samples(list(scores), list(outcomes), list(weights), announced[:1])
+        return Samples(list(scores), list(outcomes), list(weights), announced[:N_LEFT_OUT])
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, int, int]]:
         """Dtype, length and bytes of each column of a rank that announced `row`."""
@@ -287,7 +301,7 @@ class SamplesKind:
     def _whole(self, state: Samples) -> tuple[Tensor, Tensor, Tensor]:
         """All chunks as one."""
         chunks = list(zip(*state[:3], strict=True))
-        device = state.invalid.device
+        device = state.left_out.device
         if not chunks:
             none = torch.zeros((*self.lead, 0), device=device)
             return none, none.to(torch.uint8), none.long()

@@ -60,7 +60,8 @@ def show(report: Report) -> None:
             console.print(f"[dim]{name:12}[/dim] {escape(shown)}", soft_wrap=True)
     bins = f"{report.settings['n_bins']} equal-width bins {'(a, b]' if report.settings['right'] else '[a, b)'}"
     outputs = f"{report.num_classes} {'labels' if report.task == 'multilabel' else 'classes'}"
-    console.print(f"[dim]{'read as':12}[/dim] {report.task}, n = {report.n:,.10g}, {outputs}, {bins}")
+    dropped = f" ({report.n_dropped:,} left out for NaN)" if report.n_dropped else ""
+    console.print(f"[dim]{'read as':12}[/dim] {report.task}, n = {report.n:,.10g}{dropped}, {outputs}, {bins}")
     console.print()
     console.print(f"[bold]{escape(report.sentence)}[/bold]")
     console.print()

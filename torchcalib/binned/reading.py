@@ -12,6 +12,7 @@ from torchcalib.predictions import (
     Average,
     InputFormat,
     InputOptions,
+    NanPolicy,
     Task,
     by_replicates,
     check_average,
@@ -131,7 +132,8 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.
-        from_logits, ignore_index, positive_classes, class_axis, validate_args: see `torchcalib.InputOptions`.
+        from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
+            `torchcalib.InputOptions`.
         n_bins, right, reduction, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
         with_ecd: sum the ECD too, for the `ecd` column of `bin_table()`, which is NaN without. Equal-width bins only.
@@ -170,6 +172,7 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
+        nan_policy: NanPolicy = "raise",
         with_ecd: bool = False,
         resolution: int | None = None,
         from_bins: Callable[[BinStats], Tensor] | None = None,
@@ -191,6 +194,7 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
                 class_axis=class_axis,
                 num_classes=count_of_outputs(task, num_classes, num_labels),
                 validate_args=validate_args,
+                nan_policy=nan_policy,
                 **reading.demands,
             ),
             reading.recipe(with_ecd),

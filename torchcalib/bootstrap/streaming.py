@@ -13,8 +13,9 @@ from torchcalib.bootstrap.interval import Interval, check_level
 from torchcalib.kernels.draws import poisson_counts
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, check_count, check_seed, replicates_at_once
-from torchcalib.states import SumsKind
+from torchcalib.states import N_LEFT_OUT, SumsKind, left_out_of
 from torchcalib.streaming import StreamingMetric
+from torchcalib.streaming.saving import Description
 
 S = TypeVar("S")
 
@@ -25,7 +26,7 @@ class Replicates(SumsKind[S]):
 
     def empty(self) -> Tensor:
         """Return zeros."""
-        return torch.zeros(2 + math.prod(self.shape), dtype=torch.float64)
+        return torch.zeros(N_LEFT_OUT + math.prod(self.shape) + 1, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
         """Return the sums as the statistic they are, with an axis of 1 + R in front."""
@@ -48,8 +49,7 @@ class Replicates(SumsKind[S]):
                 for some in torch.split(streams, replicates_at_once(self.recipe.n_events(p)))
             ]
         flat = torch.cat([part.flatten() for part in sums])
-        invalid = flat.new_zeros(1) if p.n_invalid is None else p.n_invalid.to(flat).reshape(1)
-        return torch.cat((invalid, flat, flat.new_full((1,), n)))
+        return torch.cat((left_out_of(p, flat), flat, flat.new_full((1,), n)))
 
 
 def _of_metric(name: str) -> Any:
@@ -166,15 +166,19 @@ class Bootstrapped(StreamingMetric[S]):
         Raises:
             ValueError: if the two do not count the same thing, or have drawn the same numbers for different rows.
         """
-        if isinstance(incoming_state, Bootstrapped) and (
-            (self.seed, self._rank) == (incoming_state.seed, incoming_state._rank)
-            and min(self._n_rows, incoming_state._n_rows) > 0
-        ):
-            raise ValueError(
-                f"`incoming_state` must have drawn other numbers, got seed={self.seed} in both. "
-                "Make metrics that are to be merged with a seed for each."
-            )
+        if isinstance(incoming_state, Bootstrapped):
+            incoming_state = incoming_state.metric_state
+        if isinstance(incoming_state, dict):
+            state, described = self.checked_state("incoming_state", incoming_state)
+            if described.draws == self._description().draws and min(self._n_rows, int(state[-1])) > 0:
+                raise ValueError(
+                    f"`incoming_state` must have drawn other numbers, got seed={self.seed} in both. "
+                    "Make metrics that are to be merged with a seed for each."
+                )
         super().merge_state(incoming_state)
+
+    def _description(self) -> Description:
+        return super()._description()._replace(draws=[self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Go on drawing behind the rows that were seen."""

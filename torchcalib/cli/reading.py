@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from torchcalib.files import PredictionFiles, open_predictions
-from torchcalib.predictions import Task
+from torchcalib.predictions import NanPolicy, Task
 
 PIECE_BYTES = 4 * 2**20
 """Predictions that are worked on at a time. A class-wise bin needs some 40 bytes for every 4-byte prediction."""
@@ -30,6 +30,13 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--right", action="store_true", help="bins are (a, b] instead of [a, b)")
     parser.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
+    parser.add_argument(
+        "--nan-policy",
+        choices=get_args(NanPolicy),
+        default="raise",
+        help="rows that hold NaN, or an infinity that leaves no distribution: an error, or dropped and counted "
+        "(default: raise)",
+    )
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[str]) -> PredictionFiles:

@@ -59,6 +59,7 @@ def _report(arguments: argparse.Namespace) -> None:
         with_intervals=not arguments.no_intervals,
         from_logits=files.from_logits,
         ignore_index=arguments.ignore_index,
+        nan_policy=arguments.nan_policy,
     )
     save = arguments.save_calibrator
     if save is not None:

@@ -9,6 +9,7 @@ Axes: `...` batch, `N` samples, `C` classes (or labels).
 from torchcalib.predictions.arguments import (
     Average,
     InputOptions,
+    NanPolicy,
     Task,
     check_average,
     check_choice,
@@ -27,6 +28,7 @@ __all__ = [
     "Average",
     "InputFormat",
     "InputOptions",
+    "NanPolicy",
     "Predictions",
     "Task",
     "by_replicates",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Average = Literal["macro"]
+NanPolicy = Literal["raise", "drop"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
 
@@ -22,6 +23,13 @@ class InputOptions(TypedDict, total=False):
     - `class_axis` (default -1): the axis of classes or labels in `preds` (and in soft or multi-label targets).
     - `validate_args` (default True): look at the values and raise on bad ones. Under `torch.compile` and `vmap` values
       cannot be looked at: there a bad row makes the result NaN. False trusts the input.
+    - `nan_policy` (default "raise"): what to do with a row whose predictions or soft targets hold NaN, or are no
+      distribution because of an infinity: +inf or -inf among probabilities, logits that are all -inf (a logit of +inf
+      alone is legal). "raise" is an error, as for any bad value. "drop" takes the row for one of weight 0 whose
+      gradient is 0, and nothing else of it is looked at; streaming metrics count it (`n_dropped`). All other bad values
+      stay errors. Of multi-label input the single entry is dropped, a sample's label, and not the row. What
+      `ignore_index` or weight 0 leave out is not counted. "drop" holds with `validate_args=False` and, unlike errors,
+      under `torch.compile` and `vmap`.
     """
 
     from_logits: bool
@@ -30,6 +38,7 @@ class InputOptions(TypedDict, total=False):
     positive_classes: Sequence[int] | None
     class_axis: int
     validate_args: bool
+    nan_policy: NanPolicy
 
 
 def check_task(task: object) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Predictions:
         weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
         hard: whether the targets were given as labels.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
+        n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         computed: row quantities that were asked for, so that each is computed once.
     """
@@ -48,6 +49,7 @@ class Predictions:
     weighted: bool = False
     hard: bool = True
     sum_tolerance: float = math.inf
+    n_dropped: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -94,6 +96,23 @@ class Predictions:
             object.__setattr__(other, "given_target", masked)
         return other
 
+    def without_missing(self, missing: Tensor) -> "Predictions":
+        """Return predictions in which the rows of a mask `(..., N)` have weight 0 and harmless values."""
+
+        def filled(x: Tensor, with_classes: bool, harmless: float) -> Tensor:
+            return x.masked_fill(missing.unsqueeze(-1) if with_classes else missing, harmless)
+
+        per_class = self.task == "multiclass"
+        wide = wide_dtype(self.given.device)
+        ones = torch.ones((), dtype=wide, device=self.given.device)
+        return replace(
+            self,
+            given=filled(self.given, per_class, 0 if self.from_logits else 1 / self.num_classes),
+            given_target=filled(self.given_target, self.soft, 1 / self.num_classes if self.soft else 0),
+            weights=torch.where(missing, 0.0, ones if self.weights is None else self.weights),
+            n_dropped=missing.sum(),
+        )
+
     def weighed(self, weights: Tensor) -> "Predictions":
         """Return the same rows under other weights; what has been computed of them is shared."""
         other = copy(self)
@@ -132,6 +151,7 @@ class Predictions:
             self.n_invalid,
             self.weighted,
             self.hard,
+            n_dropped=self.n_dropped,
         )
 
     def _wide(self, x: Tensor) -> Tensor:

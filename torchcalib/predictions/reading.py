@@ -3,15 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.looking import look
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions.arguments import (
     InputOptions,
+    NanPolicy,
     Task,
+    check_choice,
     check_count,
     check_flag,
     check_positive_classes,
@@ -22,8 +25,10 @@ from torchcalib.predictions.canonical import Predictions, in_all_replicates
 from torchcalib.predictions.values import (
     SUM_TOLERANCE,
     Rules,
+    keeps,
     label_rules,
     logit_rules,
+    missing_rows,
     probability_rules,
     row_rules,
     settle,
@@ -53,6 +58,7 @@ class InputFormat:
     hard_targets: bool = False
     whole_weights: bool = False
     positive_classes: Sequence[int] | None = None
+    nan_policy: NanPolicy = "raise"
     _alike: dict[bool, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +67,7 @@ class InputFormat:
             object.__setattr__(self, "positive_classes", check_positive_classes(self.task, self.positive_classes))
         check_flag("from_logits", self.from_logits)
         check_flag("validate_args", self.validate_args)
+        check_choice("nan_policy", self.nan_policy, get_args(NanPolicy))
         if not (self.ignore_index is None or is_int(self.ignore_index)):
             raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
         if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
@@ -117,11 +124,50 @@ class InputFormat:
             target = target.masked_fill(absent, 0)
         tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
         p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard, tolerance)
-        if self.validate_args:
-            rules += self._value_rules(p, target_tolerance)
-        weights, broken = settle(rules, weights, absent, drop_invalid, wide)
+        of_values = self._value_rules(p, target_tolerance) if self.validate_args else []
+        # What can be looked at is looked at first: rows that keep the rules are not missing, and need no second look.
+        if self.nan_policy == "drop" and (drop_invalid or not of_values or not keeps(of_values)):
+            missing = self._missing(p) if absent is None else self._missing(p) & ~absent
+            if drop_invalid or look(missing.any()) is not False:
+                p = p.without_missing(missing)
+                weights, absent = p.weights, missing if absent is None else absent | missing
+                of_values = self._value_rules(p, target_tolerance) if self.validate_args else []
+        weights, broken = settle([*rules, *of_values], weights, absent, drop_invalid, wide)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
+
+    def with_missing_marked(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the same input with what is missing in one way: NaN predictions, and no weight.
+
+        For those who look at targets and weights themselves: soft targets of missing rows are 0, and so are weights of
+        rows of which nothing is left. Waits for the device, under "drop" alone; under "raise" all is as it was.
+
+        Raises:
+            TypeError, ValueError: as `read` does for anything but values.
+        """
+        if self.nan_policy == "raise":
+            return preds, target, weights
+        self.check(preds, target, weights)
+        self._shaped(preds, target, weights, None)
+        per_class, soft = self.task == "multiclass", target.is_floating_point()
+
+        def rows(x: Tensor, from_logits: bool) -> Tensor:
+            return missing_rows(x.movedim(self.class_axis, -1) if per_class else x, from_logits, per_class)
+
+        missing = rows(preds, self.from_logits)
+        missing = missing | rows(target, False) if soft else missing
+        if not bool(missing.any()):
+            return preds, target, weights
+        entries = missing.unsqueeze(self.class_axis) if per_class else missing
+        if soft:
+            ignored = torch.zeros_like(missing) if self.ignore_index is None else target == self.ignore_index
+            preds = preds.masked_fill(entries, torch.nan)
+            target = target.masked_fill(entries if per_class else entries & ~ignored, 0)
+        if weights is not None:
+            weights = weights.masked_fill(missing.all(self.class_axis) if self.task == "multilabel" else missing, 0)
+        return preds, target, weights
 
     @property
     def read_as(self) -> Task:
@@ -260,6 +306,12 @@ class InputFormat:
                     "Give the rows to drop weight 0."
                 )
         return True
+
+    def _missing(self, p: Predictions) -> Tensor:
+        """Which rows are missing `(..., N)`, in their predictions or in their soft targets."""
+        per_class = self.task == "multiclass"
+        missing = missing_rows(p.given, self.from_logits, per_class)
+        return missing if p.hard else missing | missing_rows(p.given_target, False, per_class)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""

@@ -39,8 +39,13 @@ def _rules(kept: Callable[[], Tensor], problems: Callable[[], list[Problem]]) ->
     return Rules(kept, lambda: reduce(torch.logical_or, (problem.broken for problem in problems())), problems)
 
 
+def keeps(rules: Sequence[Rules]) -> bool | None:
+    """Return whether no row breaks any rule, or None where values cannot be looked at."""
+    return look(reduce(torch.logical_and, [rule.kept() for rule in rules]))
+
+
 def settle(
-    rules: list[Rules],
+    rules: Sequence[Rules],
     weights: Tensor | None,
     absent: Tensor | None,
     drop_invalid: bool,
@@ -51,7 +56,7 @@ def settle(
     Returns:
         The weights, and a mask of the rows that were broken, or None if there was none.
     """
-    if not rules or (not drop_invalid and look(reduce(torch.logical_and, [rule.kept() for rule in rules]))):
+    if not rules or (not drop_invalid and keeps(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
@@ -86,6 +91,16 @@ def _found(rows: Tensor, values: Tensor) -> str:
 def _nan_problem(name: str, values: Tensor) -> Problem:
     fix = "Look for where they became NaN, or give these rows weight 0."
     return Problem(values.isnan(), lambda rows: f"`{name}` must not hold NaN, got {_found(rows, values)}. {fix}")
+
+
+def missing_rows(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
+    """Rows that hold NaN, or that are no distribution because of an infinity; see `InputOptions`."""
+    values = values.detach()
+    if from_logits:
+        top = values.amax(-1) if per_class else values  # is NaN if any logit is
+        return top.isnan() | (top == -torch.inf) if per_class else top.isnan()
+    low, high = (values.amin(-1), values.amax(-1)) if per_class else (values, values)
+    return ~(low.isfinite() & high.isfinite())
 
 
 def weight_rules(weights: Tensor, whole: bool) -> Rules:

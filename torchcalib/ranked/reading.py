@@ -10,6 +10,7 @@ from torchcalib.predictions import (
     Average,
     InputFormat,
     InputOptions,
+    NanPolicy,
     Task,
     by_replicates,
     check_average,
@@ -84,8 +85,8 @@ class RankedMetric(StreamingMetric[RankedSample]):
     size.
 
     Args:
-        task, num_classes, num_labels, from_logits, ignore_index, positive_classes, class_axis, validate_args: see
-            `BinnedMetric`.
+        task, num_classes, num_labels, from_logits, ignore_index, positive_classes, class_axis, validate_args,
+            nan_policy: see `BinnedMetric`.
         reduction, average, batch_shape, resolution: see `BinnedMetric`.
         **kwargs: those of `torchmetrics.Metric`.
     """
@@ -111,6 +112,7 @@ class RankedMetric(StreamingMetric[RankedSample]):
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
+        nan_policy: NanPolicy = "raise",
         resolution: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -125,6 +127,7 @@ class RankedMetric(StreamingMetric[RankedSample]):
                 class_axis=class_axis,
                 num_classes=count_of_outputs(task, num_classes, num_labels),
                 validate_args=validate_args,
+                nan_policy=nan_policy,
                 **reading.demands,
             ),
             reading.recipe(),

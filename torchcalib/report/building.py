@@ -130,8 +130,9 @@ class ReportBuilder:
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
         """Add predictions. If they are bad an error is raised and nothing is added."""
         self._format.check(preds, target, weights)
+        preds, target, counted = self._format.with_missing_marked(preds, target, weights)
         metrics = self._metrics or self._made_for(preds)
-        samples = self._samples if _are_counts(weights) else {}
+        samples = self._samples if _are_counts(counted) else {}
         if len(samples) < len(self._samples):
             metrics = _without(metrics, [_sample_of(reduction) for reduction in self._samples])
         metrics.update(preds, target, weights=weights)
@@ -141,7 +142,7 @@ class ReportBuilder:
         for reduction, sample in samples.items():
             sample.relieve(metrics[_sample_of(reduction)])
         # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
-        w = weights.detach().double() if weights is not None and weights.is_floating_point() else torch.ones(1)
+        w = counted.detach().double() if counted is not None and counted.is_floating_point() else torch.ones(1)
         self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
@@ -184,9 +185,13 @@ class ReportBuilder:
         if self._kept is not None and self._with_calibration:
             calibration, remarks = calibration_stage(self._kept)
             notes += remarks
+        n_dropped = int(metrics["NLL"].kind.left_out(metrics["NLL"].state)[1])
+        if n_dropped:
+            notes += (_dropped(n_dropped, self._task),)
         return Report(
             task=self._task,
             n=float(n.total.sum()),
+            n_dropped=n_dropped,
             num_classes=n.n.shape[0] if self._task == "multilabel" else n.n.shape[-1],
             priors=priors,
             lines=tuple(lines),
@@ -200,7 +205,7 @@ class ReportBuilder:
             ),
             settings={
                 **self._settings,
-                **{name: self._options[name] for name in ("from_logits", "ignore_index")},
+                **{name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
                 "order_based": how,
             },
             source=dict(source or {}),
@@ -289,6 +294,15 @@ def _are_counts(weights: Tensor | None) -> bool:
         return True
     w = weights.detach().double()
     return bool(((w == w.round()) & (w <= _MOST_COPIES)).all())
+
+
+def _dropped(n: int, task: Task) -> str:
+    """What a reader must know of rows that are missing."""
+    what = "labels of samples" if task == "multilabel" else "samples"
+    return (
+        f"{n:,} {what} hold NaN, or infinities that leave no distribution, and are left out (nan_policy='drop'). "
+        "What they would have been is not known: look for where they come from."
+    )
 
 
 def _how_ordered(resolution: int | None, any_at_all: bool, has_labels: bool) -> tuple[str, tuple[str, ...]]:

@@ -147,6 +147,7 @@ class Report(Mapping[str, float]):
             labels pooled. Empty where there are no labels, or no counts, to test them against.
         calibration: what a calibration stage would gain; None where it was left out, and `notes` say why.
         notes: what a reader must know of the numbers, such as why some are left out; sentences.
+        n_dropped: samples (multi-label: entries) that `nan_policy="drop"` left out of all of this; `notes` say so too.
         version: of torchcalib.
     """
 
@@ -163,6 +164,7 @@ class Report(Mapping[str, float]):
     tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
     notes: tuple[str, ...] = ()
+    n_dropped: int = 0
     version: str = __version__
 
     @property

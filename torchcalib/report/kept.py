@@ -76,6 +76,7 @@ class KeptSamples:
             ignore_index=self._format.ignore_index,
             positive_classes=self._format.positive_classes,
             validate_args=False,  # every piece has been checked
+            nan_policy=self._format.nan_policy,
         )
         return *self._pieces[0][:2], options
 

@@ -12,6 +12,7 @@ from torchcalib.predictions import (
     Average,
     InputFormat,
     InputOptions,
+    NanPolicy,
     Task,
     by_replicates,
     check_average,
@@ -125,7 +126,8 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `normalize` or `priors`, else only checked.
         num_labels: L of a multi-label task.
-        from_logits, ignore_index, positive_classes, class_axis, validate_args: see `torchcalib.InputOptions`.
+        from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
+            `torchcalib.InputOptions`.
         normalize, priors, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
         score: another score than the class's own.
@@ -150,6 +152,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         class_axis: int = -1,
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
+        nan_policy: NanPolicy = "raise",
         score: Score | None = None,
         keep_classes: bool = False,
         **kwargs: Any,
@@ -163,6 +166,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
             class_axis=class_axis,
             num_classes=count_of_outputs(task, num_classes, num_labels),
             validate_args=validate_args,
+            nan_policy=nan_policy,
             hard_targets=priors is not None,
             positive_classes=positive_classes,
         )

@@ -1,16 +1,17 @@
 """Metrics that are updated from one reading of the input and synced together."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from torchcalib.streaming.faults import unchanged_on_error, unsynced_on_error
+from torchcalib.predictions import check_flag
+from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.streaming.metric import StreamingMetric
-from torchcalib.streaming.ranks import met_over_ranks
+from torchcalib.streaming.ranks import dropped_over_ranks, met_over_ranks
 
 
 class CalibrationCollection(MetricCollection):
@@ -18,7 +19,9 @@ class CalibrationCollection(MetricCollection):
 
     Takes what `torchmetrics.MetricCollection` takes (a list or a dict of metrics, `prefix`, `postfix`), all of them
     torchcalib metrics. Members whose input format and sums agree share the work; their states stay their own, so none
-    is ever mistaken for another. An update that fails for one member changes none.
+    is ever mistaken for another. An update that fails for one member changes none, and neither does a state that one of
+    them refuses to load. With `persistent=True` the `state_dict` carries the states of all members, those added later
+    too; see `StreamingMetric.state_dict`.
 
     Example:
         >>> import torch
@@ -30,8 +33,15 @@ class CalibrationCollection(MetricCollection):
     """
 
     def __init__(
-        self, metrics: Any, *additional_metrics: Metric, prefix: str | None = None, postfix: str | None = None
+        self,
+        metrics: Any,
+        *additional_metrics: Metric,
+        prefix: str | None = None,
+        postfix: str | None = None,
+        persistent: bool = False,
     ) -> None:
+        check_flag("persistent", persistent)
+        self._all_persistent = persistent  # first, for members are added in there
         super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
 
     def add_metrics(self, metrics: Any, *additional_metrics: Metric) -> None:
@@ -49,6 +59,8 @@ class CalibrationCollection(MetricCollection):
                     f"`metrics` must be torchcalib metrics, got {type(metric).__name__} as {name!r}. "
                     "Keep others in a torchmetrics.MetricCollection beside this one."
                 )
+        if self._all_persistent:
+            self.persistent(True)
 
     def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
         self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None
@@ -70,6 +82,31 @@ class CalibrationCollection(MetricCollection):
             values: dict[str, Tensor] = super().compute()
         return values
 
+    def n_dropped(self) -> dict[str, int]:
+        """Return how many rows every member has dropped, over all ranks; see `StreamingMetric.n_dropped`."""
+        over_ranks: dict[int, int] = {}  # by identity: equality of metrics is another metric
+        for process_group, group in self._to_be_synced(lambda m: m.dist_sync_fn is None and m._would_sync).items():
+            counts = dropped_over_ranks(group, process_group)
+            over_ranks.update(zip(map(id, group), counts, strict=True))
+        return {
+            self._set_name(name): over_ranks[id(metric)] if id(metric) in over_ranks else metric.n_dropped()
+            for name, metric in self._by_name().items()
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over states that were saved; see `StreamingMetric.state_dict`. If one is refused, none is loaded."""
+        with unchanged_on_error(*self._members()):
+            return super().load_state_dict(state_dict, strict, assign)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Check the states of all members before any takes its own: torch loads them one by one."""
+        for name, metric in self._by_name().items():
+            of_member = f"{prefix}{name}."
+            if metric.holds_state_of(state_dict, of_member):
+                refuse_if_synced(metric, "load_state_dict")
+                metric.checked_state("state_dict", state_dict, of_member)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def __getitem__(self, key: str, copy_state: bool = True) -> StreamingMetric[Any]:
         """Return a member by its name."""
         metric = super().__getitem__(key, copy_state)
@@ -77,7 +114,18 @@ class CalibrationCollection(MetricCollection):
         return metric
 
     def _members(self) -> list[StreamingMetric[Any]]:
-        return [m for m in self._modules.values() if isinstance(m, StreamingMetric)]
+        return list(self._by_name().values())
+
+    def _by_name(self) -> dict[str, StreamingMetric[Any]]:
+        return {name: m for name, m in self._modules.items() if isinstance(m, StreamingMetric)}
+
+    def _to_be_synced(self, which: Callable[[StreamingMetric[Any]], bool]) -> dict[Any, list[StreamingMetric[Any]]]:
+        """Those members of which this is true, by their process group."""
+        groups: dict[Any, list[StreamingMetric[Any]]] = defaultdict(list)
+        for metric in self._members():
+            if which(metric):
+                groups[metric.process_group].append(metric)
+        return groups
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
@@ -94,16 +142,8 @@ class CalibrationCollection(MetricCollection):
     @contextmanager
     def _synced(self) -> Iterator[None]:
         """Sync all members that would each sync for themselves; each undoes it on its own after its compute."""
-        groups: dict[Any, list[StreamingMetric[Any]]] = defaultdict(list)
-        for metric in self._members():
-            if (
-                metric._computed is None  # else its value stands, as torchmetrics has it, and needs no sync
-                and metric._to_sync
-                and not metric._is_synced
-                and metric.dist_sync_fn is None
-                and metric.distributed_available_fn()
-            ):
-                groups[metric.process_group].append(metric)
+        # A value that was computed stands, as torchmetrics has it, and needs no sync.
+        groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
         together = [metric for group in groups.values() for metric in group]
         with ExitStack() as stack:
             for metric in together:

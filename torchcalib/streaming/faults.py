@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
+
 if TYPE_CHECKING:
     from torchcalib.streaming.metric import StreamingMetric
 
@@ -19,6 +21,15 @@ def unchanged_on_error(*metrics: "StreamingMetric[Any]") -> Iterator[None]:
             metric.__dict__.clear()
             metric.__dict__.update(attributes)
         raise
+
+
+def refuse_if_synced(metric: "StreamingMetric[Any]", method: str) -> None:
+    """Raise if what a method adds would be added to the ranks' sum, which `unsync` throws away."""
+    if metric._is_synced:
+        raise TorchMetricsUserError(
+            f"`{method}` must be called before `sync` or after `unsync`, got a synced {type(metric).__name__}. "
+            "Call unsync() first."
+        )
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.kernels.looking import is_captured
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions import InputFormat, Predictions, check_count
+from torchcalib.predictions import InputFormat, Predictions, check_count, check_flag
 from torchcalib.samples import ExactSample
 from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
-from torchcalib.streaming.faults import unchanged_on_error, unsynced_on_error
-from torchcalib.streaming.ranks import fingerprint, met_over_ranks
+from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error, unsynced_on_error
+from torchcalib.streaming.ranks import dropped_over_ranks, fingerprint, met_over_ranks
+from torchcalib.streaming.saving import DESCRIPTION, Description, check_alike, read_description
 
 S = TypeVar("S")
 
@@ -34,6 +35,18 @@ class StreamingMetric(Metric, Generic[S]):
     On the CPU a bad value raises in `update`. On CUDA `update` never waits for the device: bad rows are counted
     there, kept out of the sums, and `compute` raises. Where the state is sums, `update` can be captured in a CUDA graph
     after one that was not: each replay adds the batch that lies in the graph's input by then.
+
+    Between `sync` and `unsync` the state is that of all ranks, to be read: `statistic`, `n_dropped`, `state_dict` and a
+    pickle are of all ranks then. `update`, `forward`, `merge_state` and `load_state_dict` raise, for what they add
+    would be lost with the sum; `reset` forgets both.
+
+    Args:
+        input_format: how tensors are read.
+        recipe: the statistic.
+        batch_shape: leading axes to keep apart.
+        persistent: whether `state_dict` carries the state, so that checkpoints of the module that the metric is part of
+            do; see `state_dict`.
+        **kwargs: those of `torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -54,9 +67,12 @@ class StreamingMetric(Metric, Generic[S]):
         input_format: InputFormat,
         recipe: SumsRecipe[S] | ExactSample,
         batch_shape: tuple[int, ...] = (),
+        *,
+        persistent: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_flag("persistent", persistent)
         self.input_format = input_format
         self.recipe = recipe
         if not isinstance(batch_shape, tuple | list):
@@ -71,11 +87,12 @@ class StreamingMetric(Metric, Generic[S]):
         # two kinds.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
-            self.add_state(name, part, dist_reduce_fx="sum" if isinstance(part, Tensor) else "cat")
+            reduction = "sum" if isinstance(part, Tensor) else "cat"
+            self.add_state(name, part, dist_reduce_fx=reduction, persistent=persistent)
 
     @property
     def state(self) -> Any:
-        """The whole state: for sums a tensor, the number of bad rows before them; for samples a `Samples`."""
+        """The whole state: for sums a tensor, how many rows were left out before them; for samples a `Samples`."""
         return self.kind.join([getattr(self, name) for name in self.state_names])
 
     @state.setter
@@ -122,7 +139,9 @@ class StreamingMetric(Metric, Generic[S]):
             TypeError: for a wrong dtype.
             ValueError: for a wrong shape or device and, on the CPU, for a bad value.
             RuntimeError: in the capture of a CUDA graph, if the state is not sums alone.
+            TorchMetricsUserError: between `sync` and `unsync`.
         """
+        refuse_if_synced(self, "update")
         batch = self._batch_state(preds, target, weights)
         if is_captured(preds):
             self._add_in_graph(batch)
@@ -159,7 +178,9 @@ class StreamingMetric(Metric, Generic[S]):
             self.state, self._in_graph = held, True
 
     def reset(self) -> None:
-        """Forget everything seen."""
+        """Forget everything seen; between `sync` and `unsync` what this rank has seen too."""
+        if self._is_synced:
+            self.unsync()
         with self._in_its_place():
             super().reset()
         if self._in_graph:
@@ -187,43 +208,96 @@ class StreamingMetric(Metric, Generic[S]):
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add the state of another metric of the same class, input format and bins.
 
+        Args:
+            incoming_state: the metric, its `metric_state`, or what `state_dict` saved of it. `nan_policy` may differ.
+
         Raises:
-            ValueError: if the two do not count the same thing.
+            ValueError: if the two do not count the same thing, or the dict does not say what it counts.
+            TorchMetricsUserError: between `sync` and `unsync`.
         """
+        refuse_if_synced(self, "merge_state")
         if isinstance(incoming_state, StreamingMetric):
-            mine, other = self._configuration(), incoming_state._configuration()
-            if differing := [
-                f"{name}={other.get(name)!r} into {name}={mine.get(name)!r}"
-                for name in {**mine, **other}
-                if mine.get(name) != other.get(name)
-            ]:
-                raise ValueError(
-                    f"`incoming_state` must count the same thing, got {'; '.join(differing)}. "
-                    "Merge metrics that were made with the same arguments."
-                )
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            incoming_state = dict(
-                zip(self.state_names, self.kind.parts(self._checked_state(incoming_state)), strict=True)
-            )
-        with self._in_its_place():
+            state, _ = self.checked_state("incoming_state", incoming_state)
+            incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
+        with unchanged_on_error(self), self._in_its_place():
             super().merge_state(incoming_state)
         self._computed = None
         self._update_count += 1
 
-    def _checked_state(self, saved: Mapping[str, Any], prefix: str = "") -> Any:
-        """The state in a dict of states, on this metric's device."""
-        names = [prefix + name for name in self.state_names]
+    @property
+    def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
+        """The parts of the state, and a description of what it counts: what `merge_state` takes."""
+        parts = {name: list(part) if isinstance(part, list) else part for name, part in self._named(self.state).items()}
+        return {**parts, DESCRIPTION: self._description().encoded()}
+
+    def state_dict(  # type: ignore[override]  # torchmetrics has it so
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Return a dict for checkpoints; of a persistent metric it holds a copy of the state.
+
+        Beside the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) stands `description`, a
+        uint8 tensor of JSON: the format of the state, the version of torchcalib, and the arguments that the state
+        depends on. All are tensors or lists of tensors, so that `torch.load(weights_only=True)` reads them, and
+        safetensors where the state is sums.
+
+        Each rank's own state is what it saves, and what the same rank is to load. Between `sync` and `unsync` it is the
+        sum of all ranks: to be loaded by one process, or by one of the ranks and no other.
+
+        `load_state_dict` takes the state of a metric of the same class that was made with the same arguments
+        (`nan_policy` may differ), in this format. Anything else is a ValueError that names what differs, and so is a
+        state without a description, which cannot be known to count the same thing; the metric is then as it was. A
+        persistent metric that finds no state reports its keys as missing, an error where `strict=True`.
+        """
+        saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if self.is_persistent:
+            for name, own in zip(self.kind.names, self.state_names, strict=True):
+                saved[prefix + name] = saved.pop(prefix + own)
+            saved[prefix + DESCRIPTION] = self._description().encoded()
+        return saved
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether `state_dict` carries the state."""
+        return all(self._persistent.values())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over a state that was saved; see `state_dict`. If it raises, the metric is as it was."""
+        with unchanged_on_error(self):
+            return super().load_state_dict(state_dict, strict, assign)
+
+    def holds_state_of(self, saved: Mapping[str, Any], prefix: str) -> bool:
+        """Whether a dict holds a state, or part of one, of any kind and format, for the metric at this prefix."""
+        named = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
+        stems = tuple(f"{prefix}{name}_" for name in _NAMES_BEFORE_FORMATS)
+        return any(name in named or name.startswith(stems) for name in saved)
+
+    def checked_state(self, argument: str, saved: Mapping[str, Any], prefix: str = "") -> tuple[Any, Description]:
+        """Return a copy of the state in a dict of states, on this metric's device, and its description.
+
+        Raises:
+            ValueError: for a state of anything else, and for one that is damaged.
+        """
+        described = read_description(argument, saved, prefix)
+        check_alike(argument, described.configuration, self._configuration(), f" at {prefix!r}" if prefix else "")
+        names = [prefix + name for name in self.kind.names]
         complete = all(name in saved for name in names)
         state = self.kind.check([saved[name] for name in names], self.state) if complete else None
         if state is None:
-            mine = dict(zip(self.state_names, self.kind.parts(self.state), strict=True))
+            mine = {prefix + name: _shape(part) for name, part in self._named(self.state).items()}
+            found = {name: _shape(saved[name]) for name in names if name in saved}
             raise ValueError(
-                f"the saved state must hold { {name: _shape(part) for name, part in mine.items()} }, "
-                f"got { {name: _shape(value) for name, value in saved.items()} }. "
-                "Merge or load the state of a metric that was made with the same arguments."
+                f"`{argument}` must hold {mine}, got {found}. It is damaged, or was cast: take it as it was saved."
             )
-        return state
+        return state, described
+
+    def _named(self, state: Any) -> dict[str, Any]:
+        """The parts of a state by their names in saved ones."""
+        return dict(zip(self.kind.names, self.kind.parts(state), strict=True))
+
+    def _description(self) -> Description:
+        return Description(self._configuration(), self._update_count, None)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
@@ -233,6 +307,24 @@ class StreamingMetric(Metric, Generic[S]):
     def extra_repr(self) -> str:
         """Say which settings the state depends on."""
         return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
+
+    def n_dropped(self) -> int:
+        """Return how many rows `nan_policy="drop"` has left out; of multi-label input how many entries.
+
+        Of all ranks if `torch.distributed` is running, wherever `compute` is: then it is a collective, which all ranks
+        must call. It waits for the device.
+        """
+        count = self.kind.left_out(self.state)[1:].detach()
+        if self._would_sync and self.dist_sync_fn is not None:
+            count = torch.stack(self.dist_sync_fn(count, self.process_group)).sum(0)
+        elif self._would_sync:
+            return dropped_over_ranks([self], self.process_group)[0]
+        return int(count)
+
+    @property
+    def _would_sync(self) -> bool:
+        """Whether `compute` would sync."""
+        return bool(self._to_sync and not self._is_synced and self.distributed_available_fn())
 
     def statistic(self) -> S:
         """Return the statistic so far: of this rank alone, or of all ranks between `sync` and `unsync`.
@@ -249,10 +341,9 @@ class StreamingMetric(Metric, Generic[S]):
 
     def _synced_statistic(self) -> S:
         """The statistic over all ranks, checked as `compute` checks it."""
-        with (
-            unsynced_on_error(self),
-            self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync),
-        ):
+        if self._is_synced:
+            return self.statistic()
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
             return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
@@ -299,21 +390,33 @@ class StreamingMetric(Metric, Generic[S]):
         return self._shared[key][0]
 
     def _raise_if_invalid(self) -> None:
-        if invalid := int(self.kind.n_invalid(self.state)):
+        if invalid := int(self.kind.left_out(self.state)[0]):
             raise ValueError(
                 f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
                 "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Torchmetrics takes whatever is there, keeps the value computed before, and counts no update."""
-        stems = tuple(f"{prefix}{name}_" for name in (*SumsKind.names, *SamplesKind.names))
-        if any(name.startswith(stems) for name in state_dict):
-            state = self.kind.parts(self._checked_state(state_dict, prefix))
-            state_dict.update({prefix + name: part for name, part in zip(self.state_names, state, strict=True)})
-            self._computed, self._update_count = None, max(1, self._update_count)
-        with self._in_its_place():
-            super()._load_from_state_dict(state_dict, prefix, *args)
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *args: Any,
+    ) -> None:
+        """Torchmetrics takes whatever is there, keeps the value computed before, and misses nothing."""
+        if self.holds_state_of(state_dict, prefix):
+            refuse_if_synced(self, "load_state_dict")
+            state, described = self.checked_state("state_dict", state_dict, prefix)
+            for name in (*self.kind.names, DESCRIPTION):
+                del state_dict[prefix + name]  # what is left is reported as unexpected
+            with self._in_its_place():
+                self.state = state
+            self._computed, self._update_count = None, described.n_updates
+        elif self.is_persistent:
+            missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
 
     # Where torchmetrics would lose something --------------------------------------------------------------------
 
@@ -335,16 +438,16 @@ class StreamingMetric(Metric, Generic[S]):
 
         return atomic
 
-    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics leaves a metric synced if `compute` raises."""
-        wrapped = super()._wrap_compute(compute)
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Torchmetrics keeps a copy of the state if a rank does not answer, or if the metric is synced already."""
+        with unchanged_on_error(self):
+            super().sync(*args, **kwargs)
 
-        @functools.wraps(compute)
-        def safe(*args: Any, **kwargs: Any) -> Any:
-            with unsynced_on_error(self):
-                return wrapped(*args, **kwargs)
-
-        return safe
+    @contextmanager
+    def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Torchmetrics leaves a metric synced if the body raises, as `compute` may."""
+        with unsynced_on_error(self), super().sync_context(*args, **kwargs):
+            yield
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
@@ -368,6 +471,12 @@ class StreamingMetric(Metric, Generic[S]):
         return super()._apply(moved, *args, **kwargs)
 
 
+_NAMES_BEFORE_FORMATS = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
+"""Beginnings of the names that parts had in states that did not describe themselves."""
+
+
 def _shape(part: Any) -> Any:
     """Describe a part of a state, for an error."""
-    return tuple(part.shape) if isinstance(part, Tensor) else f"{len(part)} chunks" if isinstance(part, list) else part
+    if isinstance(part, Tensor):
+        return f"{tuple(part.shape)} {str(part.dtype).removeprefix('torch.')}"
+    return f"{len(part)} chunks" if isinstance(part, list) else part

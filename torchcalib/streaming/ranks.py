@@ -21,26 +21,38 @@ def fingerprint(metrics: "Sequence[StreamingMetric[Any]]") -> int:
 
 
 def met_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[Any]:
-    """Return the states of all ranks together: sums in one collective, samples in one more.
-
-    With the sums travel a number that stands for what they are and its square: ranks that sync different things, as
-    when one of them computes a metric once more than the others, would otherwise add them up unseen.
-    """
+    """Return the states of all ranks together: sums in one collective, samples in one more."""
     n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
     announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
+    announced = _summed(announced, metrics, process_group)
+    sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
+    payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
+    return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
+
+
+def dropped_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[int]:
+    """Return how many rows all ranks together have dropped, for every metric, from one collective."""
+    counts = [metric.kind.left_out(metric.state)[1:].detach().clone() for metric in metrics]
+    return [int(count) for count in _summed(counts, metrics, process_group)]
+
+
+def _summed(parts: Sequence[Tensor], metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[Tensor]:
+    """Sum a part of every metric over all ranks.
+
+    With the parts travel a number that stands for what they are and its square: ranks that sync different things, as
+    when one of them computes a metric once more than the others, would otherwise add them up unseen.
+    """
+    n_ranks = torch.distributed.get_world_size(process_group)
     mark = float(fingerprint(metrics))
-    packed = torch.cat([*announced, announced[0].new_tensor([mark, mark**2])])
+    packed = torch.cat([*parts, parts[0].new_tensor([mark, mark**2])])
     torch.distributed.all_reduce(packed, group=process_group)
     if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
         names = ", ".join(type(metric).__name__ for metric in metrics)
         raise RuntimeError(
             f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
-            "Call compute, plot and bin_table on every rank alike."
+            "Call compute, plot, bin_table and n_dropped on every rank alike."
         )
-    announced = list(torch.split(packed[:-2], [part.numel() for part in announced]))
-    sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
-    payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
-    return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
+    return list(torch.split(packed[:-2], [part.numel() for part in parts]))
 
 
 def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
