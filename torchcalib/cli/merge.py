@@ -23,8 +23,8 @@ def add_to(commands: Any) -> None:
         "files",
         nargs="+",
         metavar="PART",
-        help="what `torchcalib report --save-state`, or merge itself, wrote; a quoted pattern such as 'part*.pt' stands "
-        "for all that it matches, in the order of their names",
+        help="what `torchcalib report --save-state`, or merge itself, wrote; a quoted pattern such as 'part*.pt' "
+        "stands for all that it matches, in the order of their names",
     )
     add_result_options(merge)
     merge.set_defaults(run=_merge)

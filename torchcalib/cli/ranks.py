@@ -1,4 +1,4 @@
-"""The processes that a launcher has started together, such as torchrun: they fail together, and the first one speaks."""
+"""Processes that a launcher such as torchrun has started together: they fail together, and the first one speaks."""
 
 import datetime
 import os
@@ -25,10 +25,10 @@ class _TogetherError(Exception):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that work together.
+    """One process among those that work together.
 
     Attributes:
-        rank: number of this one.
+        rank: its number.
         n_ranks: how many there are; 1 without a launcher.
     """
 

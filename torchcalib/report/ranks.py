@@ -49,9 +49,9 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 def gathered_numbers(numbers: tuple[int, ...], process_group: Any = None) -> Tensor:
     """Return the numbers of every rank, int64 `(n_ranks, n)`, on every rank."""
     mine = torch.tensor([numbers], device=_device(process_group))
-    everyone = mine.new_empty(dist.get_world_size(process_group), len(numbers))
-    dist.all_gather_into_tensor(everyone, mine, group=process_group)
-    return everyone.cpu()
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(process_group))]
+    dist.all_gather(everyone, mine, group=process_group)
+    return torch.cat(everyone).cpu()
 
 
 def gathered_bytes(content: bytes, process_group: Any = None) -> list[bytes]:
