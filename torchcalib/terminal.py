@@ -3,9 +3,10 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 try:
     from rich import box
@@ -18,6 +19,7 @@ except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
 from torchcalib.bins import BinTable
+from torchcalib.files import Source
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
@@ -38,13 +40,24 @@ def _console() -> Console:
     return _Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
+class Advance(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, rows: int, description: str | None = None) -> None:
+        """Advance it by a number of rows, and say anew what is being done, if that has changed."""
+
+
 @contextmanager
-def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
+def progress(total: int, description: str, shown: bool = True) -> Iterator[Advance]:
     """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
+    shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task(escape(description), total=total)
-        yield lambda rows: bar.advance(task, rows)
+
+        def advance(rows: int, description: str | None = None) -> None:
+            bar.update(task, advance=rows, description=None if description is None else escape(description))
+
+        yield advance
 
 
 _WHOLE_WIDTH = 118
@@ -157,6 +170,14 @@ def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> N
     console.print(
         f"[dim]{escape(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
     )
+
+
+def show_state(path: Path, source: Source | None) -> None:
+    """Print that a part of a report was saved, of what, and how it is used."""
+    console = _console()
+    held = "" if source is None else f" of {source.shape[0]:,} rows"
+    console.print(f"\n[bold]saved the state[/bold]{held}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+    console.print("[dim]torchcalib merge takes it, and others like it, and makes one report of them[/dim]")
 
 
 def show_paths(paths: Sequence[Path]) -> None:

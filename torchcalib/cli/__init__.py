@@ -1,18 +1,18 @@
-"""The command line: `torchcalib report FILE ...` and `torchcalib demo`. A room for each command.
+"""The command line: `torchcalib report FILE ...`, `merge PART ...` and `demo`. A room for each command.
 
 Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2.
 """
 
 import argparse
 import io
-import re
 import sys
 from collections.abc import Sequence
 
 from torchcalib._version import __version__
-from torchcalib.cli import demo, report
+from torchcalib.cli import demo, merge, report
+from torchcalib.cli.errors import fail, line_of
 
-COMMANDS = (report, demo)
+COMMANDS = (report, merge, demo)
 """Each adds its parser, whose default `run` takes the arguments."""
 
 
@@ -25,30 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.run(arguments)
     except KeyboardInterrupt:
         return 130
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        return _failed(str(error) or type(error).__name__)
-    except Exception as error:  # too large a number, no memory: whatever it is, it is one line
-        return _failed(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        return fail(line_of(error))
     return 0
-
-
-def _failed(message: str) -> int:
-    print(f"torchcalib: error: {_as_options(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
-    return 2
-
-
-def _as_options(message: str) -> str:
-    """Name the command's options where a message advises Python's keywords."""
-    for keyword, option in (
-        (r"Pass from_logits=True", "Pass --from-logits"),
-        (r", class_axis=1 for class-first input,", ""),
-        (r"ignore_index=(-?\d+)", r"--ignore-index \1"),
-        (r"task='(\w+)'", r"--task \1"),
-        (r"`n_bins`", "`--n-bins`"),
-        (r"`epochs`", "`--epochs`"),
-    ):
-        message = re.sub(keyword, option, message)
-    return message
 
 
 def _parser() -> argparse.ArgumentParser:

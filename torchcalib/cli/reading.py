@@ -39,7 +39,7 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def opened(arguments: argparse.Namespace, paths: Sequence[str]) -> PredictionFiles:
+def opened(arguments: argparse.Namespace, paths: Sequence[str | Path]) -> PredictionFiles:
     """Open files as the options say."""
     return open_predictions(
         paths,
@@ -60,22 +60,4 @@ def make_folder(out: str) -> None:
 
 def source_of(files: PredictionFiles) -> dict[str, Any]:
     """What was read, for people."""
-    source = {
-        "files": [str(path) for path in files.paths],
-        "format": files.format,
-        "predictions": f"{files.preds_name}, read as {'logits' if files.from_logits else 'probabilities'}",
-        "targets": files.target_name,
-        "weights": files.weights_name or "none",
-        "shape": list(files.shape),
-        "dtype": files.dtype,
-        "not used": list(files.ignored),
-    }
-    return {
-        name: [_printable(v) for v in value] if isinstance(value, list) else _printable(value)
-        for name, value in source.items()
-    }
-
-
-def _printable(value: Any) -> Any:
-    """Names come out of files, and what is printed must not steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else value
+    return files.source.in_words()

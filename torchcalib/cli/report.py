@@ -1,16 +1,19 @@
-"""`torchcalib report FILE ...`."""
+"""`torchcalib report FILE ...`, in one process or in several that a launcher has started."""
 
 import argparse
-import os
-import warnings
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
-from torchcalib.calibrators import Transform, save_calibrator
-from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, opened, source_of
+from torchcalib.cli.ranks import Ranks, together
+from torchcalib.cli.reading import PIECE_BYTES, add_input_options, opened
+from torchcalib.cli.results import add_result_options, check_places, finish, no_calibrator
+from torchcalib.files import NoSamplesError, PredictionFiles, existing, expanded, share_of
 from torchcalib.predictions import check_count
-from torchcalib.report import Report, ReportBuilder
+from torchcalib.report import ReportBuilder
+from torchcalib.report.ranks import parts_of_ranks
 
 
 def add_to(commands: Any) -> None:
@@ -18,23 +21,18 @@ def add_to(commands: Any) -> None:
     report = commands.add_parser(
         "report",
         help="scores, calibration errors, tables and diagrams of a file of predictions",
-        description="Read predictions and targets, print how well calibrated they are, and write a full report.",
+        description="Read predictions and targets, print how well calibrated they are, and write a full report. "
+        "Started by torchrun, each process reads its share of the files, and the first one reports.",
         allow_abbrev=False,
     )
     report.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
-        help=".npz, .pt, .safetensors, .csv, .parquet (several are shards of one data set), or a pair of .npy files",
+        help=".npz, .pt, .safetensors, .csv, .parquet (several are shards of one data set), or a pair of .npy files; "
+        "a quoted pattern such as 'shards/*.npz' stands for all that it matches, in the order of their names",
     )
-    report.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams there")
-    calibration = report.add_mutually_exclusive_group()
-    calibration.add_argument(
-        "--save-calibrator",
-        metavar="PATH",
-        help="fit the recommended calibrator to all samples and write it there, for torchcalib.load_calibrator",
-    )
-    calibration.add_argument(
+    add_result_options(report).add_argument(
         "--no-calibration", action="store_true", help="try no calibrators, which takes longer than all the rest"
     )
     report.add_argument("--no-intervals", action="store_true", help="no bootstrap intervals, which take some seconds")
@@ -43,69 +41,64 @@ def add_to(commands: Any) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from torchcalib import terminal  # needs the extra `report`, as does the page
+    with together() as ranks:
+        with ranks.agreed():
+            check_count("n_bins", arguments.n_bins)
+            paths = existing(expanded(arguments.files))
+            sizes = [(str(path), path.stat().st_size) for path in paths]
+            if ranks.is_first:
+                check_places(arguments, paths)
+        ranks.check_same("files", sizes)
+        with ranks.agreed():
+            files = _opened_share(arguments, paths, ranks)
+        with ranks.agreed():
+            part = None if files is None else _read(arguments, files, len(paths), ranks)
+        parts = parts_of_ranks(part) if ranks.n_ranks > 1 else [part] if part else []
+        with ranks.agreed():
+            if ranks.is_first:
+                if not parts:
+                    raise NoSamplesError(paths[0])
+                finish(reduce(add, parts), arguments)
 
-    if arguments.out is not None:
-        from torchcalib import html
 
-        make_folder(arguments.out)
-    check_count("n_bins", arguments.n_bins)
-    files = opened(arguments, arguments.files)
+def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> PredictionFiles | None:
+    """Open the files of this rank; None if there are none, or none with rows, which says nothing about the others."""
+    mine = share_of(paths, ranks.rank, ranks.n_ranks)
+    try:
+        return opened(arguments, mine) if mine else None
+    except NoSamplesError:
+        return None
+
+
+def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks) -> ReportBuilder:
+    """Read the files of this rank, out of so many in all."""
+    from torchcalib import terminal
+
     builder = ReportBuilder(
         task=files.task,
         n_bins=arguments.n_bins,
         right=arguments.right,
         with_calibration=not arguments.no_calibration,
         with_intervals=not arguments.no_intervals,
+        source=files.source,
         from_logits=files.from_logits,
         ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )
-    save = arguments.save_calibrator
-    if save is not None:
-        _check_place(Path(save), files.paths)
-    with terminal.progress(files.n_rows, f"reading {files.paths[0].name}") as advance:
-        first = 1
-        for preds, target, weights in files.chunks(PIECE_BYTES):
-            try:
-                builder.update(preds, target, weights=weights)
-            except ValueError as error:
-                raise ValueError(f"in rows {first:,} to {first + len(preds) - 1:,}: {error}") from error
-            first += len(preds)
-            if save is not None and (why_not := builder.why_no_calibration()):
-                raise ValueError(_no_calibrator(why_not))
-            advance(len(preds))
-    finished = builder.report(source=source_of(files))
-    if save is not None:
-        save_calibrator(_fitted(builder, finished), save)
-    paths = () if arguments.out is None else html.save_report(finished, arguments.out)  # before anything is printed
-    terminal.show(finished)
-    terminal.show_paths(paths)
-    if save is not None and finished.calibration is not None:
-        terminal.show_calibrator(Path(save), finished.calibration, files.from_logits)
-
-
-def _fitted(builder: ReportBuilder, report: Report) -> Transform:
-    """Fit the calibrator that the report names to all samples."""
-    if report.calibration is None:
-        raise ValueError(_no_calibrator(report.notes[-1].removesuffix(".")))
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the notes of the report say what they say
-        transform: Transform = builder.fit(report.calibration.calibrator)
-    return transform
-
-
-def _no_calibrator(why: str) -> str:
-    return f"`--save-calibrator` must be given data that a calibrator can be tried on, got others: {why}."
-
-
-def _check_place(path: Path, inputs: Sequence[Path]) -> None:
-    """Find out before the work is done whether a file can be written there."""
-    folder = path.parent
-    if path.is_dir() or not path.name:
-        raise ValueError(f"`--save-calibrator` must be a file, got the folder {str(path)!r}. Name a file in it.")
-    if not folder.is_dir():
-        raise ValueError(f"`--save-calibrator` must be in a folder that exists, got {str(path)!r}. Make the folder.")
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"`--save-calibrator` must be in a folder that can be written to, got {str(path)!r}.")
-    if any(path.exists() and path.samefile(other) for other in inputs):
-        raise ValueError(f"`--save-calibrator` must not be a file that is read, got {str(path)!r}. Name another one.")
+    whose = f"rank {ranks.rank} of {ranks.n_ranks}, " if ranks.n_ranks > 1 else ""
+    with terminal.progress(files.n_rows, f"{whose}reading", shown=ranks.is_first) as advance:
+        for k, shard in enumerate(files.shards(), 1):
+            name = " + ".join(path.name for path in shard.paths)
+            advance(0, f"{whose}reading {name}, file {k} of {len(files.paths)}{f', of {n_files} in all' * bool(whose)}")
+            first = 1
+            for preds, target, weights in shard.chunks(PIECE_BYTES):
+                try:
+                    builder.update(preds, target, weights=weights)
+                except ValueError as error:
+                    where = f" of `{shard.paths[0]}`" if n_files > len(shard.paths) else ""
+                    raise ValueError(f"in rows {first:,} to {first + len(preds) - 1:,}{where}: {error}") from error
+                first += len(preds)
+                if arguments.save_calibrator is not None and (why_not := builder.why_no_calibration()):
+                    raise no_calibrator(why_not)
+                advance(len(preds))
+    return builder

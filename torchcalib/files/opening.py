@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import torch
 from torchcalib.files.checks import check_alike, check_numbers, check_rows, check_weights, declares_logits, infer_task
 from torchcalib.files.names import find_roles
 from torchcalib.files.reader import InputError, Reader, quoted, reading
+from torchcalib.files.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +31,13 @@ _READERS = {
     ".csv": ("tables", "Csv"),
     ".parquet": ("tables", "Parquet"),
 }
+
+
+class NoSamplesError(InputError):
+    """Files that hold no samples, which of several processes one may well be given."""
+
+    def __init__(self, label: object) -> None:
+        super().__init__(f"`{label}` must hold predictions, but holds no samples. Check what wrote it.")
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,34 @@ class PredictionFiles:
         """Number of rows in all files together."""
         return self.shape[0]
 
+    @property
+    def source(self) -> Source:
+        """What is read, as a value that is saved and that adds."""
+        arrays = [self._readers[0].arrays[name] for name in self._names]
+        return Source(
+            files=tuple(map(str, self.paths)),
+            format=self.format,
+            preds=self.preds_name,
+            target=self.target_name,
+            weights=self.weights_name,
+            from_logits=self.from_logits,
+            shape=self.shape,
+            dtype=self.dtype,
+            rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in arrays),
+            ignored=self.ignored,
+        )
+
+    def shards(self) -> Iterator[PredictionFiles]:
+        """Yield the files that hold rows one by one, in order; the files of a `.npy` pair are one."""
+        for reader in self._readers:
+            n_rows = reader.arrays[self.preds_name].shape[0]
+            yield replace(self, paths=reader.paths, shape=(n_rows, *self.shape[1:]), _readers=(reader,))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        names = (self.preds_name, self.target_name, self.weights_name)
+        return tuple(name for name in names if name is not None)
+
     def chunks(self, max_bytes: int = 64 * 2**20) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Yield (preds, target, weights) piece by piece, in file order.
 
@@ -78,10 +114,9 @@ class PredictionFiles:
         Raises:
             InputError: a file is damaged, or lacks a value, beyond what opening it shows.
         """
-        names = [name for name in (self.preds_name, self.target_name, self.weights_name) if name is not None]
         count = max(1, max_bytes // self._readers[0].arrays[self.preds_name].row_bytes)
         for reader in self._readers:
-            for preds, target, *weights in reader.stream(names, count):
+            for preds, target, *weights in reader.stream(self._names, count):
                 if self.task == "binary":  # one column, (N, 1), is read as (N,)
                     preds, target = preds.flatten(), target.flatten()
                 yield (
@@ -130,7 +165,7 @@ def open_predictions(
         >>> pieces
         [[0, 1], [2, 0], [1]]
     """
-    files = _existing(paths)
+    files = existing(paths)
     readers = _readers(files)
     roles = find_roles(readers[0], preds, target, weights)
     for reader in readers:
@@ -144,7 +179,7 @@ def open_predictions(
     # A shard without samples is fine, and what it says about dtypes means nothing (a csv of one line knows none).
     filled = [reader for reader in readers if reader.arrays[roles.preds].shape[0] > 0]
     if not filled:
-        raise InputError(f"`{readers[0].label}` must hold predictions, but holds no samples. Check what wrote it.")
+        raise NoSamplesError(readers[0].label)
     first = filled[0]
     for reader in filled:
         check_numbers(reader, roles)
@@ -167,7 +202,7 @@ def open_predictions(
     )
 
 
-def _existing(paths: Sequence[str | Path]) -> tuple[Path, ...]:
+def existing(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     """Check that the files are there, each once, all of one known format."""
     files = tuple(Path(path) for path in ([paths] if isinstance(paths, str) else paths))
     if not files:

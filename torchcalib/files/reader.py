@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -28,8 +28,12 @@ class InputError(ValueError):
     """A file that cannot be read as predictions; the message says what was found and what to do."""
 
     def __init__(self, message: str) -> None:
-        # Names and parser messages come out of files, and what is printed must not steer a terminal.
-        super().__init__("".join(letter if letter.isprintable() else "?" for letter in message))
+        super().__init__(printable(message))
+
+
+def printable(value: Any) -> Any:
+    """Return a text that steers no terminal: names and parser messages come out of files. Others are as they are."""
+    return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
 """Everything that is known about a set of predictions, as data: `report(preds, target, task=...)` gives a `Report`.
 
 A report is built from sums and from samples in order, so `ReportBuilder` takes predictions piece by piece, of any
-number, in bounded memory. Drawing, pages and files are made further up, from the finished `Report`.
+number, in bounded memory. Builders add: what one of them holds is saved to a file, or sent to another rank, and merged.
+Drawing, pages and files are made further up, from the finished `Report`.
 """
 
 from torchcalib.report.building import ReportBuilder, report
 from torchcalib.report.data import INTERVAL_WORDS, CalibrationGain, CalibrationStage, Line, LineInterval, Report
+from torchcalib.report.ranks import gather_report
+from torchcalib.report.saving import load_report_state, save_report_state
 
 __all__ = [
     "INTERVAL_WORDS",
@@ -15,5 +18,8 @@ __all__ = [
     "LineInterval",
     "Report",
     "ReportBuilder",
+    "gather_report",
+    "load_report_state",
     "report",
+    "save_report_state",
 ]

@@ -1,6 +1,6 @@
 """From predictions to a `Report`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
 import torch
@@ -11,6 +11,7 @@ from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, TCETable, ece_from_bins, equal_width_edges
 from torchcalib.bounded import BoundedSample
 from torchcalib.calibrators import Calibrator, Transform
+from torchcalib.files import Source
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
 from torchcalib.ranked import KS
 from torchcalib.reductions import Reduction, reductions_of
@@ -22,6 +23,7 @@ from torchcalib.report.lines import SCORES, error_lines, order_lines, score_line
 from torchcalib.report.sentence import sentence_of
 from torchcalib.statistics import BinStats, EqualWidthBins
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
+from torchcalib.streaming.faults import unchanged_on_error
 
 T = TypeVar("T", bound=Transform)
 
@@ -89,8 +91,14 @@ def report(
         0.2
     """
     weights = options.pop("weights", None)
-    wanted = {"with_calibration": with_calibration, "with_intervals": with_intervals}
-    builder = ReportBuilder(task=task, n_bins=n_bins, right=right, **wanted, **options)
+    builder = ReportBuilder(
+        task=task,
+        n_bins=n_bins,
+        right=right,
+        with_calibration=with_calibration,
+        with_intervals=with_intervals,
+        **options,
+    )
     builder.update(preds, target, weights=weights)
     return builder.report()
 
@@ -111,6 +119,7 @@ class ReportBuilder:
         right: bool = False,
         with_calibration: bool = True,
         with_intervals: bool = True,
+        source: Source | None = None,
         **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
@@ -119,11 +128,13 @@ class ReportBuilder:
         check_flag("with_intervals", with_intervals)
         self._with_calibration, self._with_intervals = with_calibration, with_intervals
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
+        self.source = source
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
         self._task = self._format.read_as
         self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
+        self._num_classes: int | None = None
         self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
         self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
 
@@ -131,22 +142,25 @@ class ReportBuilder:
         """Add predictions. If they are bad an error is raised and nothing is added."""
         self._format.check(preds, target, weights)
         preds, target, counted = self._format.with_missing_marked(preds, target, weights)
-        metrics = self._metrics or self._made_for(preds)
+        num_classes = self._classes_of(preds) if self._metrics is None else self._num_classes
+        metrics = self._metrics or self._made_for(num_classes, preds.device)
         samples = self._samples if _are_counts(counted) else {}
-        if len(samples) < len(self._samples):
-            metrics = _without(metrics, [_sample_of(reduction) for reduction in self._samples])
+        metrics = with_samples(metrics, samples)
         metrics.update(preds, target, weights=weights)
-        self._metrics, self._samples = metrics, samples
+        self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
         if self._kept is not None:
             self._kept.add(preds, target, weights)
         for reduction, sample in samples.items():
-            sample.relieve(metrics[_sample_of(reduction)])
+            sample.relieve(metrics[sample_name(reduction)])
         # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
         w = counted.detach().double() if counted is not None and counted.is_floating_point() else torch.ones(1)
         self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Read everything off what was kept.
+
+        Args:
+            source: what was read, by names of your own; by default what the builder's own `source` tells.
 
         Raises:
             ValueError: if nothing was added.
@@ -161,7 +175,7 @@ class ReportBuilder:
         tests: dict[Reduction, TCETable] = {}
         per_class: tuple[float, ...] = ()
         in_order = self._samples if n.total.sum() <= _MOST_COPIES else {}
-        has_labels = all(sample.has_labels(metrics[_sample_of(r)]) for r, sample in in_order.items())
+        has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
         for reduction in reductions_of(self._task):
             bins = metrics[reduction].statistic()
             lines += error_lines(bins, reduction)
@@ -171,7 +185,7 @@ class ReportBuilder:
                 pooled = BinStats(bins.sums.sum(0)) if self._task == "multilabel" else bins
                 tables[reduction] = BinTable.of(pooled, equal_width_edges(self._settings["n_bins"], pooled.n))
             if reduction in in_order:
-                sample = in_order[reduction].with_those_of(metrics[_sample_of(reduction)])
+                sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
                 more, tested = order_lines(sample, has_labels, reduction, self._settings["n_bins"], max(priors))
                 lines += more
                 if tested is not None:
@@ -208,7 +222,7 @@ class ReportBuilder:
                 **{name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
                 "order_based": how,
             },
-            source=dict(source or {}),
+            source=dict(source or ({} if self.source is None else self.source.in_words())),
             tests=tests,
             calibration=calibration,
             notes=notes,
@@ -258,20 +272,97 @@ class ReportBuilder:
         transform.class_axis = self._format.class_axis
         return transform
 
-    def _made_for(self, preds: Tensor) -> CalibrationCollection:
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that it was made with, plain values all of them, but for the source."""
+        options = {name: getattr(self._format, name) for name in InputOptions.__annotations__ if name != "weights"}
+        wanted = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
+        return {"task": self._format.task, **self._settings, **wanted, **options}
+
+    def merge(self, other: "ReportBuilder") -> None:
+        """Add what another builder holds, as if its predictions had been added to this one, after those already here.
+
+        The report is then that of all of them: counts are equal, bit for bit, and other sums up to rounding. If some
+        samples are too many only together, this is where they become a sketch, or are no longer kept.
+
+        Args:
+            other: a builder of the same arguments; it stays as it is.
+
+        Raises:
+            ValueError: it was made with others, or read files that could not be read with these; nothing is added then.
+        """
+        source = self._joined_source(other)
+        samples = {r: sample + other._samples[r] for r, sample in self._samples.items() if r in other._samples}
+        kept = None if self._kept is None or other._kept is None else self._kept + other._kept
+        metrics = self._metrics
+        if other._metrics is not None:
+            metrics = with_samples(metrics or self._made_for(other._num_classes), samples)
+            pairs = [(metrics[name], other._metrics[name]) for name in map(str, metrics)]
+            with unchanged_on_error(*(mine for mine, _ in pairs)):
+                for mine, theirs in pairs:
+                    mine.merge_state(theirs)
+            self._num_classes = other._num_classes
+        self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
+        self._weight = self._weight + other._weight
+        self._weight_square = self._weight_square + other._weight_square
+        self.relieve()
+
+    def __add__(self, other: "ReportBuilder") -> "ReportBuilder":
+        """Return a builder of what both hold; see `merge`."""
+        both = ReportBuilder(**self.settings)
+        both.merge(self)
+        both.merge(other)
+        return both
+
+    def _joined_source(self, other: "ReportBuilder") -> Source | None:
+        """The files of both, after a check that their reports can be added."""
+        mine, theirs = self.settings, other.settings
+        if self._num_classes and other._num_classes:
+            mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
+        differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
+        if differing:
+            found = ", ".join(f"{name}={theirs[name]!r} beside {name}={mine[name]!r}" for name in differing)
+            raise ValueError(
+                f"`other` must be made with the same arguments, got {found}. Make parts of one report alike."
+            )
+        if self._metrics is None or other._metrics is None:  # one of them has seen nothing
+            return self.source or other.source
+        return None if self.source is None or other.source is None else self.source + other.source
+
+    @property
+    def held(self) -> tuple[int, int, int]:
+        """How much there is of what is bounded: samples and values that are kept, and samples in order."""
+        metrics, kept = self._metrics, self._kept
+        in_order = [] if metrics is None else [s.n_whole(metrics[sample_name(r)]) for r, s in self._samples.items()]
+        return (*((0, 0) if kept is None else (kept.n_samples, kept.n_values)), max(in_order, default=0))
+
+    def relieve(self, elsewhere: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """Let go of what is too much together with what other builders hold, which are to be merged with this one."""
+        if self._kept is not None:
+            self._kept.relieve(*elsewhere[:2])
+        if self._metrics is not None:
+            for reduction, sample in self._samples.items():
+                sample.relieve(self._metrics[sample_name(reduction)], elsewhere[2])
+
+    def _classes_of(self, preds: Tensor) -> int | None:
+        """How many classes or labels predictions have, where they have any."""
+        return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
+
+    def _made_for(self, num_classes: int | None, device: torch.device | str = "cpu") -> CalibrationCollection:
         """The metrics that a report is read from: every score by class, bins of every reduction, and samples."""
         task = self._format.task
         given: dict[str, Any] = {"task": task, **self._options}
-        if task != "binary" and preds.dim():
-            name = "num_labels" if task == "multilabel" else "num_classes"
-            given[name] = preds.shape[given.get("class_axis", -1)]
+        if num_classes is not None:
+            given["num_labels" if task == "multilabel" else "num_classes"] = num_classes
         members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
         for reduction in reductions_of(self._task):
             tabled = _has_table(self._task, reduction)
             members[reduction] = ECE(**given, **self._settings, reduction=reduction, with_ecd=tabled)
         for reduction in self._samples:
-            members[_sample_of(reduction)] = KS(**given, reduction=reduction)
-        return CalibrationCollection(members).to(preds.device)
+            members[sample_name(reduction)] = KS(**given, reduction=reduction)
+        collection = CalibrationCollection(members).to(device)
+        collection.persistent()  # for `state`
+        return collection
 
 
 def _has_table(task: Task, reduction: Reduction) -> bool:
@@ -279,13 +370,16 @@ def _has_table(task: Task, reduction: Reduction) -> bool:
     return reduction != "classwise" or task == "multilabel"
 
 
-def _sample_of(reduction: Reduction) -> str:
+def sample_name(reduction: Reduction) -> str:
     """Name of the metric that holds every sample."""
     return f"sample of {reduction}"
 
 
-def _without(metrics: CalibrationCollection, names: list[str]) -> CalibrationCollection:
-    return CalibrationCollection({name: metric for name, metric in metrics.items() if name not in names})
+def with_samples(metrics: CalibrationCollection, reductions: Iterable[Reduction]) -> CalibrationCollection:
+    """Return the metrics without those that hold samples of other reductions."""
+    names = {sample_name(reduction) for reduction in reductions}
+    left = {name: m for name, m in metrics.items() if name in names or not isinstance(m, KS)}
+    return metrics if len(left) == len(metrics) else CalibrationCollection(left)
 
 
 def _are_counts(weights: Tensor | None) -> bool:

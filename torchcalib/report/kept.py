@@ -1,8 +1,14 @@
 """Predictions that are kept as they came, for what takes all of them at once."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Self
+
 import torch
 from torch import Tensor
 
+from torchcalib.files import saved_value
 from torchcalib.predictions import InputFormat, InputOptions, Predictions, read_input
 
 MOST_VALUES = 2**26
@@ -20,6 +26,8 @@ class KeptSamples:
     Attributes:
         why_not: why none are kept any more, a clause; empty as long as they are.
         has_shares: whether some targets are shares of votes, and no labels.
+        n_samples: how many samples there were, every label of a sample being one.
+        n_values: how many values of `preds`.
     """
 
     def __init__(self, input_format: InputFormat) -> None:
@@ -27,7 +35,7 @@ class KeptSamples:
         self.has_shares = False
         self._format = input_format
         self._pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        self._n_values = self._n_samples = 0
+        self.n_samples = self.n_values = 0
 
     @property
     def has_samples(self) -> bool:
@@ -36,25 +44,77 @@ class KeptSamples:
 
     def add(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
         """Keep a copy of a piece, which has been checked; or of nothing any more, from the first that does not fit."""
-        if self.why_not:
-            return
         samples = self._flat(preds)
         if not len(samples):  # which are neither labels nor shares
-            return
-        self._n_values += samples.numel()
-        self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
-        if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
-            self._give_up(
-                f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
-                "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
-            )
             return
         labels = self._flat(target) if target.shape == preds.shape else target.reshape(-1)
         weights = None if weights is None else weights.detach().reshape(-1)
         self.has_shares |= bool(_are_shares(labels, weights).any())
+        self.n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
+        self.n_values += samples.numel()
+        self.relieve()
+        if self.why_not:
+            return
         # Copies: callers reuse their buffers.
         piece = samples.detach().clone(), labels.detach().clone(), None if weights is None else weights.clone()
         self._pieces.append(piece)
+
+    def relieve(self, n_samples: int = 0, n_values: int = 0) -> None:
+        """Keep none any more if they are too many, with so many elsewhere that are to be together with these."""
+        if self.n_samples + n_samples > MOST_SAMPLES or self.n_values + n_values > MOST_VALUES:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._pieces = []
+        self.why_not = (
+            f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
+            "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
+        )
+
+    def __add__(self, other: "KeptSamples") -> "KeptSamples":
+        """Return the samples of both, those of `other` last."""
+        both = KeptSamples(self._format)
+        both.n_samples, both.n_values = self.n_samples + other.n_samples, self.n_values + other.n_values
+        both.has_shares = self.has_shares or other.has_shares
+        both.why_not = self.why_not or other.why_not
+        both._pieces = [] if both.why_not else [*self._pieces, *other._pieces]
+        both.relieve()
+        return both
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values, of which `of_state` makes the same again."""
+        alike = groupby(self._pieces, lambda piece: [None if t is None else (t.dtype, t.shape[1:]) for t in piece])
+        return {
+            "n_samples": self.n_samples,
+            "n_values": self.n_values,
+            "has_shares": self.has_shares,
+            "too_many": bool(self.why_not),
+            "pieces": [tuple(map(_joined, zip(*some, strict=True))) for _, some in alike],
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], input_format: InputFormat, num_classes: int | None) -> Self:
+        """Return what was saved.
+
+        Raises:
+            TypeError, ValueError: it is no such thing, or holds predictions that could not have been added.
+        """
+        kept = cls(input_format)
+        # Nobody looks at the values later on, and labels become places in tables.
+        checked = replace(input_format, class_axis=-1, num_classes=num_classes, validate_args=True)
+        for preds, target, weights in saved_value(state, "pieces", list):
+            checked.read(preds, target, weights, batch_shape=())
+            if preds.dim() != 1 + (input_format.task != "binary"):
+                raise ValueError(f"pieces must be flat, got predictions of shape {tuple(preds.shape)}")
+            kept._pieces.append((preds, target, weights))
+        kept.n_samples, kept.n_values = (saved_value(state, name, int) for name in ("n_samples", "n_values"))
+        kept.has_shares = saved_value(state, "has_shares", bool)
+        if saved_value(state, "too_many", bool):
+            kept._give_up()
+        elif sum(preds.numel() for preds, _, _ in kept._pieces) != kept.n_values:
+            raise ValueError(f"pieces must hold the {kept.n_values:,} values that were counted, got others")
+        kept.relieve()
+        return kept
 
     def read(self) -> Predictions:
         """Return all of them in canonical form."""
@@ -100,8 +160,11 @@ class KeptSamples:
         labels = torch.where(present, target, 0).long()
         return labels.argmax(-1) if multiclass else labels
 
-    def _give_up(self, why: str) -> None:
-        self.why_not, self._pieces = why, []
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Join what pieces have of one kind, or nothing of any."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
 
 
 def _present(target: Tensor, weights: Tensor | None) -> Tensor:
