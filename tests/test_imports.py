@@ -11,7 +11,7 @@ import pytest
 
 OPTIONAL = {
     *("matplotlib", "rich", "jinja2", "pyarrow", "safetensors", "sklearn", "scipy", "pandas", "hypothesis"),
-    *("numba", "triton", "lightning", "pytorch_lightning", "transformers"),
+    *("numba", "triton", "lightning", "pytorch_lightning", "transformers", "accelerate"),
 }
 TORCH = (
     # torchmetrics imports what it finds installed, transformers and matplotlib with it; here it is to find nothing
@@ -63,6 +63,7 @@ for line in sys.argv[1:]:
 
 def test_a_missing_extra_is_named():
     modules = ["plots matplotlib plot", "html jinja2 report", "terminal rich report", "demo sklearn demo"]
+    modules.append("integrations.huggingface accelerate huggingface")
     done = subprocess.run([sys.executable, "-c", MISSING, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -69,7 +69,7 @@ from torchcalib.scores import (
     nll_per_sample,
     optimal_threshold_cost,
 )
-from torchcalib.streaming import CalibrationCollection
+from torchcalib.streaming import CalibrationCollection, distinct_rows
 
 if TYPE_CHECKING:
     from torchcalib.html import save_report as save_report
@@ -137,6 +137,7 @@ __all__ = [
     "calibrated",
     "calibration_loss",
     "corp",
+    "distinct_rows",
     "ecd",
     "ecd_per_sample",
     "ece",

@@ -6,5 +6,6 @@ its members and syncs them together: sums in one collective, whole samples in on
 
 from torchcalib.streaming.collection import CalibrationCollection
 from torchcalib.streaming.metric import StreamingMetric
+from torchcalib.streaming.repeats import distinct_rows
 
-__all__ = ["CalibrationCollection", "StreamingMetric"]
+__all__ = ["CalibrationCollection", "StreamingMetric", "distinct_rows"]

@@ -1,0 +1,135 @@
+"""Tiny models, data and Trainers; as a script, one process of test_huggingface.py: `huggingface_rank.py FOLDER`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, IterableDataset
+from transformers import BertConfig, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from transformers.models import bert as bert_models
+
+from torchcalib.integrations.huggingface import CalibrationMetrics
+
+N_TOKENS = 11
+
+
+def bert(head, **config):
+    """A classifier with three classes. Double precision: what becomes of a row does not depend on rows beside it."""
+    set_seed(0)
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = {**tiny, "vocab_size": N_TOKENS, "max_position_embeddings": 16, "num_labels": 3, **config}
+    model = getattr(bert_models.modeling_bert, f"BertFor{head}")(BertConfig(**config, attn_implementation="eager"))
+    return over_confident(model).double().eval()
+
+
+def GPT2():
+    """A language model."""
+    set_seed(0)
+    config = GPT2Config(
+        vocab_size=N_TOKENS, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    return over_confident(GPT2LMHeadModel(config)).double().eval()
+
+
+def over_confident(model):
+    """Weights as large as are needed for logits that differ."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(30)
+    return model
+
+
+class Rows(list, Dataset):
+    """A list as a data set."""
+
+
+class Stream(IterableDataset):
+    """Rows that come without their number."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def sentences(n, seed=0):
+    """Five tokens and a class each."""
+    g = torch.Generator().manual_seed(seed)
+    tokens, labels = torch.randint(0, N_TOKENS, (n, 5), generator=g), torch.randint(0, 3, (n,), generator=g)
+    return Rows(
+        {"input_ids": row, "attention_mask": [1] * 5, "labels": label}
+        for row, label in zip(tokens.tolist(), labels.tolist(), strict=True)
+    )
+
+
+def words(n, own=False):
+    """Sentences of 2 to 9 tokens with a class for most of them, or with the tokens themselves for labels."""
+    g = torch.Generator().manual_seed(0)
+    rows = Rows()
+    for i in range(n):
+        length = 2 + (i * 5) % 8
+        tokens = torch.randint(0, N_TOKENS, (length,), generator=g)
+        labels = tokens.clone() if own else torch.randint(0, 3, (length,), generator=g)
+        labels[torch.rand(length, generator=g) < 0.3] = -100
+        rows.append({"input_ids": tokens.tolist(), "attention_mask": [1] * length, "labels": labels.tolist()})
+    return rows
+
+
+def padded(rows):
+    """A batch of sentences as long as its longest."""
+    fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
+        for name, fill in fills.items()
+    }
+
+
+def trainer(model, calibration, folder, words=False, eval_dataset=None, train_dataset=None, **arguments):
+    """A Trainer with both hooks."""
+    own = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    own = {**own, "per_device_eval_batch_size": 4, "dataloader_pin_memory": False, **arguments}
+    return Trainer(
+        model,
+        TrainingArguments(**own),
+        data_collator=padded if words else None,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        compute_metrics=calibration.compute_metrics,
+        preprocess_logits_for_metrics=calibration.preprocess_logits_for_metrics,
+    )
+
+
+@torch.no_grad()
+def outputs(model, rows):
+    """Logits and labels of all rows (of tokens: of all tokens of all rows), each row run by itself."""
+    logits, labels = [], []
+    for row in rows:
+        given = {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask")}
+        logits.append(model(**given).logits.flatten(0, -2))
+        label = torch.tensor([row["labels"]])
+        labels.append(label if label.is_floating_point() else label.flatten())
+    return torch.cat(logits), torch.cat(labels)
+
+
+def main(folder):
+    calibration, values = CalibrationMetrics(task="multiclass"), {}
+    model = bert("SequenceClassification")
+    for n in (1, 3, 8, 9, 13, 15):  # batches of 4 on each of 2 processes
+        values[f"sentences {n}"] = trainer(model, calibration, folder).evaluate(sentences(n))
+    for arguments in ({"batch_eval_metrics": True}, {"accelerator_config": {"split_batches": True}}):
+        values[f"sentences 13 {arguments}"] = trainer(model, calibration, folder, **arguments).evaluate(sentences(13))
+    values["sentences 13 stream"] = trainer(model, calibration, folder).evaluate(Stream(sentences(13)))
+    values["words 13"] = trainer(bert("TokenClassification"), calibration, folder, words=True).evaluate(words(13))
+    rank = torch.distributed.get_rank()
+    keep = ("nll", "brier", "ecd", "ece", "accuracy")
+    values = {name: {k: v for k, v in of.items() if k.rpartition("_")[2] in keep} for name, of in values.items()}
+    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(values))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
