@@ -44,8 +44,8 @@ def test_the_detector_can_fail(without, package):
 
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
-    [("plots", "matplotlib", "plot"), ("html", "jinja2", "report"), ("terminal", "rich", "report"),
-     ("demo", "sklearn", "demo")],
+    [("plots", "matplotlib", "plot"), ("html", "jinja2", "report"), ("html_comparison", "jinja2", "report"),
+     ("terminal", "rich", "report"), ("demo", "sklearn", "demo")],
 )  # fmt: skip
 def test_a_missing_extra_is_named(module, package, extra):
     code = f"import sys, torchcalib; sys.modules[{package!r}] = None; import torchcalib.{module}"
@@ -69,7 +69,7 @@ def test_every_public_name_is_there_and_documented():
 
     assert set(tc.__all__) <= set(dir(tc))
     lazy = {"save_report", "bin_comparison", "confidence_histogram", "ecd_curve", "reliability_diagram"}
-    lazy.add("tce_diagram")
+    lazy |= {"tce_diagram", "save_comparison", "difference_plot"}
     assert lazy <= set(dir(tc))
     drawn = lazy if importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2") else set()
     for name in {*tc.__all__, *drawn}:

@@ -1,4 +1,4 @@
-"""The command line: `torchcalib report FILE ...` and `torchcalib demo`. A room for each command.
+"""The command line: `torchcalib report`, `torchcalib compare` and `torchcalib demo`. A room for each command.
 
 Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2.
 """
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from torchcalib._version import __version__
-from torchcalib.cli import demo, report
+from torchcalib.cli import compare, demo, report
 
-COMMANDS = (report, demo)
+COMMANDS = (report, compare, demo)
 """Each adds its parser, whose default `run` takes the arguments."""
 
 

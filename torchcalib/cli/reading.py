@@ -64,11 +64,14 @@ def source_of(files: PredictionFiles) -> dict[str, Any]:
         "not used": list(files.ignored),
     }
     return {
-        name: [_printable(v) for v in value] if isinstance(value, list) else _printable(value)
-        for name, value in source.items()
+        name: [_shown(v) for v in value] if isinstance(value, list) else _shown(value) for name, value in source.items()
     }
 
 
-def _printable(value: Any) -> Any:
-    """Names come out of files, and what is printed must not steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else value
+def printable(text: str) -> str:
+    """Names come out of files and shells, and what is printed must not steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _shown(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value

@@ -73,10 +73,11 @@ def compare(
 
     A difference is that of a system to the first one. ECD and ESCE have a sign, and what counts is how far they are
     from 0: their difference is one of sizes. It has a 95 % percentile interval of replicates that all systems share,
-    which is narrow where they err on the same samples; it is moved by the bias of the replicates, so that it lies about
-    the difference of numbers that chance makes too large. `"better"` and `"worse"` are said where 0 lies outside, and
-    would still if the part that chance gaps may have in the difference of an error (`Difference.chance`) were taken
-    off: of two calibrated systems the one whose confidences are further from 0 and 1 has the larger ECE.
+    which is narrow where they err on the same samples. Where replicates have a bias that matters (a quarter of their
+    standard deviation) it is moved by that, so that it lies about the difference of numbers that chance makes too
+    large. `"better"` and `"worse"` are said where 0 lies outside, and would still if the part that chance gaps may have
+    in the difference of an error (`Difference.chance`) were taken off: of two calibrated systems the one whose
+    confidences are further from 0 and 1 has the larger ECE.
 
     Replicates draw rows, which are the entries of the first axis: all pixels of an image together. From some thousand
     rows on they draw random groups of rows, 8,192, and fewer where sums are many (class-wise errors of 1,000 classes
@@ -387,12 +388,14 @@ def _difference(
     if replicates[0] is None or replicates[1] is None:
         return Difference(float(value), None, None, "not told apart")
     drawn = Interval(value, _less(replicates[1], replicates[0], better), LEVEL)
-    bias = float(drawn.bias) if math.isfinite(drawn.bias) else 0.0  # no replicate is too large by what has no end
+    bias = float(drawn.bias)
+    if not abs(bias) > float(drawn.standard_error) / 4:  # as everywhere; nor does NaN or what has no end matter
+        bias = 0.0
     found = LineInterval(float(drawn.low) - bias, float(drawn.high) - bias)
     chance = bias / (math.sqrt(2) - 1) if name in _SIZED else None
     verdict: Verdict = "not told apart"
     values = [line.value for line in lines]
-    rounding = 1e-12 * max(1.0, *(abs(x) for x in values if math.isfinite(x)))
+    rounding = 1e-12 * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
     if found.low - max(0.0, chance or 0.0) > rounding or found.high - min(0.0, chance or 0.0) < -rounding:
         verdict = "better" if (found.low > 0) == (better == "higher") else "worse"
     return Difference(float(value), found, chance, verdict)

@@ -20,11 +20,6 @@ WORDS = (
     "error were taken off."
 )
 
-CAUTION = (
-    "Every interval speaks for itself: of {n} numbers of two equal systems, about {expected} would be called better or "
-    "worse by chance. Choose beforehand which one decides."
-)
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -106,6 +101,16 @@ class Comparison(Mapping[str, ComparedLine]):
         return self.systems[0]
 
     @property
+    def caution(self) -> str:
+        """How many differences would be told by chance, for there are many."""
+        n = sum(found.interval is not None for line in self.lines for found in line.differences.values())
+        told = max(1, round(0.05 * n))
+        return (
+            f"Every interval speaks for itself: if no system were better in anything, some {told} of these {n} "
+            "differences might still be told. Choose beforehand which number decides."
+        )
+
+    @property
     def main_lines(self) -> tuple[ComparedLine, ...]:
         """The scores, and the errors of the confidence that is looked at first: what a picture shows."""
         groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
@@ -141,7 +146,10 @@ class Comparison(Mapping[str, ComparedLine]):
         first = self.baseline
         rows = [" ".join(self.sentences.values()), ""]
         for name in self.systems[1:]:
-            rows += [f"{name} against {first}", f"{'':31}{'first':>12}{'second':>12}{'difference':>12}  95 % interval"]
+            rows += [
+                f"{first} (former) and {name} (latter)",
+                f"{'':31}{'former':>12}{'latter':>12}{'difference':>12}  95 % interval",
+            ]
             group = None
             for line in self.lines:
                 found = line.differences[name]
@@ -151,4 +159,4 @@ class Comparison(Mapping[str, ComparedLine]):
                 rows.append(f"{shown:16}{line.name:15}{numbers}  {found.interval or ''!s:24}{verdict}".rstrip())
                 group = line.group
             rows.append("")
-        return "\n".join([*rows, *self.notes])
+        return "\n".join([*rows, self.caution, *self.notes])

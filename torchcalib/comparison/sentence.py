@@ -24,15 +24,15 @@ def sentence_of(lines: Sequence[ComparedLine], first: str, second: str) -> str:
         said = [f"No difference in calibration can be told between {second} and {first}: {by}"]
     others = {line.name: line.differences[second] for line in lines if line.name in _OTHERS}
     for verdict in ("better", "worse"):
-        told = [f"{name}, {_by(found)}" for name, found in others.items() if found.verdict == verdict]
+        told = [f"{name} ({_by(found, ', 95 % {}')})" for name, found in others.items() if found.verdict == verdict]
         said += [f"It is {verdict} in {_listed(told)}"] if told else []
     alike = [name for name, found in others.items() if found.verdict == "not told apart"]
     said += [f"No difference can be told in {_listed(alike)}"] if alike else []
     return ". ".join(said) + "."
 
 
-def _by(found: Difference) -> str:
-    """`"lower by 0.012 (95 % 0.008 to 0.016)"`; the ends as far from 0 as the words say."""
+def _by(found: Difference, ends_words: str = " (95 % {})") -> str:
+    """Say `"lower by 0.012 (95 % 0.008 to 0.016)"`, the ends as far from 0 as the words say."""
     if math.isnan(found.value):
         return "undefined"
     words = f"{'higher' if found.value > 0 else 'lower'} by {abs(found.value):.3g}" if found.value else "equal"
@@ -40,10 +40,9 @@ def _by(found: Difference) -> str:
         return words
     ends = (found.interval.low, found.interval.high)
     low, high = ends if found.value >= 0 else (-end for end in reversed(ends))
-    return f"{words} (95 % {round(low, 6) + 0:.3g} to {round(high, 6) + 0:.3g})"
+    return words + ends_words.format(f"{round(low, 6) + 0:.3g} to {round(high, 6) + 0:.3g}")
 
 
 def _listed(words: Sequence[str]) -> str:
-    """`"a; b and c"` where parts have commas, `"a, b and c"` where they have none."""
-    comma = "; " if any("," in word for word in words) else ", "
-    return " and ".join([comma.join(words[:-1])] * (len(words) > 1) + [words[-1]])
+    """Say `"a, b and c"`."""
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])
