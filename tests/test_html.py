@@ -15,7 +15,7 @@ import matplotlib
 import pytest
 import torch
 
-from torchcalib import Report, TCETable, html
+from torchcalib import Report, TCETable, html, pages
 from torchcalib.files import write_whole
 from torchcalib.html import render, save_report
 from torchcalib.plots import DARK, LIGHT
@@ -155,7 +155,7 @@ def test_every_number_is_on_the_page(task):
     assert r.sentence in words
     for line in r.lines:
         assert str(line.value) in values
-        assert html._number(line.value) in words
+        assert pages.number(line.value) in words
         assert line.question in words
         assert line.source in words
     for table in r.tables.values():
@@ -218,7 +218,7 @@ def test_every_gain_of_a_calibration_stage_is_on_the_page(task):
     assert "What a calibration stage would gain" in words
     for gain in stage.gains:
         assert {str(gain.value), str(gain.rcl)} <= set(values)
-        assert html._gain(gain.rcl) in words
+        assert pages.gain(gain.rcl) in words
     assert {str(raw) for raw in stage.raw.values()} <= set(values)
     bars = [float(span["style"].split()[1][:-1]) for span in checker.every("span") if "style" in span]
     finite = [x for x in [*stage.raw.values(), *(gain.value for gain in stage.gains)] if math.isfinite(x)]
@@ -258,7 +258,7 @@ def test_the_page_says_what_the_command_would_save(best):
     [(8.4163, "8.4%"), (-0.02, "0.0%"), (-4.44, "−4.4%"), (math.nan, "undefined"), (-math.inf, "−infinite")],
 )
 def test_gains_have_one_decimal(rcl, expected):
-    assert html._gain(rcl) == expected
+    assert pages.gain(rcl) == expected
 
 
 def test_tests_are_files_and_data_without_their_quantiles(tmp_path):
@@ -374,7 +374,7 @@ def test_classes_are_listed_where_there_are_any(task, is_listed):
     ],
 )
 def test_numbers_have_four_significant_digits(value, expected):
-    assert html._number(value) == expected
+    assert pages.number(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -382,12 +382,12 @@ def test_numbers_have_four_significant_digits(value, expected):
     [(0.25, "+0.2500"), (-0.25, "−0.2500"), (-3e-10, "0.0000"), (math.inf, "+infinite"), (math.nan, "undefined")],
 )
 def test_columns_have_four_decimals_and_a_sign(value, expected):
-    assert html._decimals(value, signed=True) == expected
+    assert pages.decimals(value, signed=True) == expected
 
 
 @pytest.mark.parametrize(("n", "expected"), [(50000.0, "50,000"), (3, "3"), (0.0, "0"), (12.5, "12.50")])
 def test_counts_have_decimals_only_where_weights_are_fractions(n, expected):
-    assert html._count(n) == expected
+    assert pages.count(n) == expected
 
 
 def test_same_report_gives_the_same_page_whatever_matplotlib_is_set_to():
@@ -457,4 +457,4 @@ def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
 def test_missing_jinja_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[report\]'"):
-        runpy.run_path(html.__file__)
+        runpy.run_path(pages.__file__)

@@ -63,7 +63,7 @@ for line in sys.argv[1:]:
 
 def test_a_missing_extra_is_named():
     modules = ["plots matplotlib plot", "html jinja2 report", "terminal rich report", "demo sklearn demo"]
-    modules.append("integrations.huggingface accelerate huggingface")
+    modules += ["html_comparison jinja2 report", "integrations.huggingface accelerate huggingface"]
     done = subprocess.run([sys.executable, "-c", MISSING, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -83,7 +83,7 @@ def test_every_public_name_is_there_and_documented():
 
     assert set(tc.__all__) <= set(dir(tc))
     lazy = {"save_report", "bin_comparison", "confidence_histogram", "ecd_curve", "reliability_diagram"}
-    lazy.add("tce_diagram")
+    lazy |= {"tce_diagram", "save_comparison", "difference_plot"}
     assert lazy <= set(dir(tc))
     drawn = lazy if importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2") else set()
     for name in {*tc.__all__, *drawn}:

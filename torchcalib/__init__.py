@@ -41,6 +41,7 @@ from torchcalib.calibrators import (
     load_calibrator,
     save_calibrator,
 )
+from torchcalib.comparison import Comparison, compare
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import Report, report
@@ -73,8 +74,10 @@ from torchcalib.streaming import CalibrationCollection, distinct_rows
 
 if TYPE_CHECKING:
     from torchcalib.html import save_report as save_report
+    from torchcalib.html_comparison import save_comparison as save_comparison
     from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
+    from torchcalib.plots import difference_plot as difference_plot
     from torchcalib.plots import ecd_curve as ecd_curve
     from torchcalib.plots import reliability_diagram as reliability_diagram
     from torchcalib.plots import tce_diagram as tce_diagram
@@ -82,8 +85,10 @@ if TYPE_CHECKING:
 # Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
     "save_report": "torchcalib.html",
+    "save_comparison": "torchcalib.html_comparison",
     "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",
+    "difference_plot": "torchcalib.plots",
     "ecd_curve": "torchcalib.plots",
     "reliability_diagram": "torchcalib.plots",
     "tce_diagram": "torchcalib.plots",
@@ -109,6 +114,7 @@ __all__ = [
     "Brier",
     "CORPDecomposition",
     "CalibrationCollection",
+    "Comparison",
     "CostMatrix",
     "DPCalibration",
     "HistogramBinning",
@@ -136,6 +142,7 @@ __all__ = [
     "brier_score",
     "calibrated",
     "calibration_loss",
+    "compare",
     "corp",
     "distinct_rows",
     "ecd",

@@ -4,8 +4,7 @@ The page loads nothing: pictures and style are in it. Every picture is there twi
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -13,23 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from torchcalib.bins import BinTable, TCETable
-from torchcalib.files import write_whole
-from torchcalib.plots import (
-    DARK,
-    LIGHT,
-    confidence_histogram,
-    reliability_diagram,
-    tce_diagram,
-    to_png,
-    to_svg,
-)
+from torchcalib.pages import both_themes, count, environment, percent, pictures, write_folder
+from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, tce_diagram
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Line, Report
 
 try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from matplotlib import style as matplotlib_style
-    from matplotlib.axes import Axes
 except ImportError as error:
     raise ImportError(
         "`torchcalib.html` must have jinja2 and matplotlib to make a page with, got an environment without. "
@@ -121,7 +110,7 @@ def render(report: Report) -> str:
     sources = list(dict.fromkeys([*(line.source for line in report.lines if line.source), *of_gains]))
     shown = [line.value for line in report.lines] + [row["ecd"] for section in sections for row in section.rows]
     return (
-        _environment()
+        environment()
         .get_template("report.html.jinja")
         .render(
             report=report,
@@ -161,60 +150,34 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
     Raises:
         NotADirectoryError: if `out`, or something above it, is a file.
     """
-    folder = Path(out)
     files = {"report.json": report.to_json().encode() + b"\n", "report.html": render(report).encode()}
     with matplotlib_style.context("default"):
         for index, (name, table) in enumerate(report.tables.items()):
             suffix = f"_{name}" if index else ""
             for kind, draw in (("reliability", reliability_diagram), ("confidence", confidence_histogram)):
                 ax = draw(table, title=_EVENTS[name][0])
-                files |= _pictures(f"{kind}{suffix}", ax)
+                files |= pictures(f"{kind}{suffix}", ax)
         for name, tested in report.tests.items():
-            files |= _pictures(f"test_{name}", tce_diagram(tested, title=_EVENTS[name][0]))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(
-            f"`out` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
-        ) from error
-    return tuple(write_whole(folder / name, content) for name, content in files.items())
-
-
-def _pictures(name: str, ax: Axes) -> dict[str, bytes]:
-    return {f"{name}.png": to_png(ax), f"{name}.svg": to_svg(ax).encode()}
-
-
-def _environment() -> Environment:
-    # Escape everything, whatever a template is called: names of files and classes come from others.
-    environment = Environment(
-        loader=PackageLoader("torchcalib", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        number=_number, decimals=_decimals, count=_count, percent=_percent, edge=_edge, gain=_gain
-    )
-    return environment
+            files |= pictures(f"test_{name}", tce_diagram(tested, title=_EVENTS[name][0]))
+    return write_folder(files, out)
 
 
 def _section(report: Report, name: str, table: BinTable) -> _Section:
     rows = _rows(table)
     called, explanation = _EVENTS[name]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
-    held = f"{len(rows)} bins, {_count(report.n)} {unit}"
+    held = f"{len(rows)} bins, {count(report.n)} {unit}"
     return _Section(
         name=called,
         explanation=explanation,
-        reliability=_both_themes(
+        reliability=both_themes(
             reliability_diagram,
             table,
             f"reliability-{name}",
             f"Reliability diagram, {called}: observed frequency against mean confidence, {held}. "
             "The table of the bins holds its values.",
         ),
-        histogram=_both_themes(
+        histogram=both_themes(
             confidence_histogram, table, f"confidence-{name}", f"Histogram of confidence, {called}: {held}."
         ),
         rows=rows,
@@ -241,9 +204,9 @@ def _test_section(name: str, table: TCETable) -> _TestSection:
     tce, rejected, n = float(table.tce), float(table.rejected.sum()), float(table.n.sum())
     label = (
         f"Test-based reliability diagram, {called}: predictions and empirical probability of {len(table.n)} bins, of "
-        f"which a test rejects {_count(rejected)} of {_count(n)} predictions"
+        f"which a test rejects {count(rejected)} of {count(n)} predictions"
     )
-    draw = partial(_both_themes, table=table)
+    draw = partial(both_themes, table=table)
     return _TestSection(
         name=called,
         explanation=explanation,
@@ -264,24 +227,6 @@ def _rows(table: BinTable) -> list[dict[str, Any]]:
     """One dict for every bin."""
     columns = {column: values.tolist() for column, values in table.to_dict().items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _both_themes(draw: Callable[..., Axes], table: BinTable, prefix: str, label: str) -> Markup:
-    pictures = (
-        _inline(to_svg(draw(table, style=style)), f"{prefix}-{theme}-", label, theme)
-        for theme, style in (("light", LIGHT), ("dark", DARK))
-    )
-    return Markup("\n").join(pictures)
-
-
-def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
-    """Turn a file into an element of the page: it scales, has a name, and shares no id with another picture."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
-    (box,) = re.findall(r'viewBox="[^"]*"', svg)
-    opening = Markup('<svg class="{}" role="img" aria-label="{}" {} xmlns:xlink="http://www.w3.org/1999/xlink">')
-    return opening.format(theme, label, Markup(box)) + Markup(svg[svg.index(">") + 1 :].strip())
 
 
 def _group_of(line: Line) -> str:
@@ -305,18 +250,18 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     is_multilabel = report.task == "multilabel"
     facts = [(_spaced(key), _words(value)) for key, value in report.source.items()]
     facts.append(("task", _TASKS[report.task]))
-    facts.append(("labelled entries" if is_multilabel else "samples", _count(report.n)))
+    facts.append(("labelled entries" if is_multilabel else "samples", count(report.n)))
     if settings.pop("nan_policy", "raise") == "drop":
-        facts.append(("left out for NaN", _count(report.n_dropped)))
-    facts.append(("labels" if is_multilabel else "classes", _count(report.num_classes)))
+        facts.append(("left out for NaN", count(report.n_dropped)))
+    facts.append(("labels" if is_multilabel else "classes", count(report.num_classes)))
     if report.task == "binary":
-        facts.append(("share of y = 1", _percent(report.priors[1])))
+        facts.append(("share of y = 1", percent(report.priors[1])))
     else:
-        low, high = _percent(min(report.priors)), _percent(max(report.priors))
+        low, high = percent(min(report.priors)), percent(max(report.priors))
         share = "share of 1s, by label" if is_multilabel else "share, by class"
         facts.append((share, f"{low} each" if low == high else f"{low} to {high}"))
     interval = "(a, b]" if settings.pop("right", False) else "[a, b)"
-    facts.append(("bins", f"{_count(settings.pop('n_bins'))} of equal width, {interval}"))
+    facts.append(("bins", f"{count(settings.pop('n_bins'))} of equal width, {interval}"))
     facts.append(("values read as", "logits" if settings.pop("from_logits", False) else "probabilities"))
     if "order_based" in settings:
         facts.append(("order-based numbers", _words(settings.pop("order_based"))))
@@ -328,47 +273,6 @@ def _worst_classes(report: Report) -> list[tuple[int, float, float]]:
     rows = [(index, report.priors[index], error) for index, error in enumerate(report.per_class)]
     rows.sort(key=lambda row: -math.inf if math.isnan(row[2]) else row[2], reverse=True)
     return rows[:WORST_CLASSES]
-
-
-def _number(value: float) -> str:
-    """Write four significant digits, or words for what is no number."""
-    if 0 < abs(value) < 1e-6:
-        return "≈ 0"
-    is_whole = float(value).is_integer() or abs(value) >= 1e3
-    return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.4g}".rstrip("."))
-
-
-def _decimals(value: float, signed: bool = False) -> str:
-    """Write four decimals, for columns; with `signed` a plus too."""
-    return _signed(value, f"{abs(value):.4f}", "+" if signed else "")
-
-
-def _signed(value: float, digits: str, plus: str = "") -> str:
-    if math.isnan(value):
-        return "undefined"
-    if float(digits.replace(",", "")) == 0:
-        return digits
-    return ("−" if value < 0 else plus) + ("infinite" if math.isinf(value) else digits)
-
-
-def _count(n: float) -> str:
-    """Write a count without decimals; a sum of fractional weights with two."""
-    return f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
-
-
-def _percent(share: float) -> str:
-    return "undefined" if math.isnan(share) else f"{share:.2%}"
-
-
-def _gain(rcl: float) -> str:
-    """Write what a calibrator gains in percent, or words where the score is or becomes infinite."""
-    if not math.isfinite(rcl):
-        return "undefined" if math.isnan(rcl) else "−infinite"
-    return _signed(rcl, f"{abs(rcl):.1f}") + "%"
-
-
-def _edge(value: float) -> str:
-    return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def _spaced(key: str) -> str:

@@ -99,6 +99,22 @@ class BinStats(Sums):
 S = TypeVar("S", covariant=True)
 
 
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """What sums are made of, before it is summed: which cell every event counts in, and what is counted of it.
+
+    Attributes:
+        index: cell of every event, int64 `(..., E)`; where samples make several events each, those of one follow each
+            other.
+        columns: `(..., F, E)` of the wide dtype, weighed.
+        n_cells: K.
+    """
+
+    index: Tensor
+    columns: Tensor
+    n_cells: int
+
+
 class SumsRecipe(Protocol[S]):
     """Which sums to take of predictions, and the statistic that they make."""
 
@@ -139,23 +155,40 @@ class ScoreRecipe:
     def of(self, p: Predictions) -> ScoreSum:
         """Sum the score over the samples of `p`."""
         score = self.per_sample(p, *self.arguments)
-        wide = wide_dtype(score.device)
         if p.replicates and p.weights is not None and (p.hard or not self.by_class):
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
             ones = torch.ones_like(score)
             quantities = (ones, score, ones) if self.by_class else (ones, score)
             return ScoreSum(sums_of_replicates(index, quantities, p.weights, p.num_classes if self.by_class else 1))
-        score = weighted(score, p.weights, wide)
-        n = torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
+        score, n = self._weighted(score, p)
         if not self.by_class:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
         if p.task == "multiclass" and not p.soft:
             return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
+        return ScoreSum(self._shared_out(score, n, p).sum(-2))
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say where every sample counts; with soft targets by class each is an event of every class."""
+        score, n = self._weighted(self.per_sample(p, *self.arguments), p)
+        if not self.by_class:
+            return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
+        if p.hard:
+            return Cells(p.target.long(), torch.stack((n, score, n), -2), p.num_classes)
+        classes = torch.arange(p.num_classes, device=score.device).expand(*score.shape, -1)
+        return Cells(classes.flatten(-2), self._shared_out(score, n, p).flatten(-2), p.num_classes)
+
+    def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
+        """The weighed score, and the weights, of every sample `(..., N)`."""
+        score = weighted(score, p.weights, wide_dtype(score.device))
+        return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
+
+    def _shared_out(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
+        """The quantities of every sample, dealt out to the classes by its shares of votes `(..., F, N, K)`."""
         shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
-        shares = shares.to(wide).nan_to_num()  # NaN only in rows of weight 0
+        shares = shares.to(score).nan_to_num()  # NaN only in rows of weight 0
         columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
         # xmul: an infinite score stays out of the classes in which the row has no share.
-        return ScoreSum(xmul(shares.unsqueeze(-3), columns.unsqueeze(-1)).sum(-2))
+        return xmul(shares.unsqueeze(-3), columns.unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> ScoreSum:
         """Return `sums` as a `ScoreSum`."""
@@ -196,6 +229,15 @@ class EqualWidthBins:
             columns.append(events.ecd)
         index = bin_index(events.confidence, b, right)
         return BinStats(sums_of_replicates(index, columns, events.weights, b, finite=not self.with_ecd))
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say in which bin every event counts."""
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
+        columns += [] if events.ecd is None else [events.ecd]
+        wide = wide_dtype(events.confidence.device)
+        counted = torch.stack([weighted(column, events.weights, wide) for column in columns], -2)
+        return Cells(bin_index(events.confidence, self.n_bins, self.right), counted, self.n_bins)
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""

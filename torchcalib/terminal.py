@@ -15,16 +15,20 @@ try:
     from rich.markup import escape
     from rich.progress import Progress
     from rich.table import Table
+    from rich.text import Text
 except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
 from torchcalib.bins import BinTable
+from torchcalib.comparison import Comparison
+from torchcalib.comparison.data import WORDS
 from torchcalib.files import Source
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
 _WIDTH = 120
+_NAME_WIDTH = 24  # of a system, above a column of its numbers
 
 
 class _Console(Console):
@@ -157,6 +161,57 @@ def _gain_table(stage: CalibrationStage) -> Table:
         for gain in stage.gains:
             if gain.score == score:
                 drawn.add_row("", gain.calibrator, f"{gain.value:.6f}", f"{round(gain.rcl, 2) + 0:.2f} %")
+    return drawn
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print what was read, what it says, and a table for each system but the first."""
+    console = _console()
+    console.print()
+    for name, source in comparison.sources.items():
+        files = ", ".join(source["files"])
+        console.print(f"[dim]{escape(name)}:[/dim] {escape(files)}; {escape(source['predictions'])}", soft_wrap=True)
+    outputs = f"{comparison.num_classes} {'labels' if comparison.task == 'multilabel' else 'classes'}"
+    bins = f"{comparison.settings['n_bins']} equal-width bins {'(a, b]' if comparison.settings['right'] else '[a, b)'}"
+    console.print(f"[dim]{'read as':12}[/dim] {comparison.task}, n = {comparison.n:,.10g}, {outputs}, {bins}")
+    for sentence in comparison.sentences.values():
+        console.print(f"\n[bold]{escape(sentence)}[/bold]")
+    for name in comparison.systems[1:]:
+        console.print()
+        console.print(_difference_table(comparison, name))
+    console.print(f"[dim]{WORDS}[/dim]")
+    for note in (comparison.caution, *comparison.notes):
+        console.print(f"[dim]{escape(note)}[/dim]")
+
+
+def _difference_table(comparison: Comparison, name: str) -> Table:
+    first = comparison.baseline
+    title = Text(f"{name} against {first}", "bold")
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in ("", "number"):
+        drawn.add_column(header, no_wrap=True)
+    for header in (first, name):
+        drawn.add_column(Text(header), justify="right", max_width=_NAME_WIDTH, overflow="fold")
+    drawn.add_column("difference", justify="right", no_wrap=True)
+    drawn.add_column("95 % interval", no_wrap=True)
+    drawn.add_column("says", no_wrap=True)
+    group = ""
+    for line in comparison.lines:
+        if line.group != group:
+            drawn.add_section()
+        found = line.differences[name]
+        numbers = [f"{round(x, 6) + 0:.6f}" for x in (line.values[first], line.values[name])]
+        verdict = "" if found.interval is None else found.verdict
+        color = {"better": "bold", "worse": "bold"}.get(verdict, "dim")
+        drawn.add_row(
+            "" if line.group == group else line.group,
+            line.name,
+            *numbers,
+            f"{round(found.value, 6) + 0:+.6f}",
+            "" if found.interval is None else str(found.interval),
+            Text(verdict, color),
+        )
+        group = line.group
     return drawn
 
 

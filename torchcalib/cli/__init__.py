@@ -1,4 +1,4 @@
-"""The command line: `torchcalib report FILE ...`, `merge PART ...` and `demo`. A room for each command.
+"""The command line: `torchcalib report FILE ...`, `merge PART ...`, `compare FILE ...` and `demo`. A room for each.
 
 Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2.
 """
@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from torchcalib._version import __version__
-from torchcalib.cli import demo, merge, report
+from torchcalib.cli import compare, demo, merge, report
 from torchcalib.cli.errors import fail, line_of
 
-COMMANDS = (report, merge, demo)
+COMMANDS = (report, merge, compare, demo)
 """Each adds its parser, whose default `run` takes the arguments."""
 
 

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from torchcalib.files import PredictionFiles, open_predictions
 from torchcalib.predictions import NanPolicy, Task
@@ -56,8 +56,3 @@ def make_folder(out: str) -> None:
     if not out or (Path(out).exists() and not Path(out).is_dir()):
         raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
     Path(out).mkdir(parents=True, exist_ok=True)
-
-
-def source_of(files: PredictionFiles) -> dict[str, Any]:
-    """What was read, for people."""
-    return files.source.in_words()

@@ -6,7 +6,7 @@ Nothing is ever unpickled, and nothing is guessed from values. `write_whole` is 
 
 from torchcalib.files.finding import expanded, share_of
 from torchcalib.files.opening import NoSamplesError, PredictionFiles, existing, open_predictions
-from torchcalib.files.reader import InputError
+from torchcalib.files.reader import InputError, printable
 from torchcalib.files.saved import load_saved, saved_tensor, saved_value
 from torchcalib.files.source import Source
 from torchcalib.files.writing import write_whole
@@ -20,6 +20,7 @@ __all__ = [
     "expanded",
     "load_saved",
     "open_predictions",
+    "printable",
     "saved_tensor",
     "saved_value",
     "share_of",

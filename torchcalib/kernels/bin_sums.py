@@ -80,12 +80,15 @@ def bin_sums_of_replicates(
         part = slice(start, start + width)
         inside = (index[..., part].unsqueeze(-1) == bins).unsqueeze(-2)
         table = torch.where(inside, stacked[..., part].transpose(-1, -2).unsqueeze(-1), 0).flatten(-2)
-        total = total + _product(rows[..., part], table, finite)
+        total = total + weighed_sums(rows[..., part], table, finite)
     return total.movedim(-2, 0).reshape(len(weights), *lead, n_columns, n_bins)
 
 
-def _product(weights: Tensor, table: Tensor, finite: bool) -> Tensor:
-    """Multiply `(..., R, N)` by `(..., N, K)`, with 0 times infinity as 0."""
+def weighed_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
+    """Sum the rows of a table `(..., N, K)` under weights `(..., R, N)`: their product, with 0 times infinity as 0.
+
+    With `finite` the table is taken to have no infinite entry, which saves work.
+    """
     if finite:
         return weights @ table
     infinite = (table == torch.inf, table == -torch.inf)

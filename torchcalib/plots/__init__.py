@@ -1,4 +1,4 @@
-"""Pictures of bin tables and of the ECD, each drawn on the `ax` it is given and nowhere else.
+"""Pictures of bin tables, of the ECD and of comparisons, each drawn on the `ax` it is given and nowhere else.
 
 Without an `ax` a figure of its own is made, outside pyplot: `ax.figure.savefig(...)`, or `to_svg(ax)` and `to_png(ax)`,
 whose bytes are the same for the same picture. To see a picture with `plt.show()` pass `ax=plt.gca()`.
@@ -13,6 +13,7 @@ except ImportError as error:
 
 from torchcalib.plots.canvas import DARK, LIGHT, Style
 from torchcalib.plots.comparison import bin_comparison
+from torchcalib.plots.differences import difference_plot
 from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
 from torchcalib.plots.reliability import MAX_LABELLED_BINS, confidence_histogram, reliability_diagram
 from torchcalib.plots.saving import to_png, to_svg
@@ -26,6 +27,7 @@ __all__ = [
     "Style",
     "bin_comparison",
     "confidence_histogram",
+    "difference_plot",
     "ecd_curve",
     "reliability_diagram",
     "tce_diagram",

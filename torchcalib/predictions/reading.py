@@ -127,7 +127,8 @@ class InputFormat:
         of_values = self._value_rules(p, target_tolerance) if self.validate_args else []
         # What can be looked at is looked at first: rows that keep the rules are not missing, and need no second look.
         if self.nan_policy == "drop" and (drop_invalid or not of_values or not keeps(of_values)):
-            missing = self._missing(p) if absent is None else self._missing(p) & ~absent
+            missing = missing_rows(preds, target, self.from_logits, self.task == "multiclass")
+            missing = missing if absent is None else missing & ~absent
             if drop_invalid or look(missing.any()) is not False:
                 p = p.without_missing(missing)
                 weights, absent = p.weights, missing if absent is None else absent | missing
@@ -152,12 +153,7 @@ class InputFormat:
         self.check(preds, target, weights)
         self._shaped(preds, target, weights, None)
         per_class, soft = self.task == "multiclass", target.is_floating_point()
-
-        def rows(x: Tensor, from_logits: bool) -> Tensor:
-            return missing_rows(x.movedim(self.class_axis, -1) if per_class else x, from_logits, per_class)
-
-        missing = rows(preds, self.from_logits)
-        missing = missing | rows(target, False) if soft else missing
+        missing = self.missing_in(preds, target)
         if not bool(missing.any()):
             return preds, target, weights
         entries = missing.unsqueeze(self.class_axis) if per_class else missing
@@ -168,6 +164,18 @@ class InputFormat:
         if weights is not None:
             weights = weights.masked_fill(missing.all(self.class_axis) if self.task == "multilabel" else missing, 0)
         return preds, target, weights
+
+    def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Which samples (multi-label: entries) are missing in `preds` or in soft targets; see `nan_policy`.
+
+        Returns:
+            A mask of the shape of labels: that of `preds`, but for the class axis of multi-class input.
+        """
+        per_class = self.task == "multiclass"
+        if per_class:
+            preds = preds.movedim(self.class_axis, -1)
+            target = target.movedim(self.class_axis, -1) if target.is_floating_point() else target
+        return missing_rows(preds, target, self.from_logits, per_class)
 
     @property
     def read_as(self) -> Task:
@@ -306,12 +314,6 @@ class InputFormat:
                     "Give the rows to drop weight 0."
                 )
         return True
-
-    def _missing(self, p: Predictions) -> Tensor:
-        """Which rows are missing `(..., N)`, in their predictions or in their soft targets."""
-        per_class = self.task == "multiclass"
-        missing = missing_rows(p.given, self.from_logits, per_class)
-        return missing if p.hard else missing | missing_rows(p.given_target, False, per_class)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""

@@ -93,8 +93,14 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
     return Problem(values.isnan(), lambda rows: f"`{name}` must not hold NaN, got {_found(rows, values)}. {fix}")
 
 
-def missing_rows(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
-    """Rows that hold NaN, or that are no distribution because of an infinity; see `InputOptions`."""
+def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
+    """Rows whose predictions or soft targets are missing, classes on the last axis; see `InputOptions`."""
+    missing = _missing(preds, from_logits, per_class)
+    return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
+
+
+def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
+    """Rows that hold NaN, or that are no distribution because of an infinity."""
     values = values.detach()
     if from_logits:
         top = values.amax(-1) if per_class else values  # is NaN if any logit is

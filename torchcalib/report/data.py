@@ -207,7 +207,7 @@ class Report(Mapping[str, float]):
                 name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}
                 for name, table in getattr(self, tables).items()
             }
-        return {name: _plain(value) for name, value in values.items()}
+        return {name: plain(value) for name, value in values.items()}
 
     def to_json(self) -> str:
         """Return `to_dict` as strict JSON."""
@@ -231,12 +231,12 @@ class Report(Mapping[str, float]):
         return "\n".join([self.sentence, *advice, "", *rows, *self.notes, "", str(self.main_table)])
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn nested values into what strict JSON can hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value if isinstance(value, str | int | bool | None) else str(value)

@@ -78,7 +78,7 @@ def with_intervals(
     """Return lines with their intervals, where this does not take long, and notes of which have none."""
     replicates = _replicates(p, [reading for reading in read if reading.recipe.n_events(p) <= reading.most])
     found = [
-        replace(line, interval=_interval(line, replicates[line.key]))
+        replace(line, interval=interval_of(line, replicates[line.key]))
         if line.key in replicates and line.name not in UNFIT
         else line
         for line in lines
@@ -108,7 +108,8 @@ def _replicates(p: Predictions, read: Sequence[Reading]) -> dict[str, Tensor]:
     return {key: torch.cat(values) for key, values in found.items()}
 
 
-def _interval(line: Line, replicates: Tensor) -> LineInterval:
+def interval_of(line: Line, replicates: Tensor) -> LineInterval:
+    """Return the interval of a line, given the values of its replicates `(R,)`."""
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
     found = LineInterval(*(float(x) for x in (interval.low, interval.high)))
     if line.name not in BIASED or not float(interval.bias) > float(interval.standard_error) / 4:
