@@ -10,7 +10,7 @@ from torchcalib.calibration_loss.folds import FoldOptions, folds_of
 from torchcalib.calibrators import Calibrator, DPCalibration, Transform
 from torchcalib.calibrators.transform import series_weights
 from torchcalib.kernels.looking import look
-from torchcalib.predictions import InputOptions, Predictions, Task, check_flag
+from torchcalib.predictions import InputOptions, Predictions, Task, check_flag, in_all_replicates
 
 DEFAULT = DPCalibration()
 _FOLD_OPTIONS = frozenset(FoldOptions.__annotations__)
@@ -50,7 +50,7 @@ def calibrated(
 
     Returns:
         Predictions of the kind and shape of `preds` (with `positive_classes`: of the set, `(..., N)`), in its dtype (at
-        least float32). What `ignore_index` or weight 0 leave out means nothing.
+        least float32). What `ignore_index` or weight 0 leave out means nothing, and what is dropped is NaN.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
@@ -197,8 +197,11 @@ def input_options(options: CalibrationOptions) -> InputOptions:
 
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
-    """Return canonical values in the form of `preds`."""
+    """Return canonical values in the form of `preds`; what was missing there is NaN again."""
     values = values.to(p.dtype)
+    if p.n_dropped is not None and p.weights is not None:
+        absent = in_all_replicates(p.weights == 0, len(p.samples))
+        values = values.masked_fill(absent.unsqueeze(-1) if p.task == "multiclass" else absent, torch.nan)
     if p.task == "binary":
         return values
     values = values.transpose(-1, -2) if p.task == "multilabel" else values
