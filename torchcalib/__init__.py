@@ -44,7 +44,14 @@ from torchcalib.calibrators import (
 from torchcalib.comparison import Comparison, compare
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
-from torchcalib.report import Report, report
+from torchcalib.report import (
+    Report,
+    ReportBuilder,
+    gather_report,
+    load_report_state,
+    report,
+    save_report_state,
+)
 from torchcalib.scores import (
     ECD,
     NLL,
@@ -123,6 +130,7 @@ __all__ = [
     "Isotonic",
     "Recommendation",
     "Report",
+    "ReportBuilder",
     "ScoreDivergence",
     "TCETable",
     "Temperature",
@@ -150,9 +158,11 @@ __all__ = [
     "ece",
     "esce",
     "expected_cost",
+    "gather_report",
     "gce",
     "ks",
     "load_calibrator",
+    "load_report_state",
     "mce",
     "nees",
     "nees_per_sample",
@@ -164,6 +174,7 @@ __all__ = [
     "report",
     "rmsce",
     "save_calibrator",
+    "save_report_state",
     "score_divergence",
     "tce",
     "tce_table",

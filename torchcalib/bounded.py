@@ -109,6 +109,8 @@ class BoundedSample:
         cells = saved_tensor(state, "cells", torch.float64, (*shape[:-1], len(places)))
         if not bool(((places >= 0) & (places < shape[-1])).all() & (places.diff() > 0).all()):
             raise ValueError("`places` must be cells in order")
+        if not bool((cells >= 0).all()):
+            raise ValueError("`cells` must be sums of what is not negative")
         sums = cells.new_zeros(shape).index_copy_(-1, places, cells)
         _check_values(recipe.wrap(sums))
         bounded.resolution, bounded._cells = resolution, BinStats(sums)

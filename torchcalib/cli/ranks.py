@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,10 +31,12 @@ class Ranks:
     Attributes:
         rank: its number.
         n_ranks: how many there are; 1 without a launcher.
+        group: all of them, who wait for one another as long as it takes.
     """
 
     rank: int
     n_ranks: int
+    group: Any = None
 
     @property
     def is_first(self) -> bool:
@@ -57,8 +60,8 @@ class Ranks:
             left = error
         except Exception as error:
             problem = line_of(error)
-        if gathered_numbers((len(problem),)).any():
-            told = [words.decode() for words in gathered_bytes(problem.encode(errors="replace")) if words]
+        if gathered_numbers((len(problem),), self.group).any():
+            told = [words.decode() for words in gathered_bytes(problem.encode(errors="replace"), self.group) if words]
             raise _TogetherError(told[0] if told else "")
         if left is not None:
             raise left
@@ -67,7 +70,7 @@ class Ranks:
         """Raise on all ranks unless a value is the same on all of them."""
         if self.n_ranks == 1:
             return
-        marks = gathered_numbers((zlib.crc32(repr(value).encode()),))
+        marks = gathered_numbers((zlib.crc32(repr(value).encode()),), self.group)
         if (marks != marks[0]).any():
             raise _TogetherError(f"all ranks must see the same {name}, got others on some of them. Share the folder.")
 
@@ -82,14 +85,15 @@ def together() -> Iterator[Ranks]:
     if not all(os.environ.get(name) for name in _LAUNCHER) or os.environ["WORLD_SIZE"] == "1":
         yield Ranks(0, 1)
         return
-    # Files are read on the CPU, where states stay: gloo takes them, with or without GPUs.
-    dist.init_process_group("gloo", timeout=_PATIENCE)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    # Files are read on the CPU, where states stay: gloo takes them, with or without GPUs. That all ranks come is soon
+    # known, which is torch's own timeout; how long they read is not.
+    dist.init_process_group("gloo")
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(timeout=_PATIENCE))
     try:
         yield ranks
     except _TogetherError as error:
         code = fail(str(error)) if ranks.is_first else 2
-        dist.barrier()
+        dist.barrier(ranks.group)
         raise SystemExit(code) from None
     finally:
         dist.destroy_process_group()

@@ -53,7 +53,7 @@ def _report(arguments: argparse.Namespace) -> None:
             files = _opened_share(arguments, paths, ranks)
         with ranks.agreed():
             part = None if files is None else _read(arguments, files, len(paths), ranks)
-        parts = parts_of_ranks(part) if ranks.n_ranks > 1 else [part] if part else []
+        parts = parts_of_ranks(part, ranks.group) if ranks.n_ranks > 1 else [part] if part else []
         with ranks.agreed():
             if ranks.is_first:
                 if not parts:

@@ -1,0 +1,61 @@
+"""Data sets that are cut into pieces, and what must be equal of the reports of both."""
+
+import math
+
+import numpy as np
+import torch
+
+TASKS = ("binary", "multiclass", "multilabel")
+
+
+def data_set(task, n=240, weights="none", soft=False, seed=0):
+    """Logits, targets and weights as arrays by the names that files use."""
+    rng = np.random.default_rng(seed)
+    shape = (n,) if task == "binary" else (n, 4)
+    logits = 2 * rng.normal(size=shape).astype(np.float32)
+    if soft:
+        target = rng.dirichlet(np.ones(4), n) if task == "multiclass" else rng.random(shape).round(1)
+    elif task == "multiclass":
+        target = (logits / 2 + rng.gumbel(size=shape)).argmax(-1)
+    else:
+        target = (logits / 2 + rng.logistic(size=shape) > 0).astype(int)
+    arrays = {"logits": logits, "targets": target}
+    if weights != "none":
+        arrays["weights"] = rng.integers(0, 3, n) if weights == "counts" else rng.random(n)
+    return arrays
+
+
+def cut(arrays, *ends):
+    """Pieces of the rows, which end there; what is left is the last."""
+    n = len(arrays["targets"])
+    starts = (0, *ends)
+    return [{name: values[a:b] for name, values in arrays.items()} for a, b in zip(starts, (*ends, n), strict=True)]
+
+
+def add_to(builder, arrays):
+    builder.update(
+        **{
+            {"logits": "preds", "targets": "target"}.get(name, name): torch.from_numpy(np.array(values))
+            for name, values in arrays.items()
+        }
+    )
+
+
+def assert_same(found, expected, where="report"):
+    """Reports as plain values: words and counts are equal, other numbers to 1e-12; only the files may differ."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for name, value in expected.items():
+            if name != "files":
+                assert_same(found[name], value, f"{where}/{name}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), where
+        for k, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+            assert_same(mine, theirs, f"{where}/{k}")
+    elif isinstance(expected, float) and not expected.is_integer():
+        assert math.isclose(found, expected, rel_tol=1e-12, abs_tol=1e-12), f"{where}: {found} != {expected}"
+    elif isinstance(expected, float):
+        same = found == expected or (not where.endswith("/n") and math.isclose(found, expected, abs_tol=1e-12))
+        assert same, f"{where}: {found} != {expected}"
+    else:
+        assert found == expected, where
