@@ -336,13 +336,26 @@ class StreamingMetric(Metric, Generic[S]):
         return atomic
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics leaves a metric synced if `compute` raises."""
-        wrapped = super()._wrap_compute(compute)
+        """Torchmetrics leaves a metric synced if `compute` raises, and takes the axes of a single number from it."""
+        shapes: list[torch.Size] = []
+
+        @functools.wraps(compute)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            value = compute(*args, **kwargs)
+            shapes[:] = [value.shape] if isinstance(value, Tensor) else []
+            return value
+
+        wrapped = super()._wrap_compute(noted)
 
         @functools.wraps(compute)
         def safe(*args: Any, **kwargs: Any) -> Any:
+            shapes.clear()
             with unsynced_on_error(self):
-                return wrapped(*args, **kwargs)
+                value = wrapped(*args, **kwargs)
+            if shapes and value.shape != shapes[0]:
+                value = value.reshape(shapes[0])
+                self._computed = None if self._computed is None else value
+            return value
 
         return safe
 
