@@ -246,25 +246,30 @@ def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", no
 # Readings of the sorted sample that have no bins.
 
 
-def ks(scores, outcomes, weights=None):
+def ks(scores, outcomes, weights=None, order=None):
     """Largest |sum of w (y - p)| over the samples up to a score, as a share of the weight; one look per distinct score.
 
-    Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8.
+    Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8. `order` is what puts samples in
+    order, where that tells more than the scores do: log-odds.
     """
     weights = weights or [1] * len(scores)
     largest = 0.0
-    for end in set(scores):
-        terms = [w * (y - s) for s, y, w in zip(scores, outcomes, weights, strict=True) if s <= end and w]
+    order = scores if order is None else order
+    for end in set(order):
+        terms = [w * (y - s) for o, s, y, w in zip(order, scores, outcomes, weights, strict=True) if o <= end and w]
         largest = max(largest, abs(math.fsum(terms)))
     return largest / sum(weights) if sum(weights) else math.nan
 
 
-def corp(score, scores, outcomes, weights=None):
-    """Score, miscalibration, discrimination, uncertainty: Dimitriadis, Gneiting, Jordan (PNAS 2021), eq. 4-6."""
+def corp(score, scores, outcomes, weights=None, order=None):
+    """Score, miscalibration, discrimination, uncertainty: Dimitriadis, Gneiting, Jordan (PNAS 2021), eq. 4-6.
+
+    `order`: as for `ks`.
+    """
     weights = weights or [1] * len(scores)
     sample = Sample(outcomes, weights)
     fitted = {}
-    for block in pava(sample, groups(scores, outcomes, weights)):
+    for block in pava(sample, groups(scores if order is None else order, outcomes, weights)):
         fitted |= dict.fromkeys(block, float(sample.mean(block)))
     of = {"brier": oracles.binary_brier_of, "nll": oracles.nll_of}[score]
 

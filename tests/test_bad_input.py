@@ -55,6 +55,7 @@ CALLS = [
     ("NaN in a row", lambda f: f(Q.clone().fill_(NAN), H, **multi), ValueError, ["`preds`", "NaN", "3 of 3 rows"]),
     ("NaN logit", lambda f: f(t(NAN, 1.0), Y2, from_logits=True, **binary), ValueError, ["`preds`", "NaN"]),
     ("NaN half", lambda f: f(t(NAN, 1.0).half(), Y2, **binary), ValueError, ["`preds`", "NaN"]),
+    ("bfloat16, which numpy lacks", lambda f: f(t(NAN, 0.5).bfloat16(), Y2, **binary), ValueError, ["NaN", "1 of 2"]),
     ("infinite probability", lambda f: f(t(INF, 0.2), Y2, **binary), ValueError, ["[0, 1]", "inf", "from_logits=True"]),
     ("just above 1", lambda f: f(t(1.0000001, 0.2), Y2, **binary), ValueError, ["[0, 1]", "1 of 2 rows"]),
     ("negative", lambda f: f(t(-0.1, 0.2), Y2, **binary), ValueError, ["[0, 1]", "got -0.1", "from_logits=True"]),

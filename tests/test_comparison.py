@@ -363,7 +363,7 @@ def test_command_gives_every_system_a_name_of_its_own(tmp_path, capsys, monkeypa
         (["b=x/a.npz", "b=y/a.npz"], "must have a name each, got `b` twice"),
         (["x/a.npz", "x/a.npz"], "must have a name each"),
         (["x/a.npz", "=y/a.npz"], "must be NAME=FILES with a name"),
-        (["x/a.npz", "b=y/*.csv"], "`y/*.csv` must match a file, got none"),
+        (["x/a.npz", "b=y/*.csv"], "`y/*.csv` must match at least one file, got none"),
     ):
         assert main(["compare", *wrong]) == 2
         assert words in capsys.readouterr().err

@@ -78,6 +78,17 @@ def test_state_is_constant_in_the_number_of_samples(one):
     assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == list(metric.state_names)
 
 
+def test_a_single_value_keeps_its_axes():
+    """Of one series, one label: torchmetrics would take them away, and code that loops over series would fail."""
+    p, y = torch.rand(1, 5, 1), torch.tensor([[[1], [0], [1], [1], [0]]])
+    for metric in (tc.NLL, tc.KS):
+        kept = metric(task="multilabel", num_labels=1, average=None, batch_shape=(1,))
+        assert kept(p, y).shape == (1, 1)
+        for copied in (kept, pickle.loads(pickle.dumps(kept))):
+            assert copied.compute().shape == copied.compute().shape == (1, 1)
+        assert pickle.loads(pickle.dumps(kept)).compute().shape == (1, 1)  # kept from before
+
+
 def test_inference_mode_reset_and_use_afterwards(one):
     preds, target = one.data()
     metric = one.metric()

@@ -84,7 +84,9 @@ def _within(values: Tensor, low: float, high: float) -> Tensor:
 def _found(rows: Tensor, values: Tensor) -> str:
     """Describe the first broken row: '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
-    shortest = str(first.detach().cpu().numpy()[()])  # digits that tell the value from its neighbours, and no more
+    first = first.detach().cpu()
+    first = first.float() if first.dtype == torch.bfloat16 else first  # which numpy lacks
+    shortest = str(first.numpy()[()])  # digits that tell the value from its neighbours, and no more
     return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 

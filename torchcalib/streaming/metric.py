@@ -438,6 +438,31 @@ class StreamingMetric(Metric, Generic[S]):
 
         return atomic
 
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Torchmetrics takes the axes from a value that is a single number, as of one series of a batch."""
+        shape: torch.Size | None = None
+
+        @functools.wraps(compute)
+        def noted(*args: Any, **kwargs: Any) -> Tensor:
+            nonlocal shape
+            value: Tensor = compute(*args, **kwargs)
+            shape = value.shape
+            return value
+
+        wrapped = super()._wrap_compute(noted)
+
+        @functools.wraps(compute)
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            nonlocal shape
+            shape = None  # it stays so if the value is there already
+            value = wrapped(*args, **kwargs)
+            if shape is not None and value.shape != shape:
+                value = value.reshape(shape)
+                self._computed = None if self._computed is None else value
+            return value
+
+        return whole
+
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Torchmetrics keeps a copy of the state if a rank does not answer, or if the metric is synced already."""
         with unchanged_on_error(self):
