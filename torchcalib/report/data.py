@@ -11,6 +11,7 @@ from torchcalib.bins import BinTable, TCETable
 from torchcalib.calibration_loss import Recommendation
 from torchcalib.calibration_loss.recommendation import name_of
 from torchcalib.calibrators import Calibrator
+from torchcalib.monitoring import History
 from torchcalib.predictions import Task
 from torchcalib.reductions import Reduction
 
@@ -147,6 +148,8 @@ class Report(Mapping[str, float]):
             labels pooled. Empty where there are no labels, or no counts, to test them against.
         calibration: what a calibration stage would gain; None where it was left out, and `notes` say why.
         notes: what a reader must know of the numbers, such as why some are left out; sentences.
+        history: of the validations of the training that the predictions came from, if a `torchcalib.Monitor` kept it:
+            `dataclasses.replace(report, history=monitor.history)`.
         version: of torchcalib.
     """
 
@@ -163,6 +166,7 @@ class Report(Mapping[str, float]):
     tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
     notes: tuple[str, ...] = ()
+    history: History | None = None
     version: str = __version__
 
     @property
@@ -196,10 +200,11 @@ class Report(Mapping[str, float]):
 
         Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
         """
-        nested = ("lines", "tables", "tests", "calibration")
+        nested = ("lines", "tables", "tests", "calibration", "history")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
         values["lines"] = [asdict(line) for line in self.lines]
         values["calibration"] = None if self.calibration is None else self.calibration.to_dict()
+        values["history"] = None if self.history is None else self.history.to_dict()
         for tables in ("tables", "tests"):
             values[tables] = {
                 name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}

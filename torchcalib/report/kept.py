@@ -17,17 +17,22 @@ _JOINED_WITH_NONE = (torch.uint16, torch.uint32, torch.uint64)
 class KeptSamples:
     """Predictions as they came, one series in one dtype, up to a number: for what takes all of them at once.
 
+    Args:
+        input_format: what they are.
+        n_ranks: among how many processes, which join what they kept, the number is shared.
+
     Attributes:
         why_not: why none are kept any more, a clause; empty as long as they are.
         has_shares: whether some targets are shares of votes, and no labels.
     """
 
-    def __init__(self, input_format: InputFormat) -> None:
+    def __init__(self, input_format: InputFormat, n_ranks: int = 1) -> None:
         self.why_not = ""
         self.has_shares = False
         self._format = input_format
         self._pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._n_values = self._n_samples = 0
+        self._most_values, self._most_samples = MOST_VALUES // n_ranks, MOST_SAMPLES // n_ranks
 
     @property
     def has_samples(self) -> bool:
@@ -43,7 +48,7 @@ class KeptSamples:
             return
         self._n_values += samples.numel()
         self._n_samples += len(samples) if self._format.task == "multiclass" else samples.numel()
-        if self._n_values > MOST_VALUES or self._n_samples > MOST_SAMPLES:
+        if self._n_values > self._most_values or self._n_samples > self._most_samples:
             self._give_up(
                 f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
                 "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
