@@ -19,7 +19,7 @@ PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 pytestmark = [
     # a tiny data set needs no worker processes, whatever Lightning thinks of it
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    # of Lightning's own, in its own code
+    # a name of torch that Lightning still uses
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
 ]
 N_CLASSES, N_TRAIN, N_VALID = 3, 24, 26
@@ -260,6 +260,30 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
     assert validated[0]["val/nll"] == whole.history.column("nll")[-1]
     assert len(again.history) == 0, "validation alone is no part of a training"
+
+
+def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(pl, monkeypatch):
+    from torchcalib.integrations.lightning import _callback_classes
+
+    installed = [importlib.import_module(name).Callback for name in PACKAGES]
+    assert [issubclass(tc.CalibrationMonitor, callback) for callback in installed] == [True, True]
+    for name, other in (PACKAGES, PACKAGES[::-1]):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, None)
+            assert _callback_classes() == (importlib.import_module(other).Callback,)
+            patched.setitem(sys.modules, other, None)
+            with pytest.raises(ImportError, match=r"pip install 'torchcalib\[lightning\]'"):
+                _callback_classes()
+
+
+def test_arguments_that_do_not_fit_are_told_before_a_training_begins(pl, tmp_path):
+    with pytest.raises(ValueError, match="`calibrate` must be a calibrator for task='multiclass', got Isotonic"):
+        monitor(calibrate=tc.Isotonic())
+    with pytest.raises(ValueError, match="`diagrams_every` must be at least 0, got -1"):
+        monitor(diagrams_every=-1)
+    two = [monitor(calibrate=tc.Temperature(), prefix=prefix) for prefix in ("a/", "b/")]
+    with pytest.raises(ValueError, match="`calibrate` must be given to one CalibrationMonitor at most, got 2"):
+        trainer(pl, tmp_path, *two).fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
 
 
 def test_fast_dev_run_and_a_batch_that_holds_the_targets(package, tmp_path):

@@ -9,6 +9,10 @@ import torch
 import torchcalib
 from torchcalib.streaming import StreamingMetric
 
+# of Lightning: what it thinks of a tiny data set, and a name of torch that it still uses
+LIGHTNING = ("ignore:The '.*_dataloader' does not have many workers", "ignore:.*isinstance.treespec, LeafSpec.*")
+pytestmark = [pytest.mark.filterwarnings(ignored) for ignored in LIGHTNING]
+
 TEXT = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
