@@ -11,6 +11,10 @@ from snippets import ROOT, Snippet, run_line, run_shell, snippets
 import torchcalib
 from torchcalib.streaming import StreamingMetric
 
+# of Lightning: what it thinks of a tiny data set, and a name of torch that it still uses
+LIGHTNING = ("ignore:The '.*_dataloader' does not have many workers", "ignore:.*isinstance.treespec, LeafSpec.*")
+pytestmark = [pytest.mark.filterwarnings(ignored) for ignored in LIGHTNING]
+
 TEXT = (ROOT / "README.md").read_text()
 ALL = snippets(ROOT / "README.md")
 SCRIPTS = [snippet for snippet in ALL if snippet.script]

@@ -230,16 +230,21 @@ def test_demo_shows_over_confidence_grow(tmp_path, capsys):
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines() if line.split()[:1] and line.split()[0].isdigit()][:25]
     assert [int(row[0]) for row in rows] == list(range(1, 26))
-    accuracy, ecd = [float(row[2]) for row in rows], [float(row[5]) for row in rows]
+    accuracy, ecd = [float(row[2]) for row in rows], [float(row[6]) for row in rows]
     assert accuracy[-1] > 0.85
     assert ecd[-1] > 0.1 > -0.1 > min(ecd), "it starts under-confident and ends over-confident"
     written = {path.name for path in tmp_path.iterdir()}
-    assert {"report.html", "report.json", "predictions.npz"} <= written
+    assert {"report.html", "report.json", "predictions.npz", "training.png", "training.svg"} <= written
     assert main(["report", str(tmp_path / "predictions.npz")]) == 0
     again = capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text())
     value = next(line["value"] for line in report["lines"] if line["key"] == "ecd")
     assert f"{value:.6f}" in again
+    history = report["history"]["rows"]
+    assert history[-1]["values"]["ecd"] == pytest.approx(value, abs=1e-12), "the curve ends where the report is"
+    (warning,) = [row["warning"] for row in history if row["warning"]]
+    assert warning in said
+    assert "How training came here" in (tmp_path / "report.html").read_text()
 
 
 def test_command_writes_its_files_whatever_becomes_of_its_output(tmp_path):

@@ -42,6 +42,7 @@ from torchcalib.calibrators import (
     save_calibrator,
 )
 from torchcalib.comparison import Comparison, compare
+from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
 from torchcalib.report import (
@@ -82,23 +83,27 @@ from torchcalib.streaming import CalibrationCollection, distinct_rows
 if TYPE_CHECKING:
     from torchcalib.html import save_report as save_report
     from torchcalib.html_comparison import save_comparison as save_comparison
+    from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
     from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
     from torchcalib.plots import difference_plot as difference_plot
     from torchcalib.plots import ecd_curve as ecd_curve
     from torchcalib.plots import reliability_diagram as reliability_diagram
     from torchcalib.plots import tce_diagram as tce_diagram
+    from torchcalib.plots import training_curve as training_curve
 
 # Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
     "save_report": "torchcalib.html",
     "save_comparison": "torchcalib.html_comparison",
+    "CalibrationMonitor": "torchcalib.integrations.lightning",
     "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",
     "difference_plot": "torchcalib.plots",
     "ecd_curve": "torchcalib.plots",
     "reliability_diagram": "torchcalib.plots",
     "tce_diagram": "torchcalib.plots",
+    "training_curve": "torchcalib.plots",
 }
 
 __all__ = [
@@ -125,9 +130,12 @@ __all__ = [
     "CostMatrix",
     "DPCalibration",
     "HistogramBinning",
+    "History",
     "InputOptions",
     "Interval",
     "Isotonic",
+    "Monitor",
+    "OverConfidenceWarning",
     "Recommendation",
     "Report",
     "ReportBuilder",

@@ -1,6 +1,8 @@
 """A small classifier on scikit-learn's digits that becomes over-confident while its accuracy stands still."""
 
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +14,21 @@ try:
 except ImportError as error:
     raise ImportError("the demo needs scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
-from torchcalib.binned import ECE, ESCE, MCE
+from torchcalib.monitoring import Monitor, OverConfidenceWarning
 from torchcalib.report import Report, ReportBuilder
-from torchcalib.scores import ECD, NLL, Brier
-from torchcalib.streaming import CalibrationCollection
 
 _N_TRAIN = 250  # few enough to be learnt by heart
 
 
 class Demo:
-    """Trains with full batches, so that a run takes seconds and is the same everywhere."""
+    """Trains with full batches, so that a run takes seconds and is the same everywhere.
+
+    Attributes:
+        monitor: watches the validation.
+    """
 
     def __init__(self, seed: int = 0) -> None:
+        self.monitor = Monitor(task="multiclass", num_classes=10, from_logits=True)
         digits = load_digits()
         inputs = torch.from_numpy(digits.data / 16).float()
         labels = torch.from_numpy(digits.target).long()
@@ -38,9 +43,7 @@ class Demo:
             )
 
     def epochs(self, count: int) -> Iterator[dict[str, float]]:
-        """Train, and yield the validation metrics of every epoch."""
-        members = (NLL, Brier, ECD, ECE, ESCE, MCE)
-        metrics = CalibrationCollection([m(task="multiclass", num_classes=10, from_logits=True) for m in members])
+        """Train, and yield what the monitor measures in every epoch."""
         optimizer = torch.optim.Adam(self._model.parameters(), lr=1e-2)
         inputs, labels = self._train
         for epoch in range(1, count + 1):
@@ -49,18 +52,19 @@ class Demo:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             logits, target = self._predictions()
-            metrics.reset()
             for piece, truth in zip(torch.split(logits, 256), torch.split(target, 256), strict=True):
-                metrics.update(piece, truth)
-            accuracy = (logits.argmax(-1) == target).double().mean()
-            values = {name: float(value) for name, value in metrics.compute().items()}
-            yield {"epoch": epoch, "training loss": loss.item(), "accuracy": float(accuracy), **values}
+                self.monitor.update(piece, truth)
+            with warnings.catch_warnings():  # who calls this shows them
+                warnings.simplefilter("ignore", OverConfidenceWarning)
+                self.monitor.end_epoch(epoch)
+            yield {"epoch": epoch, "training loss": loss.item(), **self.monitor.history.rows[-1].values}
 
     def report(self) -> Report:
-        """Report on the validation predictions of the model as it is now."""
+        """Report on the validation predictions of the model as it is now, and on how it came there."""
         builder = ReportBuilder(task="multiclass", from_logits=True)
         builder.update(*self._predictions())
-        return builder.report(source={"model": "a small network", "data": "scikit-learn's digits, validation part"})
+        source = {"model": "a small network", "data": "scikit-learn's digits, validation part"}
+        return replace(builder.report(source=source), history=self.monitor.history)
 
     def save_predictions(self, folder: Path) -> Path:
         """Write the validation logits and targets to `predictions.npz` and return its path."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from torchcalib.bins import BinTable, TCETable
+from torchcalib.monitoring import History
 from torchcalib.pages import both_themes, count, environment, percent, pictures, write_folder
-from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, tce_diagram
+from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, tce_diagram, training_curve
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Line, Report
 
 try:
@@ -85,6 +86,17 @@ class _TestSection:
 
 
 @dataclass(frozen=True)
+class _TrainingSection:
+    """How training went, on the page: its picture, light and dark, what was said, and a row for each validation."""
+
+    curve: Markup
+    said: list[str]
+    unit: str
+    names: tuple[str, ...]
+    rows: list[tuple[int, list[float]]]
+
+
+@dataclass(frozen=True)
 class _CalibrationSection:
     """What a calibration stage would gain, on the page: for every score its rows, the predictions as they are first."""
 
@@ -105,6 +117,7 @@ def render(report: Report) -> str:
     with matplotlib_style.context("default"):  # what the process has set must not show in a report
         sections = [_section(report, name, table) for name, table in report.tables.items()]
         tests = [_test_section(name, table) for name, table in report.tests.items()]
+        training = _training_section(report.history) if report.history else None
     calibration = None if report.calibration is None else _calibration_section(report.calibration)
     of_gains = [] if calibration is None else [_RCL_SOURCE]
     sources = list(dict.fromkeys([*(line.source for line in report.lines if line.source), *of_gains]))
@@ -119,6 +132,7 @@ def render(report: Report) -> str:
             groups=[(name, _GROUPS.get(name, ""), list(lines)) for name, lines in groupby(report.lines, _group_of)],
             sources=sources,
             calibration=calibration,
+            training=training,
             rcl_source=_RCL_SOURCE,
             sections=sections,
             tests=tests,
@@ -137,8 +151,8 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
     """Write the report into a folder: `report.json`, `report.html`, and PNG and SVG of every diagram.
 
     The pictures of the main table are `reliability` and `confidence`; those of another one carry its name, such as
-    `reliability_top_label`. Those of tests are `test_positive_class` and the like. A file is there whole or not at all;
-    one of the same name is replaced.
+    `reliability_top_label`. Those of tests are `test_positive_class` and the like, that of a history is `training`. A
+    file is there whole or not at all; one of the same name is replaced.
 
     Args:
         report: as made by `torchcalib.report`.
@@ -159,6 +173,8 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
                 files |= pictures(f"{kind}{suffix}", ax)
         for name, tested in report.tests.items():
             files |= pictures(f"test_{name}", tce_diagram(tested, title=_EVENTS[name][0]))
+        if report.history:
+            files |= pictures("training", training_curve(report.history))
     return write_folder(files, out)
 
 
@@ -197,6 +213,26 @@ def _calibration_section(stage: CalibrationStage) -> _CalibrationSection:
         groups.append((score, rows))
     made_infinite = any(math.isinf(gain.value) and math.isfinite(stage.raw[gain.score]) for gain in stage.gains)
     return _CalibrationSection(stage, groups, made_infinite)
+
+
+def _training_section(history: History) -> _TrainingSection:
+    unit = history.unit
+    rows = [
+        (row.epoch if unit == "epoch" else row.step, [row.values.get(name, math.nan) for name in history.names])
+        for row in history.rows
+    ]
+    warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
+    label = (
+        f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(rows)} validations"
+        f"{f', with a warning in epoch {warned}' if warned else ''}. The table of the validations holds its values."
+    )
+    return _TrainingSection(
+        curve=both_themes(training_curve, history, "training", label),
+        said=[row.warning[:1].upper() + row.warning[1:] for row in history.warnings],
+        unit=unit,
+        names=history.names,
+        rows=rows,
+    )
 
 
 def _test_section(name: str, table: TCETable) -> _TestSection:

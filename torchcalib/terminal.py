@@ -23,6 +23,7 @@ from torchcalib.bins import BinTable
 from torchcalib.comparison import Comparison
 from torchcalib.comparison.data import WORDS
 from torchcalib.files import Source
+from torchcalib.monitoring import History
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
@@ -244,6 +245,13 @@ def show_paths(paths: Sequence[Path]) -> None:
     console.print(f"\n[bold]wrote {escape(str(page))}[/bold]", soft_wrap=True)
     others = ", ".join(path.name for path in paths if path != page)
     console.print(f"[dim]and {escape(others)}[/dim]", soft_wrap=True)
+
+
+def show_warnings(history: History) -> None:
+    """Print what a monitor has said."""
+    console = _console()
+    for row in history.warnings:
+        console.print(f"\n[bold red]warning:[/bold red] {escape(row.warning)}", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:

@@ -7,10 +7,11 @@ returns a `Transform`, a module without parameters that stands at the end of a m
 from torchcalib.calibrators.affine import AffineTransform, DPCalibration, Temperature
 from torchcalib.calibrators.histogram import HistogramBinning, HistogramTransform
 from torchcalib.calibrators.isotonic import Isotonic, IsotonicTransform
-from torchcalib.calibrators.saving import load_calibrator, save_calibrator
+from torchcalib.calibrators.saving import CHECKPOINT_KEY, load_calibrator, save_calibrator, transform_of
 from torchcalib.calibrators.transform import Calibrator, Transform
 
 __all__ = [
+    "CHECKPOINT_KEY",
     "AffineTransform",
     "Calibrator",
     "DPCalibration",
@@ -22,4 +23,5 @@ __all__ = [
     "Transform",
     "load_calibrator",
     "save_calibrator",
+    "transform_of",
 ]

@@ -1,7 +1,9 @@
 """Fitted transforms to files, and back without knowing what they are."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,6 +12,9 @@ from torchcalib.calibrators.histogram import HistogramTransform
 from torchcalib.calibrators.isotonic import IsotonicTransform
 from torchcalib.calibrators.transform import Transform
 from torchcalib.files import write_whole
+
+CHECKPOINT_KEY = "torchcalib_calibrator"
+"""Where a checkpoint of a training holds the `state_dict` of a calibrator."""
 
 _KINDS: dict[str, type[Transform]] = {
     kind.__name__: kind for kind in (AffineTransform, HistogramTransform, IsotonicTransform)
@@ -39,6 +44,9 @@ def save_calibrator(transform: Transform, path: str | Path) -> None:
 def load_calibrator(path: str | Path) -> Transform:
     """Read a fitted calibrator from a file that `save_calibrator` or `torchcalib report --save-calibrator` wrote.
 
+    A checkpoint of Lightning is such a file too, if `torchcalib.CalibrationMonitor(calibrate=...)` was there when it
+    was saved, and if it holds nothing but tensors and plain Python values otherwise.
+
     Args:
         path: the file, which is read without running anything that it holds.
 
@@ -63,13 +71,19 @@ def load_calibrator(path: str | Path) -> Transform:
     """
     with Path(path).open("rb") as file:
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-            transform = _KINDS[state["_extra_state"]["kind"]]()
-            transform.load_state_dict(state)
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            transform = transform_of(saved.get(CHECKPOINT_KEY, saved))
         # A file of another kind fails in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
         except Exception as error:
             raise ValueError(
                 f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which holds something else "
                 f"({type(error).__name__}). Fit and save the calibrator again."
             ) from error
+    return transform
+
+
+def transform_of(state: Mapping[str, Any]) -> Transform:
+    """Return the fitted calibrator of a `state_dict`."""
+    transform = _KINDS[state["_extra_state"]["kind"]]()
+    transform.load_state_dict(state)
     return transform

@@ -30,6 +30,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     make_folder(arguments.out)
     run = demo.Demo(arguments.seed)
     terminal.show_epochs(run.epochs(arguments.epochs), title="Validation, epoch by epoch")
+    terminal.show_warnings(run.monitor.history)
     finished: Report = run.report()
     paths = (*html.save_report(finished, arguments.out), run.save_predictions(Path(arguments.out)))
     terminal.show(finished)

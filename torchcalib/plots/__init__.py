@@ -1,4 +1,4 @@
-"""Pictures of bin tables, of the ECD and of comparisons, each drawn on the `ax` it is given and nowhere else.
+"""Pictures of bin tables, the ECD, comparisons and a training, each drawn on the `ax` it is given and nowhere else.
 
 Without an `ax` a figure of its own is made, outside pyplot: `ax.figure.savefig(...)`, or `to_svg(ax)` and `to_png(ax)`,
 whose bytes are the same for the same picture. To see a picture with `plt.show()` pass `ax=plt.gca()`.
@@ -18,6 +18,7 @@ from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
 from torchcalib.plots.reliability import MAX_LABELLED_BINS, confidence_histogram, reliability_diagram
 from torchcalib.plots.saving import to_png, to_svg
 from torchcalib.plots.tce import tce_diagram
+from torchcalib.plots.training import training_curve
 
 __all__ = [
     "DARK",
@@ -33,4 +34,5 @@ __all__ = [
     "tce_diagram",
     "to_png",
     "to_svg",
+    "training_curve",
 ]

@@ -11,6 +11,7 @@ from torchcalib.bins import BinTable, TCETable
 from torchcalib.calibration_loss import Recommendation
 from torchcalib.calibration_loss.recommendation import name_of
 from torchcalib.calibrators import Calibrator
+from torchcalib.monitoring import History
 from torchcalib.predictions import Task
 from torchcalib.reductions import Reduction
 
@@ -148,6 +149,8 @@ class Report(Mapping[str, float]):
         calibration: what a calibration stage would gain; None where it was left out, and `notes` say why.
         notes: what a reader must know of the numbers, such as why some are left out; sentences.
         n_dropped: samples (multi-label: entries) that `nan_policy="drop"` left out of all of this; `notes` say so too.
+        history: of the validations of the training that the predictions came from, if a `torchcalib.Monitor` kept it:
+            `dataclasses.replace(report, history=monitor.history)`.
         version: of torchcalib.
     """
 
@@ -165,6 +168,7 @@ class Report(Mapping[str, float]):
     calibration: CalibrationStage | None = None
     notes: tuple[str, ...] = ()
     n_dropped: int = 0
+    history: History | None = None
     version: str = __version__
 
     @property
@@ -198,10 +202,11 @@ class Report(Mapping[str, float]):
 
         Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
         """
-        nested = ("lines", "tables", "tests", "calibration")
+        nested = ("lines", "tables", "tests", "calibration", "history")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
         values["lines"] = [asdict(line) for line in self.lines]
         values["calibration"] = None if self.calibration is None else self.calibration.to_dict()
+        values["history"] = None if self.history is None else self.history.to_dict()
         for tables in ("tables", "tests"):
             values[tables] = {
                 name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}

@@ -23,6 +23,10 @@ _JOINED_WITH_NONE = (torch.uint16, torch.uint32, torch.uint64)
 class KeptSamples:
     """Predictions as they came, one series in one dtype, up to a number: for what takes all of them at once.
 
+    Args:
+        input_format: what they are.
+        n_ranks: among how many processes, which join what they kept, the number is shared.
+
     Attributes:
         why_not: why none are kept any more, a clause; empty as long as they are.
         has_shares: whether some targets are shares of votes, and no labels.
@@ -30,12 +34,13 @@ class KeptSamples:
         n_values: how many values of `preds`.
     """
 
-    def __init__(self, input_format: InputFormat) -> None:
+    def __init__(self, input_format: InputFormat, n_ranks: int = 1) -> None:
         self.why_not = ""
         self.has_shares = False
         self._format = input_format
         self._pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.n_samples = self.n_values = 0
+        self._n_ranks = n_ranks
 
     @property
     def has_samples(self) -> bool:
@@ -61,7 +66,8 @@ class KeptSamples:
 
     def relieve(self, n_samples: int = 0, n_values: int = 0) -> None:
         """Keep none any more if they are too many, with so many elsewhere that are to be together with these."""
-        if self.n_samples + n_samples > MOST_SAMPLES or self.n_values + n_values > MOST_VALUES:
+        share = self._n_ranks
+        if self.n_samples + n_samples > MOST_SAMPLES // share or self.n_values + n_values > MOST_VALUES // share:
             self._give_up()
 
     def _give_up(self) -> None:

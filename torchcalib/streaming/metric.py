@@ -440,24 +440,22 @@ class StreamingMetric(Metric, Generic[S]):
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Torchmetrics takes the axes from a value that is a single number, as of one series of a batch."""
-        shape: torch.Size | None = None
+        shapes: list[torch.Size] = []
 
         @functools.wraps(compute)
         def noted(*args: Any, **kwargs: Any) -> Tensor:
-            nonlocal shape
             value: Tensor = compute(*args, **kwargs)
-            shape = value.shape
+            shapes.append(value.shape)
             return value
 
         wrapped = super()._wrap_compute(noted)
 
         @functools.wraps(compute)
         def whole(*args: Any, **kwargs: Any) -> Any:
-            nonlocal shape
-            shape = None  # it stays so if the value is there already
+            shapes.clear()
             value = wrapped(*args, **kwargs)
-            if shape is not None and value.shape != shape:
-                value = value.reshape(shape)
+            if shapes and value.shape != shapes[-1]:  # there is none if the value was there already
+                value = value.reshape(shapes[-1])
                 self._computed = None if self._computed is None else value
             return value
 

@@ -1,0 +1,11 @@
+"""What happens to calibration while a model trains: `Monitor` takes validation batches, epoch by epoch.
+
+It keeps a `History`, which is data only, and says in words when over-confidence grows. No training framework is known
+here; `torchcalib.integrations` are the ways into theirs.
+"""
+
+from torchcalib.monitoring.history import History, HistoryRow
+from torchcalib.monitoring.monitor import Monitor, usual_metrics
+from torchcalib.monitoring.over_confidence import OverConfidenceWarning, crossings
+
+__all__ = ["History", "HistoryRow", "Monitor", "OverConfidenceWarning", "crossings", "usual_metrics"]
