@@ -43,12 +43,12 @@ def collections():
     several = {"task": "multiclass", "num_classes": N_CLASSES, "nan_policy": "drop"}
     return (
         tc.CalibrationCollection(
-            {"nll": tc.NLL(**binary), "ece": tc.ECE(**binary), "ks": tc.KS(**binary, resolution=2048)}, persistent=True
+            {"nll": tc.NLL(**binary), "ece": tc.ECE(**binary), "ks": tc.KS(**binary, resolution=64)}, persistent=True
         ),
         tc.CalibrationCollection(
             {
                 "brier": tc.Brier(**several),
-                "ece": tc.ECE(**several),
+                "top_label": tc.ECE(**several),
                 "classwise": tc.ECE(**several, reduction="classwise"),
             },
             persistent=True,
@@ -108,7 +108,7 @@ def soak(rank, world, folder, n_updates):
         for (values, n_dropped), (expected, n_missing) in zip(found, offline(world, n_each), strict=True):
             assert n_dropped == {n_missing}
             for name, value in values.items():
-                tolerance = 2e-4 if name == "ks" else 1e-9  # which is a sketch
+                tolerance = 5e-3 if name == "ks" else 1e-9  # ks is of a sketch
                 torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
     dist.barrier()
     return looks[len(looks) // 5 :]
