@@ -237,7 +237,7 @@ def test_metrics_logged_by_themselves_and_by_the_monitor_are_those_of_the_logits
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_path):
     def fitted(checkpoint=None):
-        watched, net = monitor(calibrate=tc.Temperature(), diagrams_every=0), model(pl)
+        watched, net = monitor(calibrate=tc.DPCalibration(), diagrams_every=0), model(pl)
         keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, monitor="val/nll")
         run = trainer(pl, tmp_path, watched, keep, enable_checkpointing=True, val_check_interval=0.34)
         run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1), ckpt_path=checkpoint)
@@ -252,11 +252,12 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     assert resumed.history == whole.history, "no step twice, none left out, and the same model"
 
     logits, target = net.validation(4)
-    expected = tc.Temperature().fit(logits, target, task="multiclass", from_logits=True)
+    expected = tc.DPCalibration().fit(logits, target, task="multiclass", from_logits=True)
     loaded = tc.load_calibrator(in_the_middle)
     assert loaded.alpha.item() == pytest.approx(expected.alpha.item(), rel=1e-9)
+    torch.testing.assert_close(loaded.beta, expected.beta)
     torch.testing.assert_close(loaded(logits), expected(logits))
-    again = monitor(calibrate=tc.Temperature())
+    again = monitor(calibrate=tc.DPCalibration())
     again.on_load_checkpoint(None, None, torch.load(in_the_middle, weights_only=True))
     assert again.transform.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
