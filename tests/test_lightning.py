@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import torchcalib as tc
+from torchcalib.integrations.images import as_array, log_picture
 from torchcalib.integrations.outputs import found_by
 from torchcalib.monitoring import crossings
 
@@ -235,7 +237,7 @@ def test_metrics_logged_by_themselves_and_by_the_monitor_are_those_of_the_logits
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_path):
     def fitted(checkpoint=None):
-        watched, net = monitor(calibrate=tc.Temperature(), diagrams_every=0), model(pl)
+        watched, net = monitor(calibrate=tc.DPCalibration(), diagrams_every=0), model(pl)
         keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, monitor="val/nll")
         run = trainer(pl, tmp_path, watched, keep, enable_checkpointing=True, val_check_interval=0.34)
         run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1), ckpt_path=checkpoint)
@@ -250,11 +252,12 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     assert resumed.history == whole.history, "no step twice, none left out, and the same model"
 
     logits, target = net.validation(4)
-    expected = tc.Temperature().fit(logits, target, task="multiclass", from_logits=True)
+    expected = tc.DPCalibration().fit(logits, target, task="multiclass", from_logits=True)
     loaded = tc.load_calibrator(in_the_middle)
     assert loaded.alpha.item() == pytest.approx(expected.alpha.item(), rel=1e-9)
+    torch.testing.assert_close(loaded.beta, expected.beta)
     torch.testing.assert_close(loaded(logits), expected(logits))
-    again = monitor(calibrate=tc.Temperature())
+    again = monitor(calibrate=tc.DPCalibration())
     again.on_load_checkpoint(None, None, torch.load(in_the_middle, weights_only=True))
     assert again.transform.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
@@ -355,6 +358,62 @@ def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
             assert abs(epoch["own expected"] - epoch["expected"]["val/nll/dataloader_idx_0"]) > 1e-4
         assert said["alpha"] == pytest.approx(said["alpha expected"], rel=1e-9)
         assert said["stopped"] == 2
+
+
+def test_repeated_rows_have_no_weight_in_predictions_of_any_shape_or_it_is_said_that_they_count_twice(pl):
+    distinct = torch.tensor([1, 1, 0])
+    pixels = monitor(class_axis=1)._without_repeats(torch.zeros(3, N_CLASSES, 5), None, distinct)
+    assert pixels.tolist() == [[1] * 5, [1] * 5, [0] * 5]
+    given = torch.tensor([0.5, 2.0, math.nan])
+    assert monitor()._without_repeats(torch.zeros(3, N_CLASSES), given, distinct).tolist() == [0.5, 2.0, 0.0]
+    with pytest.warns(
+        UserWarning, match=r"repeats 1 rows of a batch of 3, .* shape \(15, 3\) they cannot be told apart"
+    ):
+        assert monitor()._without_repeats(torch.zeros(15, N_CLASSES), None, distinct) is None
+    five = torch.utils.data.TensorDataset(torch.zeros(5))
+    sampler = torch.utils.data.DistributedSampler(five, num_replicas=2, rank=1, shuffle=False)
+    plain = torch.utils.data.DataLoader(five, batch_size=2, sampler=sampler)
+    assert [part.tolist() for part in monitor()._distinct_of(plain)] == [[1, 1], [0]]
+    assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_size=2)) is None
+
+    class Sorted(torch.utils.data.BatchSampler):
+        pass
+
+    own = torch.utils.data.DataLoader(five, batch_sampler=Sorted(sampler, 2, drop_last=False))
+    with pytest.warns(UserWarning, match="in batches of Sorted they cannot be told apart: they count twice"):
+        assert monitor()._distinct_of(own) is None
+
+
+def test_pictures_go_to_whoever_takes_them_and_to_no_one_else(tmp_path):
+    class Files:  # an experiment as that of MLflow, with a run, and as that of Comet, without
+        def log_figure(self, *args, **kwargs):
+            self.given = args, kwargs
+
+    class Logger:
+        def __init__(self, experiment, **own):
+            self.experiment = experiment
+            vars(self).update(own)
+
+    ax = tc.ecd_curve()
+    comet, mlflow = Logger(Files()), Logger(Files(), run_id="run")
+    assert log_picture(comet, "val/reliability", ax, 7)
+    assert comet.experiment.given == ((), {"figure_name": "val/reliability", "figure": ax.figure, "step": 7})
+    assert log_picture(mlflow, "val/reliability", ax, 7)
+    assert mlflow.experiment.given == (("run", ax.figure, "val/reliability_00000007.png"), {})
+    assert not log_picture(Logger(object()), "val/reliability", ax, 7)
+    assert not log_picture(object(), "val/reliability", ax, 7)
+    pixels = as_array(ax)
+    assert pixels.dtype.name == "uint8"
+    assert pixels.shape[2] == 3
+    assert pixels.min() < 100 < 255 == pixels.max()
+
+
+def test_it_goes_through_pickle_as_spawning_strategies_need(pl):
+    watched = monitor()
+    watched.load_state_dict({"histories": [{"version": 1, "rows": []}] * 2})
+    again = pickle.loads(pickle.dumps(watched))
+    assert [one.history for one in again.monitors] == [one.history for one in watched.monitors]
+    assert again.state_key == watched.state_key == "CalibrationMonitor{'prefix': 'val/'}"
 
 
 LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
