@@ -71,8 +71,10 @@ def test_a_missing_extra_is_named():
 def test_a_missing_extra_at_the_command_line_is_one_line(tmp_path):
     path = tmp_path / "x.npz"
     path.touch()
-    code = "import sys; sys.modules['rich'] = None; from torchcalib.cli import main; sys.exit(main(['report', sys.argv[1]]))"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['rich'] = None; from torchcalib.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("torchcalib: error: ")
     assert "torchcalib[report]" in done.stderr
