@@ -64,6 +64,19 @@ def test_metrics_of_ones_own_are_measured_in_place_of_the_usual():
     assert given.state.sum() == 0, "it is a copy that is updated"
 
 
+def test_rows_that_hold_nan_are_dropped_counted_and_shown():
+    logits, target = data("multiclass")
+    monitor = tc.Monitor(task="multiclass", num_classes=3, from_logits=True, nan_policy="drop")
+    for n_dropped in (3, 0):
+        bad = torch.where((torch.arange(40) < n_dropped).unsqueeze(-1), torch.nan, logits)
+        monitor.update(bad, target)
+        values = monitor.end_epoch()
+        assert values["val/n_dropped"] == n_dropped
+        expected = tc.nll(logits[n_dropped:], target[n_dropped:], task="multiclass", from_logits=True)
+        assert values["val/nll"] == pytest.approx(expected.item(), abs=1e-12)
+    assert monitor.history.column("n_dropped") == (3, 0)
+
+
 def test_without_data_values_are_nan_and_nothing_is_said():
     monitor = tc.Monitor(task="binary")
     assert all(math.isnan(value) for value in monitor.end_epoch().values())

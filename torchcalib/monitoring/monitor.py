@@ -92,7 +92,8 @@ class Monitor:
         postfix: put behind it.
         threshold: by how much over-confidence must have grown to be warned of, in nats (0.1: what happens gets a tenth
             less probability than the model expects); `math.inf` for no warning.
-        **options: other arguments that all metrics take: `from_logits`, `ignore_index`, `class_axis` ...
+        **options: other arguments that all metrics take: `from_logits`, `ignore_index`, `class_axis`, `nan_policy` ...;
+            with `nan_policy="drop"` the rows that were left out are among the values, as `n_dropped`.
 
     Attributes:
         input_format: how batches are read.
@@ -211,6 +212,8 @@ class Monitor:
         named = {name: float(values[name]) for name in self._names}
         if self.input_format.read_as == "multiclass" and "accuracy" in named:
             named["confidence"] = float(self.bin_table.mean("confidence"))
+        if self.input_format.nan_policy == "drop":
+            named["n_dropped"] = float(self._metrics[_BINS].n_dropped())
         return named
 
     def _judged(self, history: History) -> History:
