@@ -124,16 +124,13 @@ class InputFormat:
             target = target.masked_fill(absent, 0)
         tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
         p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard, tolerance)
-        of_values = self._value_rules(p, target_tolerance) if self.validate_args else []
-        # What can be looked at is looked at first: rows that keep the rules are not missing, and need no second look.
-        if self.nan_policy == "drop" and (drop_invalid or not of_values or not keeps(of_values)):
-            missing = missing_rows(preds, target, self.from_logits, self.task == "multiclass")
-            missing = missing if absent is None else missing & ~absent
-            if drop_invalid or look(missing.any()) is not False:
-                p = p.without_missing(missing)
-                weights, absent = p.weights, missing if absent is None else absent | missing
-                of_values = self._value_rules(p, target_tolerance) if self.validate_args else []
-        weights, broken = settle([*rules, *of_values], weights, absent, drop_invalid, wide)
+        if self.nan_policy == "drop":
+            p = self._complete(p, absent, target_tolerance, drop_invalid)
+            weights = p.weights
+            absent = None if weights is None else in_all_replicates(weights == 0, samples)
+        if self.validate_args:
+            rules += self._value_rules(p, target_tolerance)
+        weights, broken = settle(rules, weights, absent, drop_invalid, wide)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
@@ -314,6 +311,18 @@ class InputFormat:
                     "Give the rows to drop weight 0."
                 )
         return True
+
+    def _complete(
+        self, p: Predictions, absent: Tensor | None, target_tolerance: float, drop_invalid: bool
+    ) -> Predictions:
+        """Return predictions without the rows that are missing, in themselves or in their soft targets."""
+        # Where values can be looked at, rows that keep the rules are none of these, and are not looked at once more.
+        if not drop_invalid and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
+            return p
+        missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
+        if absent is not None:
+            missing = missing & ~absent
+        return p if not drop_invalid and look(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""
