@@ -21,6 +21,7 @@ except ImportError as error:
 from torchcalib.bins import BinTable
 from torchcalib.comparison import Comparison
 from torchcalib.comparison.data import WORDS
+from torchcalib.files import printable
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
@@ -47,8 +48,13 @@ def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
     shown = sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
-        task = bar.add_task(escape(description), total=total)
+        task = bar.add_task(_shown(description), total=total)
         yield lambda rows: bar.advance(task, rows)
+
+
+def _shown(text: object) -> str:
+    """Write what others have named: it is neither markup nor does it steer the terminal."""
+    return escape(printable(str(text)))
 
 
 _WHOLE_WIDTH = 118
@@ -61,7 +67,7 @@ def show(report: Report) -> None:
     for name, value in report.source.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if shown:
-            console.print(f"[dim]{name:12}[/dim] {escape(shown)}", soft_wrap=True)
+            console.print(f"[dim]{name:12}[/dim] {_shown(shown)}", soft_wrap=True)
     bins = f"{report.settings['n_bins']} equal-width bins {'(a, b]' if report.settings['right'] else '[a, b)'}"
     outputs = f"{report.num_classes} {'labels' if report.task == 'multilabel' else 'classes'}"
     console.print(f"[dim]{'read as':12}[/dim] {report.task}, n = {report.n:,.10g}, {outputs}, {bins}")
@@ -74,14 +80,14 @@ def show(report: Report) -> None:
     if any(line.interval for line in report.lines):
         console.print(f"[dim]{INTERVAL_WORDS}[/dim]")
     for note in report.notes:
-        console.print(f"[dim]{escape(note)}[/dim]")
+        console.print(f"[dim]{_shown(note)}[/dim]")
     if report.calibration is not None:
         console.print()
         console.print(f"[bold]{escape(report.calibration.recommendation.text)}[/bold]")
         console.print()
         console.print(_gain_table(report.calibration))
         for note in report.calibration.notes:
-            console.print(f"[dim]{escape(note)}[/dim]")
+            console.print(f"[dim]{_shown(note)}[/dim]")
     console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
 
@@ -156,28 +162,28 @@ def show_comparison(comparison: Comparison) -> None:
     console.print()
     for name, source in comparison.sources.items():
         files = ", ".join(source["files"])
-        console.print(f"[dim]{escape(name)}:[/dim] {escape(files)}; {escape(source['predictions'])}", soft_wrap=True)
+        console.print(f"[dim]{_shown(name)}:[/dim] {_shown(files)}; {_shown(source['predictions'])}", soft_wrap=True)
     outputs = f"{comparison.num_classes} {'labels' if comparison.task == 'multilabel' else 'classes'}"
     bins = f"{comparison.settings['n_bins']} equal-width bins {'(a, b]' if comparison.settings['right'] else '[a, b)'}"
     console.print(f"[dim]{'read as':12}[/dim] {comparison.task}, n = {comparison.n:,.10g}, {outputs}, {bins}")
     for sentence in comparison.sentences.values():
-        console.print(f"\n[bold]{escape(sentence)}[/bold]")
+        console.print(f"\n[bold]{_shown(sentence)}[/bold]")
     for name in comparison.systems[1:]:
         console.print()
         console.print(_difference_table(comparison, name))
     console.print(f"[dim]{WORDS}[/dim]")
     for note in (comparison.caution, *comparison.notes):
-        console.print(f"[dim]{escape(note)}[/dim]")
+        console.print(f"[dim]{_shown(note)}[/dim]")
 
 
 def _difference_table(comparison: Comparison, name: str) -> Table:
     first = comparison.baseline
-    title = Text(f"{name} against {first}", "bold")
+    title = Text(printable(f"{name} against {first}"), "bold")
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for header in ("", "number"):
         drawn.add_column(header, no_wrap=True)
     for header in (first, name):
-        drawn.add_column(Text(header), justify="right", max_width=_NAME_WIDTH, overflow="fold")
+        drawn.add_column(Text(printable(header)), justify="right", max_width=_NAME_WIDTH, overflow="fold")
     drawn.add_column("difference", justify="right", no_wrap=True)
     drawn.add_column("95 % interval", no_wrap=True)
     drawn.add_column("says", no_wrap=True)
@@ -205,11 +211,11 @@ def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> N
     """Print which calibrator was saved, why this one, and how it is used."""
     console = _console()
     why = "as recommended" if stage.recommendation.best else "though no calibrator is worth its trouble here"
-    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.load_calibrator({str(path)!r})"
     console.print(
-        f"[dim]{escape(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
+        f"[dim]{_shown(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
     )
 
 
@@ -219,9 +225,9 @@ def show_paths(paths: Sequence[Path]) -> None:
         return
     console = _console()
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
-    console.print(f"\n[bold]wrote {escape(str(page))}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]wrote {_shown(page)}[/bold]", soft_wrap=True)
     others = ", ".join(path.name for path in paths if path != page)
-    console.print(f"[dim]and {escape(others)}[/dim]", soft_wrap=True)
+    console.print(f"[dim]and {_shown(others)}[/dim]", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torchcalib._version import __version__
 from torchcalib.cli import compare, demo, report
+from torchcalib.files import printable
 
 COMMANDS = (report, compare, demo)
 """Each adds its parser, whose default `run` takes the arguments."""
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(message: str) -> int:
-    print(f"torchcalib: error: {_as_options(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
+    line = printable(_as_options(" ".join(message.split())))
+    print(f"torchcalib: error: {line}", file=sys.stderr)  # noqa: T201
     return 2
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, opened, printable, source_of
+from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, opened, source_of
 from torchcalib.comparison import ComparisonBuilder
-from torchcalib.files import PredictionFiles
+from torchcalib.files import PredictionFiles, printable
 from torchcalib.predictions import check_count
+from torchcalib.report import check_size
 
 
 def add_to(commands: Any) -> None:
@@ -56,6 +57,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     files = {name: opened(arguments, paths) for name, paths in _named(arguments.systems).items()}
     _check_alike(files)
     first = next(iter(files.values()))
+    check_size(first.task, first.shape[-1], arguments.n_bins)  # before the first row is read
     builder = ComparisonBuilder(
         tuple(files),
         task=first.task,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from torchcalib.files import PredictionFiles, open_predictions
+from torchcalib.files import PredictionFiles, open_predictions, printable
 from torchcalib.predictions import Task
 
 PIECE_BYTES = 4 * 2**20
@@ -66,11 +66,6 @@ def source_of(files: PredictionFiles) -> dict[str, Any]:
     return {
         name: [_shown(v) for v in value] if isinstance(value, list) else _shown(value) for name, value in source.items()
     }
-
-
-def printable(text: str) -> str:
-    """Names come out of files and shells, and what is printed must not steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _shown(value: Any) -> Any:

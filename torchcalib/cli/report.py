@@ -10,7 +10,7 @@ from typing import Any
 from torchcalib.calibrators import Transform, save_calibrator
 from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, opened, source_of
 from torchcalib.predictions import check_count
-from torchcalib.report import Report, ReportBuilder
+from torchcalib.report import Report, ReportBuilder, check_size
 
 
 def add_to(commands: Any) -> None:
@@ -51,6 +51,7 @@ def _report(arguments: argparse.Namespace) -> None:
         make_folder(arguments.out)
     check_count("n_bins", arguments.n_bins)
     files = opened(arguments, arguments.files)
+    check_size(files.task, files.shape[-1], arguments.n_bins)  # before the first row is read
     builder = ReportBuilder(
         task=files.task,
         n_bins=arguments.n_bins,

@@ -4,7 +4,8 @@ Nothing is ever unpickled, and nothing is guessed from values. `write_whole` is 
 """
 
 from torchcalib.files.opening import PredictionFiles, open_predictions
-from torchcalib.files.reader import InputError
+from torchcalib.files.reader import InputError, printable
+from torchcalib.files.tensors import load_tensors
 from torchcalib.files.writing import write_whole
 
-__all__ = ["InputError", "PredictionFiles", "open_predictions", "write_whole"]
+__all__ = ["InputError", "PredictionFiles", "load_tensors", "open_predictions", "printable", "write_whole"]

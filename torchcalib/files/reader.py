@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
+MOST_ARRAYS = 2**17  # arrays or columns of a file; one with more is broken, and listing them would take for ever
 MAX_RESIDENT = 2 * 2**30  # bytes of what must fit in memory whole, a row above all; a file that asks for more is broken
 
 
@@ -28,8 +29,12 @@ class InputError(ValueError):
     """A file that cannot be read as predictions; the message says what was found and what to do."""
 
     def __init__(self, message: str) -> None:
-        # Names and parser messages come out of files, and what is printed must not steer a terminal.
-        super().__init__("".join(letter if letter.isprintable() else "?" for letter in message))
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Names and parser messages come out of files, and what is printed must not steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,15 @@ def reading(label: str, file_format: str) -> Iterator[None]:
             f"`{label}` must be a complete, readable {file_format} file, got {type(error).__name__}: "
             f"{said.rstrip('.')}. Check that it was written to its end, and that its suffix is right."
         ) from error
+
+
+def check_count_of_arrays(label: str, count: int) -> None:
+    """Refuse a file of so many arrays that listing them would take for ever."""
+    if count > MOST_ARRAYS:
+        raise InputError(
+            f"`{label}` must hold at most {MOST_ARRAYS:,} arrays or columns, got {count:,}. Save predictions of all "
+            "classes as one array."
+        )
 
 
 def check_unique(label: str, names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ A report is built from sums and from samples in order, so `ReportBuilder` takes 
 number, in bounded memory. Drawing, pages and files are made further up, from the finished `Report`.
 """
 
-from torchcalib.report.building import ReportBuilder, report
+from torchcalib.report.building import ReportBuilder, check_size, report
 from torchcalib.report.data import INTERVAL_WORDS, CalibrationGain, CalibrationStage, Line, LineInterval, Report
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "LineInterval",
     "Report",
     "ReportBuilder",
+    "check_size",
     "report",
 ]
