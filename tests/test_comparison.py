@@ -240,8 +240,9 @@ def test_bad_input_is_an_error_that_names_the_system(change, words):
 
 
 @pytest.mark.slow
-def test_simulation_intervals_hold_the_true_difference_as_often_as_they_say():
-    """Of 300 samples some 95 % of intervals hold what very many samples give: 3 standard deviations are 3.8 %."""
+def test_simulation_intervals_hold_the_true_difference_as_often_as_they_say(monkeypatch):
+    """Of 200 samples some 95 % of intervals hold what very many samples give: 3 standard deviations are 4.6 %."""
+    monkeypatch.setattr("torchcalib.comparison.system.MOST_KEPT", 0)  # what is read from the order takes long
     population, target = systems("binary", n=2_000_000, seed=1)
     keys = ("nll", "brier", "accuracy", "ecd")
     truth = {}
@@ -249,7 +250,7 @@ def test_simulation_intervals_hold_the_true_difference_as_often_as_they_say():
         a, b = (function(population[k], target, task="binary", from_logits=True) for k in ("calibrated", "noisy"))
         truth[key] = (b.abs() - a.abs() if key == "ecd" else b - a).item()
     held = dict.fromkeys(keys, 0)
-    for seed in range(300):
+    for seed in range(200):
         logits, target = systems("binary", n=400, seed=100 + seed)
         compared = tc.compare({k: logits[k] for k in ("calibrated", "noisy")}, target, task="binary", from_logits=True,
                               n_replicates=199)  # fmt: skip
@@ -257,12 +258,13 @@ def test_simulation_intervals_hold_the_true_difference_as_often_as_they_say():
             interval = compared[key].differences["noisy"].interval
             held[key] += interval.low <= truth[key] <= interval.high
     for key in ("nll", "brier", "accuracy"):
-        assert 0.95 - 0.038 - 0.01 < held[key] / 300 < 0.95 + 0.038, held
+        assert 0.95 - 0.046 - 0.01 < held[key] / 200 < 0.95 + 0.046, held
 
 
 @pytest.mark.slow
-def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_calibrated():
+def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_calibrated(monkeypatch):
     """One knows little, and so has the larger chance gaps; ECE alone would call it worse calibrated every time."""
+    monkeypatch.setattr("torchcalib.comparison.system.MOST_KEPT", 0)
     told = naive = 0
     for seed in range(100):
         g = torch.Generator().manual_seed(seed)

@@ -22,7 +22,7 @@ except ImportError as error:
 from torchcalib.bins import BinTable
 from torchcalib.comparison import Comparison
 from torchcalib.comparison.data import WORDS
-from torchcalib.files import Source
+from torchcalib.files import Source, printable
 from torchcalib.monitoring import History
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
@@ -57,12 +57,17 @@ def progress(total: int, description: str, shown: bool = True) -> Iterator[Advan
     """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
-        task = bar.add_task(escape(description), total=total)
+        task = bar.add_task(_shown(description), total=total)
 
         def advance(rows: int, description: str | None = None) -> None:
-            bar.update(task, advance=rows, description=None if description is None else escape(description))
+            bar.update(task, advance=rows, description=None if description is None else _shown(description))
 
         yield advance
+
+
+def _shown(text: object) -> str:
+    """Write what others have named: it is neither markup nor does it steer the terminal."""
+    return escape(printable(str(text)))
 
 
 _WHOLE_WIDTH = 118
@@ -75,7 +80,7 @@ def show(report: Report) -> None:
     for name, value in report.source.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if shown:
-            console.print(f"[dim]{name:12}[/dim] {escape(shown)}", soft_wrap=True)
+            console.print(f"[dim]{name:12}[/dim] {_shown(shown)}", soft_wrap=True)
     bins = f"{report.settings['n_bins']} equal-width bins {'(a, b]' if report.settings['right'] else '[a, b)'}"
     outputs = f"{report.num_classes} {'labels' if report.task == 'multilabel' else 'classes'}"
     dropped = f" ({report.n_dropped:,} left out for NaN)" if report.n_dropped else ""
@@ -89,14 +94,14 @@ def show(report: Report) -> None:
     if any(line.interval for line in report.lines):
         console.print(f"[dim]{INTERVAL_WORDS}[/dim]")
     for note in report.notes:
-        console.print(f"[dim]{escape(note)}[/dim]")
+        console.print(f"[dim]{_shown(note)}[/dim]")
     if report.calibration is not None:
         console.print()
         console.print(f"[bold]{escape(report.calibration.recommendation.text)}[/bold]")
         console.print()
         console.print(_gain_table(report.calibration))
         for note in report.calibration.notes:
-            console.print(f"[dim]{escape(note)}[/dim]")
+            console.print(f"[dim]{_shown(note)}[/dim]")
     console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
 
@@ -171,28 +176,28 @@ def show_comparison(comparison: Comparison) -> None:
     console.print()
     for name, source in comparison.sources.items():
         files = ", ".join(source["files"])
-        console.print(f"[dim]{escape(name)}:[/dim] {escape(files)}; {escape(source['predictions'])}", soft_wrap=True)
+        console.print(f"[dim]{_shown(name)}:[/dim] {_shown(files)}; {_shown(source['predictions'])}", soft_wrap=True)
     outputs = f"{comparison.num_classes} {'labels' if comparison.task == 'multilabel' else 'classes'}"
     bins = f"{comparison.settings['n_bins']} equal-width bins {'(a, b]' if comparison.settings['right'] else '[a, b)'}"
     console.print(f"[dim]{'read as':12}[/dim] {comparison.task}, n = {comparison.n:,.10g}, {outputs}, {bins}")
     for sentence in comparison.sentences.values():
-        console.print(f"\n[bold]{escape(sentence)}[/bold]")
+        console.print(f"\n[bold]{_shown(sentence)}[/bold]")
     for name in comparison.systems[1:]:
         console.print()
         console.print(_difference_table(comparison, name))
     console.print(f"[dim]{WORDS}[/dim]")
     for note in (comparison.caution, *comparison.notes):
-        console.print(f"[dim]{escape(note)}[/dim]")
+        console.print(f"[dim]{_shown(note)}[/dim]")
 
 
 def _difference_table(comparison: Comparison, name: str) -> Table:
     first = comparison.baseline
-    title = Text(f"{name} against {first}", "bold")
+    title = Text(printable(f"{name} against {first}"), "bold")
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for header in ("", "number"):
         drawn.add_column(header, no_wrap=True)
     for header in (first, name):
-        drawn.add_column(Text(header), justify="right", max_width=_NAME_WIDTH, overflow="fold")
+        drawn.add_column(Text(printable(header)), justify="right", max_width=_NAME_WIDTH, overflow="fold")
     drawn.add_column("difference", justify="right", no_wrap=True)
     drawn.add_column("95 % interval", no_wrap=True)
     drawn.add_column("says", no_wrap=True)
@@ -220,11 +225,11 @@ def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> N
     """Print which calibrator was saved, why this one, and how it is used."""
     console = _console()
     why = "as recommended" if stage.recommendation.best else "though no calibrator is worth its trouble here"
-    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.load_calibrator({str(path)!r})"
     console.print(
-        f"[dim]{escape(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
+        f"[dim]{_shown(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
     )
 
 
@@ -232,7 +237,7 @@ def show_state(path: Path, source: Source | None) -> None:
     """Print that a part of a report was saved, of what, and how it is used."""
     console = _console()
     held = "" if source is None else f" of {source.shape[0]:,} rows"
-    console.print(f"\n[bold]saved the state[/bold]{held}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]saved the state[/bold]{held}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
     console.print("[dim]torchcalib merge takes it, and others like it, and makes one report of them[/dim]")
 
 
@@ -242,16 +247,16 @@ def show_paths(paths: Sequence[Path]) -> None:
         return
     console = _console()
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
-    console.print(f"\n[bold]wrote {escape(str(page))}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]wrote {_shown(page)}[/bold]", soft_wrap=True)
     others = ", ".join(path.name for path in paths if path != page)
-    console.print(f"[dim]and {escape(others)}[/dim]", soft_wrap=True)
+    console.print(f"[dim]and {_shown(others)}[/dim]", soft_wrap=True)
 
 
 def show_warnings(history: History) -> None:
     """Print what a monitor has said."""
     console = _console()
     for row in history.warnings:
-        console.print(f"\n[bold red]warning:[/bold red] {escape(row.warning)}", soft_wrap=True)
+        console.print(f"\n[bold red]warning:[/bold red] {_shown(row.warning)}", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:

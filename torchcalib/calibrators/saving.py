@@ -11,7 +11,7 @@ from torchcalib.calibrators.affine import AffineTransform
 from torchcalib.calibrators.histogram import HistogramTransform
 from torchcalib.calibrators.isotonic import IsotonicTransform
 from torchcalib.calibrators.transform import Transform
-from torchcalib.files import write_whole
+from torchcalib.files import load_tensors, write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Where a checkpoint of a training holds the `state_dict` of a calibrator."""
@@ -69,16 +69,17 @@ def load_calibrator(path: str | Path) -> Transform:
         >>> bool((loaded(preds) == transform(preds)).all())
         True
     """
-    with Path(path).open("rb") as file:
-        try:
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-            transform = transform_of(saved.get(CHECKPOINT_KEY, saved))
-        # A file of another kind fails in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
-        except Exception as error:
-            raise ValueError(
-                f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which holds something else "
-                f"({type(error).__name__}). Fit and save the calibrator again."
-            ) from error
+    with Path(path).open("rb"):  # an OSError tells more than what follows would
+        pass
+    try:
+        saved = load_tensors(path)
+        transform = transform_of(saved.get(CHECKPOINT_KEY, saved))
+    # A file of another kind fails in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
+    except Exception as error:
+        raise ValueError(
+            f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which holds something else "
+            f"({type(error).__name__}). Fit and save the calibrator again."
+        ) from error
     return transform
 
 

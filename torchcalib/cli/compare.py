@@ -14,6 +14,7 @@ from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, 
 from torchcalib.comparison import ComparisonBuilder
 from torchcalib.files import PredictionFiles, expanded, printable
 from torchcalib.predictions import check_count
+from torchcalib.report import check_size
 
 
 def add_to(commands: Any) -> None:
@@ -50,6 +51,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     files = {name: opened(arguments, paths) for name, paths in _named(arguments.systems).items()}
     _check_alike(files)
     first = next(iter(files.values()))
+    check_size(first.task, first.shape[-1], arguments.n_bins)  # before the first row is read
     builder = ComparisonBuilder(
         tuple(files),
         task=first.task,

@@ -3,6 +3,8 @@
 import re
 import sys
 
+from torchcalib.files import printable
+
 
 def line_of(error: Exception) -> str:
     """Return what an error says, in one line."""
@@ -14,7 +16,7 @@ def line_of(error: Exception) -> str:
 
 def fail(line: str) -> int:
     """Print the line and return the exit code for input that cannot be used."""
-    print(f"torchcalib: error: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"torchcalib: error: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
     return 2
 
 

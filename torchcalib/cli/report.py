@@ -12,7 +12,7 @@ from torchcalib.cli.reading import PIECE_BYTES, add_input_options, opened
 from torchcalib.cli.results import add_result_options, check_places, finish, no_calibrator
 from torchcalib.files import NoSamplesError, PredictionFiles, existing, expanded, share_of
 from torchcalib.predictions import check_count
-from torchcalib.report import ReportBuilder
+from torchcalib.report import ReportBuilder, check_size
 from torchcalib.report.ranks import parts_of_ranks
 
 
@@ -74,6 +74,7 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
     """Read the files of this rank, out of so many in all."""
     from torchcalib import terminal
 
+    check_size(files.task, files.shape[-1], arguments.n_bins)  # before the first row is read
     builder = ReportBuilder(
         task=files.task,
         n_bins=arguments.n_bins,

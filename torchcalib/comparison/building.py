@@ -26,7 +26,7 @@ from torchcalib.predictions import (
     check_seed,
 )
 from torchcalib.ranked import KS, TCE, RankedMetric
-from torchcalib.report import Line, LineInterval
+from torchcalib.report import Line, LineInterval, check_size
 from torchcalib.report.intervals import BIASED, LEVEL, UNFIT, interval_of
 from torchcalib.report.lines import ERRORS, SCORES
 from torchcalib.scores import ScoreMetric
@@ -209,6 +209,13 @@ class ComparisonBuilder:
             raise ValueError(
                 f"`preds` must have one shape for all systems, got {' and '.join(map(str, sorted(shapes)))}."
             )
+        how = self._formats[self._names[0]]
+        width = 2 if how.task == "binary" else first.shape[how.class_axis]
+        if self._width not in (None, width):
+            raise ValueError(
+                f"`preds` must have {self._width} entries on its class axis, got shape {tuple(first.shape)}."
+            )
+        check_size(how.read_as, width, self._binning.n_bins)
         n_dropped = 0
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
@@ -216,12 +223,6 @@ class ComparisonBuilder:
         for name in self._names:
             with _of_system(name):
                 read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
-        class_axis = self._formats[self._names[0]].class_axis
-        width = 2 if self._formats[self._names[0]].task == "binary" else first.shape[class_axis]
-        if self._width not in (None, width):
-            raise ValueError(
-                f"`preds` must have {self._width} entries on its class axis, got shape {tuple(first.shape)}."
-            )
         one = read[self._names[0]]
         n_rows = self._rows_of(first)
         if not self._systems:

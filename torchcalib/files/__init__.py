@@ -9,6 +9,7 @@ from torchcalib.files.opening import NoSamplesError, PredictionFiles, existing, 
 from torchcalib.files.reader import InputError, printable
 from torchcalib.files.saved import load_saved, saved_tensor, saved_value
 from torchcalib.files.source import Source
+from torchcalib.files.tensors import load_tensors
 from torchcalib.files.writing import write_whole
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "existing",
     "expanded",
     "load_saved",
+    "load_tensors",
     "open_predictions",
     "printable",
     "saved_tensor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from contextlib import ExitStack
@@ -11,13 +12,14 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
-from torchcalib.files.reader import MAX_RESIDENT, Array, InputError, Reader, check_unique, single
+from torchcalib.files.reader import MAX_RESIDENT, Array, InputError, Reader, check_count_of_arrays, check_unique, single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
+_LONGEST_HEADER = 10_000  # that numpy parses
 _READ_AT_ONCE = 2**18  # what a larger read of a compressed member returns is joined in quadratic time
 
 _PICKLED = "must hold numbers, got pickled Python objects, which are never loaded. Save an array of numbers."
@@ -36,6 +38,7 @@ class Npz(Reader):
         arrays = {}
         with zipfile.ZipFile(self.paths[0]) as archive:
             members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+            check_count_of_arrays(self.label, len(members))
             check_unique(self.label, [info.filename for info in members])
             for info in members:
                 with archive.open(info) as member:
@@ -88,8 +91,12 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     """Shape, whether the numbers are stored column by column, dtype; the file then stands at the first number."""
     version = npy_format.read_magic(file)
     # Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused anyway.
-    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-    shape, by_columns, dtype = read(file)
+    width, read = (2, npy_format.read_array_header_1_0) if version == (1, 0) else (4, npy_format.read_array_header_2_0)
+    length = file.read(width)
+    n = int.from_bytes(length, "little")
+    if n > _LONGEST_HEADER:  # numpy would read all of it, up to 4 GiB, before it looks
+        raise ValueError(f"a header of {n:,} bytes is too long")
+    shape, by_columns, dtype = read(io.BytesIO(length + file.read(n)))
     honest = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size
     if not (honest or dtype.hasobject):
         raise ValueError(f"{size} bytes cannot hold the promised {dtype.name} array of shape {shape}")

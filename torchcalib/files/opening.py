@@ -216,6 +216,8 @@ def existing(paths: Sequence[str | Path]) -> tuple[Path, ...]:
         with reading(str(path), path.suffix.lower()[1:]):
             if path.is_dir():
                 raise InputError(f"`{path}` must be a file, got a directory. Name the files in it.")
+            if path.exists() and not path.is_file():  # opening a pipe would wait for ever, a device end never
+                raise InputError(f"`{path}` must be a file, got a pipe or device. Save its content in a file.")
             if not path.is_file():
                 raise InputError(f"`{path}` must be a file, got nothing of this name. Check the path.")
         if _READERS[path.suffix.lower()] != _READERS[files[0].suffix.lower()]:

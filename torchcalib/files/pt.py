@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchcalib.files.reader import Array, InputError, Reader, single, slices
+from torchcalib.files.tensors import load_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,8 +32,8 @@ class Pt(Reader):
 
     def _load(self) -> dict[str, Any]:
         path = self.paths[0]
-        try:  # only torch's zip format, its default since 1.6, can be mapped
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        try:
+            held = load_tensors(path, mmap=True)
         except pickle.UnpicklingError as error:
             raise InputError(
                 f"`{path}` must hold tensors and nothing else, got other Python objects, and nothing untrusted is "
@@ -54,6 +54,8 @@ def _described(name: str, value: Any) -> Array:
         found = type(value).__name__
     elif value.is_nested or value.layout is not torch.strided or value.device.type != "cpu":
         found = f"{'nested' if value.is_nested else value.layout} tensor on {value.device}"
+    elif value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        found = "tensor of more numbers than the file holds (expanded; .clone() it first)"
     else:
         return single(name, str(value.dtype).removeprefix("torch."), value.shape)
     return single(name, found, (), f"must be a plain, dense tensor, got a {found}. Save a dict of such tensors.")

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
+MOST_ARRAYS = 2**17  # arrays or columns of a file; one with more is broken, and listing them would take for ever
 MAX_RESIDENT = 2 * 2**30  # bytes of what must fit in memory whole, a row above all; a file that asks for more is broken
 
 
@@ -31,9 +32,9 @@ class InputError(ValueError):
         super().__init__(printable(message))
 
 
-def printable(value: Any) -> Any:
-    """Return a text that steers no terminal: names and parser messages come out of files. Others are as they are."""
-    return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else value
+def printable(text: str) -> str:
+    """Return a text that steers no terminal: names and parser messages come out of files."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,15 @@ def reading(label: str, file_format: str) -> Iterator[None]:
             f"`{label}` must be a complete, readable {file_format} file, got {type(error).__name__}: "
             f"{said.rstrip('.')}. Check that it was written to its end, and that its suffix is right."
         ) from error
+
+
+def check_count_of_arrays(label: str, count: int) -> None:
+    """Refuse a file of so many arrays that listing them would take for ever."""
+    if count > MOST_ARRAYS:
+        raise InputError(
+            f"`{label}` must hold at most {MOST_ARRAYS:,} arrays or columns, got {count:,}. Save predictions of all "
+            "classes as one array."
+        )
 
 
 def check_unique(label: str, names: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_LONGEST_HEADER = 2**24  # bytes of JSON: some 100,000 tensors
 _DTYPES = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -30,6 +31,10 @@ class Safetensors(Reader):
     def inspect(self) -> dict[str, Array]:
         """List the tensors, from the header."""
         arrays = {}
+        with self.paths[0].open("rb") as start:
+            length = int.from_bytes(start.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length:,} bytes is too long")
         with safe_open(self.paths[0], framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 held = file.get_slice(name)

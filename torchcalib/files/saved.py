@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from torchcalib.files.tensors import load_tensors
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -25,11 +27,9 @@ def load_saved(path: Path) -> Any:
         ValueError: it holds something else.
         Exception: it is damaged; of whatever kind the parser raises.
     """
-    size = path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("compressed members, which torch.save does not write")
-    return _Copy(size).of(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    if not zipfile.is_zipfile(path):
+        raise ValueError("what torch.save has not written, or not to its end")
+    return _Copy(path.stat().st_size).of(load_tensors(path, mmap=True))
 
 
 class _Copy:

@@ -71,7 +71,7 @@ class Source:
             "not used": list(self.ignored),
         }
         return {
-            name: [printable(v) for v in value] if isinstance(value, list) else printable(value)
+            name: [_shown(v) for v in value] if isinstance(value, list) else _shown(value)
             for name, value in source.items()
         }
 
@@ -109,3 +109,7 @@ class Source:
         if not source.files or not source.shape:
             raise ValueError("a source must have files and a shape, got none")
         return source
+
+
+def _shown(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value

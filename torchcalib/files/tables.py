@@ -13,7 +13,18 @@ import torch
 from pyarrow import csv, parquet
 
 from torchcalib.files.names import NUMBERED
-from torchcalib.files.reader import FLOATS, WHOLE, Array, InputError, Reader, check_unique, quoted, single
+from torchcalib.files.reader import (
+    FLOATS,
+    MAX_RESIDENT,
+    WHOLE,
+    Array,
+    InputError,
+    Reader,
+    check_count_of_arrays,
+    check_unique,
+    quoted,
+    single,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +36,8 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Bytes of text that are parsed at once. A row must fit in a block, the first block tells the type of a column, and
 # arrow reads some thirty blocks ahead.
 _BLOCK = 4 * 2**20
+_WIDEST = 8  # bytes of a number
+_MOST_UNFOLDED = 256  # times as large in memory as encoded: what few different numbers in a list column come to
 
 
 class _Table(Reader):
@@ -82,6 +95,7 @@ class Csv(_Table):
         """List the columns, from the first block; counting the rows takes a pass over the file."""
         with csv.open_csv(self.paths[0], csv.ReadOptions(block_size=_BLOCK)) as file:
             schema = file.schema
+        check_count_of_arrays(self.label, len(schema.names))
         if all(_is_number(name) for name in schema.names):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
@@ -109,6 +123,7 @@ class Parquet(_Table):
     def inspect(self) -> dict[str, Array]:
         """List the columns, from the footer; where only the data tells how long lists are, from the first row."""
         with self._mapped() as file:
+            check_count_of_arrays(self.label, file.metadata.num_columns)
             schema, n = file.schema_arrow, file.metadata.num_rows
             check_unique(self.label, schema.names)
             return _with_numbered({column.name: self._described(file, column, n) for column in schema})
@@ -127,10 +142,23 @@ class Parquet(_Table):
         if pa.types.is_fixed_size_list(column.type):
             return single(column.name, _dtype(column.type.value_type), (n, column.type.list_size))
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            _check_unfolded(file, column.name)
             first = next(file.iter_batches(batch_size=1, columns=[column.name]), None)
             width = first and pc.list_value_length(first.column(0))[0].as_py()
             return single(column.name, _dtype(column.type.value_type), (n, width or 0))
         return single(column.name, _dtype(column.type), (n,))
+
+
+def _check_unfolded(file: Any, name: str) -> None:
+    """Refuse lists that a few bytes stand for: a single row, which is read whole, could take all memory."""
+    for k in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(k)
+        for j in range(group.num_columns):
+            chunk = group.column(j)
+            if chunk.path_in_schema.split(".")[0] != name or chunk.num_values * _WIDEST <= MAX_RESIDENT:
+                continue
+            if chunk.num_values * _WIDEST > _MOST_UNFOLDED * chunk.total_uncompressed_size:
+                raise ValueError(f"{chunk.num_values:,} numbers of {name} in {chunk.total_uncompressed_size:,} bytes")
 
 
 def _with_numbered(arrays: dict[str, Array]) -> dict[str, Array]:

@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from torchcalib.comparison import ComparedLine, Comparison, Difference
+from torchcalib.files import printable
 from torchcalib.plots.canvas import LIGHT, Style, dress, height_in_points, new_axes, width_in_points
 
 MAX_NAME = 28  # letters of a system's name that are written
@@ -169,5 +170,5 @@ def _draw_key(ax: Axes, style: Style) -> None:
 
 def _short(name: str) -> str:
     """A name as it can be written: on one line, its end cut off if it is long."""
-    printable = "".join(c if c.isprintable() else "?" for c in name)
-    return printable if len(printable) <= MAX_NAME else printable[: MAX_NAME - 1] + "…"
+    shown = printable(name)
+    return shown if len(shown) <= MAX_NAME else shown[: MAX_NAME - 1] + "…"

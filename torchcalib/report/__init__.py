@@ -5,7 +5,7 @@ number, in bounded memory. Builders add: what one of them holds is saved to a fi
 Drawing, pages and files are made further up, from the finished `Report`.
 """
 
-from torchcalib.report.building import ReportBuilder, report
+from torchcalib.report.building import ReportBuilder, check_size, report
 from torchcalib.report.data import INTERVAL_WORDS, CalibrationGain, CalibrationStage, Line, LineInterval, Report
 from torchcalib.report.ranks import gather_report
 from torchcalib.report.saving import load_report_state, save_report_state
@@ -18,6 +18,7 @@ __all__ = [
     "LineInterval",
     "Report",
     "ReportBuilder",
+    "check_size",
     "gather_report",
     "load_report_state",
     "report",

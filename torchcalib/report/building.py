@@ -28,7 +28,19 @@ from torchcalib.streaming.faults import unchanged_on_error
 T = TypeVar("T", bound=Transform)
 
 _MOST_BINS = 1000  # more can neither be drawn nor read
+_MOST_SUMS = 2**27  # 1 GiB
 _MOST_COPIES = 2**53  # every whole number up to here is one of float64
+
+
+def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
+    """Raise where the sums of a report of so many classes or labels would take more than a gigabyte."""
+    per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
+    if task != "binary" and num_outputs * per_output > _MOST_SUMS:
+        what = "labels" if task == "multilabel" else "classes"
+        raise ValueError(
+            f"`preds` must have at most {_MOST_SUMS // per_output:,} {what} with {n_bins} bins, got {num_outputs:,}: "
+            f"sums of each are kept. Check that {what} are the axis they are taken for, or compute single metrics."
+        )
 
 
 def report(
@@ -354,6 +366,7 @@ class ReportBuilder:
         given: dict[str, Any] = {"task": task, **self._options}
         if num_classes is not None:
             given["num_labels" if task == "multilabel" else "num_classes"] = num_classes
+            check_size(self._task, num_classes, self._settings["n_bins"])
         members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
         for reduction in reductions_of(self._task):
             tabled = _has_table(self._task, reduction)
