@@ -230,13 +230,13 @@ def score_value(metric, rows, options, binary, n_classes):
         shares = oracles.class_shares(ts, weights) if priors is None and rows else priors or [math.nan] * n_classes
         for t in ts:
             check_whole(t)
-        if metric == "brier" and any(0 < share < 1e-4 for share in shares):
-            raise Undecided  # it is a difference of numbers next to 1, which loses as many digits as a share is small
         naive = score_of_prior(metric, shares, ts, options, binary)
         if priors is None or metric == "risk":
             naive = oracles.mean(naive, weights)
         else:
             naive = oracles.mean_at_priors(naive, [t.index(1.0) for t in ts], weights, shares)
+        if metric == "brier" and naive < 1e-4 and any(t != ts[0] for t in ts):
+            raise Undecided  # a difference of numbers next to each other: as many digits are lost as it is small
         value, size = ratio(value, naive), abs(ratio(size, naive))
     return value, size
 
