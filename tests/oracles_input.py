@@ -169,6 +169,12 @@ def ratio(a, b):
     return a / b if b else math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
 
 
+def check_whole(t):
+    """Shares of votes that a narrow type rounded sum to 1 nearly, and formulas that are one for a sum of 1 are two."""
+    if abs(math.fsum(t) - 1) > 1e-12:
+        raise Undecided
+
+
 def score_parts(metric, row, options, binary):
     """What the score of a row is the sum of."""
     if metric == "nll":
@@ -182,8 +188,7 @@ def score_parts(metric, row, options, binary):
         return [row.t[row.top]]
     costs = options.get("cost")
     if costs is None:
-        if abs(math.fsum(row.t) - 1) > 1e-12:
-            raise Undecided  # 1 less the share of the top, or the shares of the others
+        check_whole(row.t)  # 1 less the share of the top, or the shares of the others
         return [1 - row.t[row.top]]
     expected = sorted(math.fsum(q * c[j] for q, c in zip(row.q, costs, strict=True)) for j in range(len(costs[0])))
     if any(b - a < 1e-5 for a, b in pairwise(expected)):
@@ -223,13 +228,15 @@ def score_value(metric, rows, options, binary, n_classes):
         value /= n_classes
     elif options.get("normalize") == "prior":
         shares = oracles.class_shares(ts, weights) if priors is None and rows else priors or [math.nan] * n_classes
-        if any(0 < share < 1e-10 for share in shares):
-            raise Undecided  # next to nothing, as a difference of numbers next to 1
+        for t in ts:
+            check_whole(t)
         naive = score_of_prior(metric, shares, ts, options, binary)
         if priors is None or metric == "risk":
             naive = oracles.mean(naive, weights)
         else:
             naive = oracles.mean_at_priors(naive, [t.index(1.0) for t in ts], weights, shares)
+        if metric == "brier" and naive < 1e-4 and any(t != ts[0] for t in ts):
+            raise Undecided  # a difference of numbers next to each other: as many digits are lost as it is small
         value, size = ratio(value, naive), abs(ratio(size, naive))
     return value, size
 

@@ -381,3 +381,12 @@ def test_wrong_call(call, error, parts):
         call()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_closed_form_of_a_rare_class_keeps_its_digits():
+    """Always deciding 0 costs the share of ones: found as 1 less the share of zeros it would have 5 digits here."""
+    target, weights = torch.tensor([0, 1]), torch.tensor([1e12, 3.0], dtype=torch.float64)
+    preds = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    assert tc.bayes_risk(preds, target, task="binary", weights=weights, normalize="prior").item() == pytest.approx(
+        1, rel=1e-15
+    )

@@ -56,7 +56,10 @@ def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
 
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
     """The mean cost of the decision that is cheapest for the class priors, over ALL columns."""
-    return 1 - priors.amax(-1) if cost is None else (priors @ cost.tensor(priors.device)).amin(-1)
+    if cost is not None:
+        return (priors @ cost.tensor(priors.device)).amin(-1)
+    # The sum of all others: 1 less the largest has few digits left where that is next to 1.
+    return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 
 
 def _bayes_risk_score(cost: CostMatrix | Costs | None) -> Score:
