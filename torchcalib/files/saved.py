@@ -27,9 +27,10 @@ def load_saved(path: Path) -> Any:
         ValueError: it holds something else.
         Exception: it is damaged; of whatever kind the parser raises.
     """
+    size = path.stat().st_size
     if not zipfile.is_zipfile(path):
         raise ValueError("what torch.save has not written, or not to its end")
-    return _Copy(path.stat().st_size).of(load_tensors(path, mmap=True))
+    return _Copy(size).of(load_tensors(path, mmap=True))
 
 
 class _Copy:
