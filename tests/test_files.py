@@ -460,7 +460,11 @@ BAD = {
         "a tensor of more numbers than the file holds",
     ),
     "pt: tuple": (saved((torch.ones(2), torch.ones(2))), {}, "Pass --from-logits or --from-probs"),
-    "safetensors: garbage": (text("a.safetensors", "hello" * 9), {}, "readable safetensors file, got ValueError: a header of"),
+    "safetensors: garbage": (
+        text("a.safetensors", "hello" * 9),
+        {},
+        "readable safetensors file, got ValueError: a header of",
+    ),
     "safetensors: truncated": (cut(tensors(probs=torch.ones(9), y=torch.ones(9)), 0.8), {}, "got SafetensorError"),
     "safetensors: float8": (
         tensors(probs=torch.ones(3).to(torch.float8_e4m3fn), y=torch.ones(3)),
