@@ -271,12 +271,12 @@ def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_cal
         sharp = (3 * torch.randn(1000, generator=g, dtype=torch.float64)).sigmoid()
         target = torch.bernoulli(sharp, generator=g).long()
         dull = torch.where(sharp > 0.5, sharp[sharp > 0.5].mean(), sharp[sharp <= 0.5].mean())
-        found = tc.compare({"sharp": sharp, "dull": dull}, target, task="binary")["ece/positive_class"].differences[
-            "dull"
-        ]
+        found = tc.compare({"sharp": sharp, "dull": dull}, target, task="binary", n_replicates=199)[
+            "ece/positive_class"
+        ].differences["dull"]
         told += found.verdict != "not told apart"
         naive += found.interval.low > 0 or found.interval.high < 0
-    assert told <= 15, (told, naive)
+    assert told <= 8 < 40 <= naive, (told, naive)
 
 
 def saved(folder, task="multiclass", n=90):

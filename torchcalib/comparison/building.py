@@ -45,7 +45,8 @@ _BETTER["DSC"] = "higher"
 
 _SIZED = (*BIASED, "KS")
 """What is a size of chance gaps where there are no others. A replicate doubles their variance, and so makes the number
-of a calibrated system larger by sqrt(2) - 1 of what it is: from the bias of replicates follows what chance adds."""
+of a calibrated system larger by sqrt(2) - 1 of what it is: from the bias of replicates follows what chance adds. Of
+ECE that is known without, and better: a bin without a single outcome has replicates without any, too."""
 
 
 def compare(
@@ -251,9 +252,12 @@ class ComparisonBuilder:
         replicates = {
             name: system.replicates(draws, ordered, self._are_labels) for name, system in self._systems.items()
         }
+        chance = {name: system.chance() for name, system in self._systems.items()}
         lines = tuple(
             _compared(
-                dict(zip(self._names, same, strict=True)), {name: r.get(same[0].key) for name, r in replicates.items()}
+                dict(zip(self._names, same, strict=True)),
+                {name: r.get(same[0].key) for name, r in replicates.items()},
+                {name: c.get(same[0].key) for name, c in chance.items()},
             )
             for same in zip(*of_systems.values(), strict=True)
         )
@@ -351,9 +355,12 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _compared(lines: Mapping[str, Line], replicates: Mapping[str, Tensor | None]) -> ComparedLine:
-    """One number of all systems, which are given in order."""
+def _compared(
+    lines: Mapping[str, Line], replicates: Mapping[str, Tensor | None], chance: Mapping[str, float | None]
+) -> ComparedLine:
+    """One number of all systems, which are given in order, and what chance gaps would add to each if that is known."""
     first, *others = lines
+    part = {n: None if (a := chance[first]) is None or (b := chance[n]) is None else b - a for n in others}
     card = lines[first]
     better = _BETTER.get(card.name, "lower")
     known = {name: None if card.name in UNFIT or (drawn := replicates[name]) is None else drawn for name in lines}
@@ -365,14 +372,18 @@ def _compared(lines: Mapping[str, Line], replicates: Mapping[str, Tensor | None]
             name: None if (drawn := known[name]) is None else interval_of(line, drawn) for name, line in lines.items()
         },
         differences={
-            name: _difference(better, card.name, (lines[first], lines[name]), (known[first], known[name]))
+            name: _difference(better, card.name, (lines[first], lines[name]), (known[first], known[name]), part[name])
             for name in others
         },
     )
 
 
 def _difference(
-    better: Better, name: str, lines: tuple[Line, Line], replicates: tuple[Tensor | None, Tensor | None]
+    better: Better,
+    name: str,
+    lines: tuple[Line, Line],
+    replicates: tuple[Tensor | None, Tensor | None],
+    by_chance: float | None,
 ) -> Difference:
     a, b = (torch.tensor(line.value, dtype=torch.float64) for line in lines)
     value = _less(b, a, better)
@@ -383,7 +394,9 @@ def _difference(
     if not abs(bias) > float(drawn.standard_error) / 4:  # as everywhere; nor does NaN or what has no end matter
         bias = 0.0
     found = LineInterval(float(drawn.low) - bias, float(drawn.high) - bias)
-    chance = bias / (math.sqrt(2) - 1) if name in _SIZED else None
+    chance = float(drawn.bias) / (math.sqrt(2) - 1) if name in _SIZED else None
+    if by_chance is not None:
+        chance = by_chance
     verdict: Verdict = "not told apart"
     values = [line.value for line in lines]
     rounding = 1e-7 * max([1.0, *(abs(x) for x in values if math.isfinite(x))])

@@ -1,5 +1,6 @@
 """One of the systems that are compared: what is kept of its predictions, and what is read from that."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -82,6 +83,18 @@ class System:
                 sample = self.samples[reduction].sample()
                 lines += order_lines(sample, has_labels, reduction, self._n_bins, likeliest)[0]
         return [line for line in lines if line.name not in _NO_VERDICT]
+
+    def chance(self) -> dict[str, float]:
+        """Return the ECE that a calibrated system of these confidences would show on average, by the keys of lines.
+
+        The gap of its bin is about normal with variance c (1 - c) / n, where weights count copies.
+        """
+        found = {}
+        for (_, sums), reduction in zip(self._sums[len(SCORES) :], reductions_of(self._task), strict=True):
+            b = sums.statistic()
+            deviation = (b.share * (b.confidence * (1 - b.confidence) / b.n).sqrt()).nan_to_num()
+            found[f"ece/{reduction}"] = math.sqrt(2 / math.pi) * float(deviation.sum(-1).mean())
+        return found
 
     @torch.no_grad()
     def replicates(self, draws: Draws, ordered: bool, has_labels: bool) -> dict[str, Tensor]:
