@@ -44,7 +44,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     from torchcalib import terminal  # needs the extra `report`, as does the page
 
     if arguments.out is not None:
-        from torchcalib import html_comparison
+        from torchcalib import html
 
         make_folder(arguments.out)
     check_count("n_bins", arguments.n_bins)
@@ -72,7 +72,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             row += n
             advance(n)
     compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
-    paths = () if arguments.out is None else html_comparison.save_comparison(compared, arguments.out)
+    paths = () if arguments.out is None else html.save_comparison(compared, arguments.out)
     terminal.show_comparison(compared)
     terminal.show_paths(paths)
 
