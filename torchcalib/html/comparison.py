@@ -8,8 +8,7 @@ from typing import Any
 
 from matplotlib import style as matplotlib_style
 
-from torchcalib.comparison import Comparison
-from torchcalib.comparison.data import WORDS
+from torchcalib.comparison import DIFFERENCE_WORDS, Comparison
 from torchcalib.html.page import both_themes, count, filled, group_of, pictures, write_folder
 from torchcalib.plots import difference_plot
 
@@ -36,7 +35,7 @@ def render_comparison(comparison: Comparison) -> str:
         picture=picture,
         groups=[(name, list(lines)) for name, lines in groupby(comparison.lines, group_of)],
         sources=list(dict.fromkeys(line.source for line in comparison.lines if line.source)),
-        words=WORDS,
+        words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
 
