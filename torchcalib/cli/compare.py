@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, opened
+from torchcalib.cli.reading import PIECE_BYTES, add_input_options, in_rows, opened
+from torchcalib.cli.results import make_folder
 from torchcalib.comparison import ComparisonBuilder
 from torchcalib.files import PredictionFiles, expanded, printable
 from torchcalib.predictions import check_count
@@ -65,10 +66,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         row = 1
         for pieces in _together(files):
             target, weights, n = _shared(pieces, row)
-            try:
+            with in_rows(row, n):
                 builder.update({name: piece.preds for name, piece in pieces.items()}, target, weights=weights)
-            except ValueError as error:
-                raise ValueError(f"in rows {row:,} to {row + n - 1:,}: {error}") from error
             row += n
             advance(n)
     compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
