@@ -97,6 +97,7 @@ def check_targets(names):
 def make_inputs(arguments, folder):
     """Make the files of predictions that are named and are not there; two for a pattern."""
     for before, word in zip(("", *arguments), arguments, strict=False):
+        word = word.rpartition("=")[2]  # of NAME=FILE
         if word.endswith(FILES) and not before.startswith(OUTPUTS) and not list(folder.glob(word)):
             for name in [word.replace("*", digit) for digit in "01"] if "*" in word else [word]:
                 make_predictions(folder / name)

@@ -4,7 +4,9 @@ Updates of random sizes and dtypes, some rows missing, with all that a long run 
 stay what they are, and the values are those of all rows at once.
 """
 
+import ctypes
 import datetime
+import gc
 import json
 import os
 import pickle
@@ -77,7 +79,10 @@ def offline(world, n_each):
 
 
 def held():
-    """Bytes of memory and number of open files of this process."""
+    """Bytes of memory and number of open files of this process, once freed memory has gone back to the system."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path("/proc/self/fd").iterdir()))
 

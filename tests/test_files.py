@@ -457,10 +457,14 @@ BAD = {
     "pt: 10^9 classes": (
         saved({"probs": torch.ones(1, 1).expand(2, 10**9), "y": torch.ones(2).long()}),
         {},
-        "at most 2 GiB, got shape (2, 1000000000)",
+        "a tensor of more numbers than the file holds",
     ),
     "pt: tuple": (saved((torch.ones(2), torch.ones(2))), {}, "Pass --from-logits or --from-probs"),
-    "safetensors: garbage": (text("a.safetensors", "hello" * 9), {}, "readable safetensors file, got SafetensorError"),
+    "safetensors: garbage": (
+        text("a.safetensors", "hello" * 9),
+        {},
+        "readable safetensors file, got ValueError: a header of",
+    ),
     "safetensors: truncated": (cut(tensors(probs=torch.ones(9), y=torch.ones(9)), 0.8), {}, "got SafetensorError"),
     "safetensors: float8": (
         tensors(probs=torch.ones(3).to(torch.float8_e4m3fn), y=torch.ones(3)),

@@ -31,6 +31,8 @@ def add_to(commands: Any) -> None:
 
 
 def _merge(arguments: argparse.Namespace) -> None:
+    from torchcalib import terminal  # noqa: F401 - needs the extra `report`, as does the page
+
     with together() as ranks, ranks.agreed():
         if ranks.is_first:  # the others, should a launcher have started them, have nothing to do
             paths = expanded(arguments.files)

@@ -43,6 +43,8 @@ def add_to(commands: Any) -> None:
 def _report(arguments: argparse.Namespace) -> None:
     with together() as ranks:
         with ranks.agreed():
+            from torchcalib import terminal  # noqa: F401 - needs the extra `report`, as does the page
+
             check_count("n_bins", arguments.n_bins)
             paths = existing(expanded(arguments.files))
             sizes = [(str(path), path.stat().st_size) for path in paths]

@@ -30,10 +30,8 @@ def add_result_options(parser: argparse.ArgumentParser) -> argparse._MutuallyExc
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
     """Find out before the work is done whether results can be written, and what is needed for that is installed."""
-    from torchcalib import terminal  # noqa: F401 - needs the extra `report`, as does the page
-
     if arguments.out is not None:
-        from torchcalib import html  # noqa: F401
+        from torchcalib import html  # noqa: F401 - needs the extra `report`
 
         make_folder(arguments.out)
     for option in ("save_calibrator", "save_state"):

@@ -388,7 +388,7 @@ def _difference(
     chance = bias / (math.sqrt(2) - 1) if name in _SIZED else None
     verdict: Verdict = "not told apart"
     values = [line.value for line in lines]
-    rounding = 1e-12 * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
+    rounding = 1e-7 * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
     if found.low - max(0.0, chance or 0.0) > rounding or found.high - min(0.0, chance or 0.0) < -rounding:
         verdict = "better" if (found.low > 0) == (better == "higher") else "worse"
     return Difference(float(value), found, chance, verdict)
