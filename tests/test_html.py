@@ -15,9 +15,11 @@ import matplotlib
 import pytest
 import torch
 
-from torchcalib import Report, TCETable, html, pages
+from torchcalib import Report, TCETable, html
 from torchcalib.files import write_whole
+from torchcalib.html import page as pages
 from torchcalib.html import render, save_report
+from torchcalib.html.report import _words, _worst_classes
 from torchcalib.plots import DARK, LIGHT
 from torchcalib.report import ReportBuilder
 
@@ -322,7 +324,7 @@ def test_settings_and_source_are_told_long_lists_by_their_first_items():
     for told in ("part-4, and 995 more", "chunk rows 10", "(a, b]", "logits", "ignore index", "shuffled"):
         assert told in words
     assert "part-5" not in words
-    assert [html._words(value) for value in ([], None, True, 3)] == ["none", "none", "yes", "3"]
+    assert [_words(value) for value in ([], None, True, 3)] == ["none", "none", "yes", "3"]
 
 
 def test_infinite_and_undefined_values_are_words_with_an_explanation():
@@ -342,10 +344,10 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
 def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
     r = made("multiclass")
     values = (0.3, math.nan, 0.5) + (0.1,) * 9
-    worst = html._worst_classes(replace(r, per_class=values))
+    worst = _worst_classes(replace(r, per_class=values))
     assert [index for index, _, _ in worst] == [2, 0, 3, 4, 5, 6, 7, 8, 9, 10]
     assert [share for _, share, _ in worst] == [r.priors[index] for index, _, _ in worst]
-    assert [index for index, _, _ in html._worst_classes(replace(r, per_class=values[:3]))] == [2, 0, 1]
+    assert [index for index, _, _ in _worst_classes(replace(r, per_class=values[:3]))] == [2, 0, 1]
 
 
 @pytest.mark.parametrize(("task", "is_listed"), [("binary", False), ("multiclass", True), ("multilabel", True)])
@@ -457,4 +459,4 @@ def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
 def test_missing_jinja_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[report\]'"):
-        runpy.run_path(pages.__file__)
+        runpy.run_path(html.__file__)

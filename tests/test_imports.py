@@ -63,7 +63,7 @@ for line in sys.argv[1:]:
 
 def test_a_missing_extra_is_named():
     modules = ["plots matplotlib plot", "html jinja2 report", "terminal rich report", "demo sklearn demo"]
-    modules += ["html_comparison jinja2 report", "integrations.huggingface accelerate huggingface"]
+    modules += ["integrations.huggingface accelerate huggingface"]
     done = subprocess.run([sys.executable, "-c", MISSING, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -399,12 +399,16 @@ def test_command_that_cannot_write_a_state_leaves_the_old_one(tmp_path, capsys, 
     shards(tmp_path, data_set("binary", n=20), 10)
     Path("part.pt").write_bytes(b"old")
 
-    def full(self, content):
-        with self.open("wb") as file:
-            file.write(content[:100])
-        raise OSError(28, "No space left on device")
+    class Full(io.FileIO):
+        def write(self, content):
+            super().write(content[:100])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    def opened(self, mode="r", *args, **options):
+        return Full(self, mode) if "x" in mode else original(self, mode, *args, **options)
+
+    original = Path.open
+    monkeypatch.setattr(Path, "open", opened)
     code, out, err = run(capsys, "report", "whole.npz", "--save-state", "part.pt")
     assert (code, out) == (2, "")
     assert "No space left on device" in err

@@ -323,10 +323,10 @@ def compared():
 
 
 def test_names_are_escaped_on_pages_and_in_pictures(compared):
-    from torchcalib import html_comparison
+    from torchcalib.html import render_comparison
     from torchcalib.plots import difference_plot, to_svg
 
-    page = html_comparison.render(compared)
+    page = render_comparison(compared)
     for name in HOSTILE[:2]:
         assert name not in page
     assert "<script" not in page

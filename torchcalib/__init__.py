@@ -81,8 +81,8 @@ from torchcalib.scores import (
 from torchcalib.streaming import CalibrationCollection, distinct_rows
 
 if TYPE_CHECKING:
+    from torchcalib.html import save_comparison as save_comparison
     from torchcalib.html import save_report as save_report
-    from torchcalib.html_comparison import save_comparison as save_comparison
     from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
     from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 # Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
     "save_report": "torchcalib.html",
-    "save_comparison": "torchcalib.html_comparison",
+    "save_comparison": "torchcalib.html",
     "CalibrationMonitor": "torchcalib.integrations.lightning",
     "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",

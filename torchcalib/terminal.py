@@ -20,8 +20,7 @@ except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
 from torchcalib.bins import BinTable
-from torchcalib.comparison import Comparison
-from torchcalib.comparison.data import WORDS
+from torchcalib.comparison import DIFFERENCE_WORDS, Comparison
 from torchcalib.files import Source, printable
 from torchcalib.monitoring import History
 from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
@@ -29,6 +28,7 @@ from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
 _WIDTH = 120
+_WHOLE_WIDTH = 118  # which a table of numbers with all its columns takes
 _NAME_WIDTH = 24  # of a system, above a column of its numbers
 
 
@@ -68,9 +68,6 @@ def progress(total: int, description: str, shown: bool = True) -> Iterator[Advan
 def _shown(text: object) -> str:
     """Write what others have named: it is neither markup nor does it steer the terminal."""
     return escape(printable(str(text)))
-
-
-_WHOLE_WIDTH = 118
 
 
 def show(report: Report) -> None:
@@ -185,7 +182,7 @@ def show_comparison(comparison: Comparison) -> None:
     for name in comparison.systems[1:]:
         console.print()
         console.print(_difference_table(comparison, name))
-    console.print(f"[dim]{WORDS}[/dim]")
+    console.print(f"[dim]{DIFFERENCE_WORDS}[/dim]")
     for note in (comparison.caution, *comparison.notes):
         console.print(f"[dim]{_shown(note)}[/dim]")
 

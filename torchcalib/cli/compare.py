@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchcalib.cli.reading import PIECE_BYTES, add_input_options, make_folder, opened
+from torchcalib.cli.reading import PIECE_BYTES, add_input_options, in_rows, opened
+from torchcalib.cli.results import make_folder
 from torchcalib.comparison import ComparisonBuilder
 from torchcalib.files import PredictionFiles, expanded, printable
 from torchcalib.predictions import check_count
@@ -44,7 +45,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     from torchcalib import terminal  # needs the extra `report`, as does the page
 
     if arguments.out is not None:
-        from torchcalib import html_comparison
+        from torchcalib import html
 
         make_folder(arguments.out)
     check_count("n_bins", arguments.n_bins)
@@ -65,14 +66,12 @@ def _compare(arguments: argparse.Namespace) -> None:
         row = 1
         for pieces in _together(files):
             target, weights, n = _shared(pieces, row)
-            try:
+            with in_rows(row, n):
                 builder.update({name: piece.preds for name, piece in pieces.items()}, target, weights=weights)
-            except ValueError as error:
-                raise ValueError(f"in rows {row:,} to {row + n - 1:,}: {error}") from error
             row += n
             advance(n)
     compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
-    paths = () if arguments.out is None else html_comparison.save_comparison(compared, arguments.out)
+    paths = () if arguments.out is None else html.save_comparison(compared, arguments.out)
     terminal.show_comparison(compared)
     terminal.show_paths(paths)
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torchcalib.cli.reading import make_folder
+from torchcalib.cli.results import make_folder
 from torchcalib.predictions import check_count
 from torchcalib.report import Report
 

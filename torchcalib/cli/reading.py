@@ -1,7 +1,8 @@
-"""What commands that read predictions have in common: the options, the files, and the words for what was read."""
+"""What commands that read predictions have in common: the options, the files, and where an error lies in them."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -51,8 +52,10 @@ def opened(arguments: argparse.Namespace, paths: Sequence[str | Path]) -> Predic
     )
 
 
-def make_folder(out: str) -> None:
-    """Find out before the work is done whether there is a place for it."""
-    if not out or (Path(out).exists() and not Path(out).is_dir()):
-        raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
-    Path(out).mkdir(parents=True, exist_ok=True)
+@contextmanager
+def in_rows(first: int, n: int, of: str = "") -> Iterator[None]:
+    """Say in an error which rows it is about: n of them, from row `first` on."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"in rows {first:,} to {first + n - 1:,}{of}: {error}") from error

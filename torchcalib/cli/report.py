@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcalib.cli.ranks import Ranks, together
-from torchcalib.cli.reading import PIECE_BYTES, add_input_options, opened
+from torchcalib.cli.reading import PIECE_BYTES, add_input_options, in_rows, opened
 from torchcalib.cli.results import add_result_options, check_places, finish, no_calibrator
 from torchcalib.files import NoSamplesError, PredictionFiles, existing, expanded, share_of
 from torchcalib.predictions import check_count
@@ -93,13 +93,11 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
         for k, shard in enumerate(files.shards(), 1):
             name = " + ".join(path.name for path in shard.paths)
             advance(0, f"{whose}reading {name}, file {k} of {len(files.paths)}{f', of {n_files} in all' * bool(whose)}")
+            of = f" of `{shard.paths[0]}`" if n_files > len(shard.paths) else ""
             first = 1
             for preds, target, weights in shard.chunks(PIECE_BYTES):
-                try:
+                with in_rows(first, len(preds), of):
                     builder.update(preds, target, weights=weights)
-                except ValueError as error:
-                    where = f" of `{shard.paths[0]}`" if n_files > len(shard.paths) else ""
-                    raise ValueError(f"in rows {first:,} to {first + len(preds) - 1:,}{where}: {error}") from error
                 first += len(preds)
                 if arguments.save_calibrator is not None and (why_not := builder.why_no_calibration()):
                     raise no_calibrator(why_not)

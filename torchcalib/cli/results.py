@@ -1,4 +1,4 @@
-"""What commands that end in a report have in common: where its results go, and how they get there."""
+"""What commands have in common whose results are written: where they go, and how a report gets there."""
 
 import argparse
 import os
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchcalib.calibrators import Transform, save_calibrator
-from torchcalib.cli.reading import make_folder
 from torchcalib.report import Report, ReportBuilder, save_report_state
 
 
@@ -39,6 +38,13 @@ def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
         place = getattr(arguments, option)
         if place is not None:
             _check_place(f"--{option.replace('_', '-')}", Path(place), inputs)
+
+
+def make_folder(out: str) -> None:
+    """Find out before the work is done whether there is a place for it."""
+    if not out or (Path(out).exists() and not Path(out).is_dir()):
+        raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
+    Path(out).mkdir(parents=True, exist_ok=True)
 
 
 def finish(builder: ReportBuilder, arguments: argparse.Namespace) -> None:

@@ -5,6 +5,6 @@ interval of that. Built from pieces of any number, in constant memory, as a repo
 """
 
 from torchcalib.comparison.building import ComparisonBuilder, compare
-from torchcalib.comparison.data import ComparedLine, Comparison, Difference
+from torchcalib.comparison.data import DIFFERENCE_WORDS, ComparedLine, Comparison, Difference
 
-__all__ = ["ComparedLine", "Comparison", "ComparisonBuilder", "Difference", "compare"]
+__all__ = ["DIFFERENCE_WORDS", "ComparedLine", "Comparison", "ComparisonBuilder", "Difference", "compare"]

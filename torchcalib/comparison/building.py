@@ -1,8 +1,10 @@
 """From the predictions of several systems to a `Comparison`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import reduce
 from typing import Any, get_args
 
 import torch
@@ -27,15 +29,13 @@ from torchcalib.predictions import (
 )
 from torchcalib.ranked import KS, TCE, RankedMetric
 from torchcalib.report import Line, LineInterval, check_size
+from torchcalib.report.building import MOST_BINS, MOST_COPIES, are_counts
 from torchcalib.report.intervals import BIASED, LEVEL, UNFIT, interval_of
 from torchcalib.report.lines import ERRORS, SCORES
 from torchcalib.scores import ScoreMetric
 
 N_REPLICATES = 999
 """24 of them lie below an interval, and 24 above."""
-
-_MOST_BINS = 1000
-_MOST_COPIES = 2**53
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
@@ -165,7 +165,7 @@ class ComparisonBuilder:
         **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
-        check_count("n_bins", n_bins, at_most=_MOST_BINS)
+        check_count("n_bins", n_bins, at_most=MOST_BINS)
         check_count("n_replicates", n_replicates, at_least=math.ceil(2 / (1 - LEVEL)) - 1)
         check_seed(seed)
         check_choice("nan_policy", nan_policy, get_args(NanPolicy))
@@ -174,7 +174,7 @@ class ComparisonBuilder:
         if set(declared) != set(self._names):
             raise ValueError(
                 f"`from_logits` must say it of {', '.join(map(repr, self._names))}, "
-                f"got {', '.join(map(repr, declared))}."
+                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for all, or one for each."
             )
         for value in declared.values():
             check_flag("from_logits", value)
@@ -197,26 +197,7 @@ class ComparisonBuilder:
 
     def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
         """Add the predictions that all systems made of the same rows. If any are bad nothing is added."""
-        if set(preds) != set(self._names):
-            raise ValueError(
-                f"`preds` must hold predictions of {', '.join(map(repr, self._names))}, got "
-                f"{', '.join(map(repr, preds)) or 'none'}."
-            )
-        for name in self._names:
-            with _of_system(name):
-                self._formats[name].check(preds[name], target, weights)
-        first = preds[self._names[0]]
-        if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
-            raise ValueError(
-                f"`preds` must have one shape for all systems, got {' and '.join(map(str, sorted(shapes)))}."
-            )
-        how = self._formats[self._names[0]]
-        width = 2 if how.task == "binary" else first.shape[how.class_axis]
-        if self._width not in (None, width):
-            raise ValueError(
-                f"`preds` must have {self._width} entries on its class axis, got shape {tuple(first.shape)}."
-            )
-        check_size(how.read_as, width, self._binning.n_bins)
+        width = self._checked_width(preds, target, weights)
         n_dropped = 0
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
@@ -225,14 +206,14 @@ class ComparisonBuilder:
             with _of_system(name):
                 read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
         one = read[self._names[0]]
-        n_rows = self._rows_of(first)
+        n_rows = self._rows_of(preds[self._names[0]])
         if not self._systems:
             self._systems = {name: System(p, self._binning.n_bins, self._binning.right) for name, p in read.items()}
         words = words_of(self._seed, self._n_rows, n_rows, one.given.device)
         for name, p in read.items():
             self._systems[name].add(p, words)
         self._width, self._n_rows, self._n_dropped = width, self._n_rows + n_rows, self._n_dropped + n_dropped
-        self._are_counts &= weights is None or _are_counts(weights)
+        self._are_counts &= are_counts(weights)
         self._are_labels &= _are_labels(one)
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
@@ -245,7 +226,7 @@ class ComparisonBuilder:
         if not n > 0:
             raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be compared.")
         kept = next(iter(self._systems.values())).samples.values()
-        ordered = self._are_counts and not any(sample.is_full for sample in kept) and n <= _MOST_COPIES
+        ordered = self._are_counts and not any(sample.is_full for sample in kept) and n <= MOST_COPIES
         task = self._formats[self._names[0]].read_as
         of_systems = {name: system.lines(ordered, self._are_labels) for name, system in self._systems.items()}
         draws = Draws(self._seed, self._n_replicates, self._systems[self._names[0]].n.device)
@@ -274,6 +255,32 @@ class ComparisonBuilder:
             notes=self._notes(ordered, [sample.size for sample in kept]),
         )
 
+    def _checked_width(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> int:
+        """Check all that can be told without looking at values; return the number of classes or labels."""
+        if set(preds) != set(self._names):
+            raise ValueError(
+                f"`preds` must hold predictions of {', '.join(map(repr, self._names))}, got "
+                f"{', '.join(map(repr, preds)) or 'none'}. Name them as they were named at first."
+            )
+        for name in self._names:
+            with _of_system(name):
+                self._formats[name].check(preds[name], target, weights)
+        first = preds[self._names[0]]
+        if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
+            raise ValueError(
+                f"`preds` must have one shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
+                "Compare predictions of the same rows."
+            )
+        how = self._formats[self._names[0]]
+        width = 2 if how.task == "binary" else first.shape[how.class_axis]
+        if self._width not in (None, width):
+            raise ValueError(
+                f"`preds` must have {self._width} entries on its class axis, got shape {tuple(first.shape)}. "
+                "Give every piece all classes, as the first one has them."
+            )
+        check_size(how.read_as, width, self._binning.n_bins)
+        return width
+
     def _rows_of(self, preds: Tensor) -> int:
         """Entries of the first axis, which replicates draw."""
         how = self._formats[self._names[0]]
@@ -285,13 +292,13 @@ class ComparisonBuilder:
         self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, int]:
         """Weights that are 0 where any system, or the target, is missing; and of how many more rows."""
-        missing: Tensor | None = None
-        for name, x in preds.items():
+
+        def missing_of(name: str) -> Tensor:
             how = self._formats[name]
-            rows = how.missing_in(x, target)
-            rows = rows.any(how.class_axis) if how.task == "multilabel" else rows
-            missing = rows if missing is None else missing | rows
-        assert missing is not None  # there are two systems
+            rows = how.missing_in(preds[name], target)
+            return rows.any(how.class_axis) if how.task == "multilabel" else rows
+
+        missing = reduce(torch.logical_or, map(missing_of, self._names))
         if weights is None:
             return (~missing).long(), int(missing.sum())
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
@@ -330,18 +337,13 @@ class ComparisonBuilder:
         return tuple(notes)
 
 
-class _of_system:  # noqa: N801 - a context manager, as contextlib's are
+@contextmanager
+def _of_system(name: str) -> Iterator[None]:
     """Say in an error of input which system it is of."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, TypeError | ValueError):
-            raise type(error)(f"system {self._name!r}: {error}") from error
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"system {name!r}: {error}") from error
 
 
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -408,12 +410,6 @@ def _difference(
 def _less(b: Tensor, a: Tensor, better: Better) -> Tensor:
     """By how much b is more than a; of numbers that have a sign, by how much it is further from 0."""
     return b.abs() - a.abs() if better == "nearer to 0" else b - a
-
-
-def _are_counts(weights: Tensor) -> bool:
-    """Whether every weight is a number of copies."""
-    w = weights.detach().double()
-    return bool(((w == w.round()) & (w <= _MOST_COPIES)).all())
 
 
 def _are_labels(p: Predictions) -> bool:

@@ -13,7 +13,7 @@ from torchcalib.report.data import plain
 Better = Literal["higher", "lower", "nearer to 0"]
 Verdict = Literal["better", "worse", "not told apart"]
 
-WORDS = (
+DIFFERENCE_WORDS = (
     "Difference: of a system to the first one; of a number that has a sign, of its size, for nearer to 0 is better. "
     "95 % interval: where the difference lies for other samples of this size (paired bootstrap: all systems get the "
     "same replicates). Better and worse are said where 0 lies outside, and would also if what chance gaps add to an "

@@ -1,5 +1,6 @@
 """A calibrator fitted to the validation samples of all ranks."""
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, distributed
 from torchcalib.calibrators import Calibrator, Transform
 from torchcalib.predictions import InputFormat
 from torchcalib.report.kept import KeptSamples
+from torchcalib.streaming.gathering import gathered_bytes, rank_and_size
 
 
 class SharedSamples:
@@ -19,7 +21,7 @@ class SharedSamples:
 
     def __init__(self, input_format: InputFormat) -> None:
         self._format = input_format
-        self._n_ranks = distributed.get_world_size() if _are_many() else 1
+        self._rank, self._n_ranks = rank_and_size()
         self._kept = KeptSamples(input_format, self._n_ranks)
 
     def add(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
@@ -45,23 +47,21 @@ class SharedSamples:
         """All samples on the first rank, None on the others."""
         if self._n_ranks == 1:
             return self._kept
-        mine = (self._kept.why_not, self._kept.given() if self._kept.has_samples else None)
-        is_first = distributed.get_rank() == 0
-        everyone: list[Any] | None = [None] * self._n_ranks if is_first else None
-        distributed.gather_object(mine, everyone, dst=0)
-        if everyone is None:
+        given: tuple[Any, ...] = ()
+        if self._kept.has_samples:
+            preds, target, options = self._kept.given()
+            given = preds, target, options.get("weights")
+        content = io.BytesIO()
+        torch.save((self._kept.why_not, given), content)
+        contents = gathered_bytes(content.getvalue())
+        if self._rank != 0:
             return None
         together = KeptSamples(replace(self._format, class_axis=-1))  # classes are last in what is kept
-        together.why_not = next((why for why, _ in everyone if why), "")
-        for _, given in everyone:
-            if given is not None:
-                preds, target, options = given
-                together.add(preds, target, options.get("weights"))
+        for why_not, given in (torch.load(io.BytesIO(part), weights_only=True) for part in contents):
+            together.why_not = together.why_not or why_not
+            if given:
+                together.add(*given)
         return together
-
-
-def _are_many() -> bool:
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _fitted(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchcalib.binned import ECE
 from torchcalib.scores import ECD, NLL, Accuracy, Brier
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
+from torchcalib.streaming.gathering import rank_and_size
 
 try:
     from accelerate.state import GradientState
@@ -120,7 +121,7 @@ class CalibrationMetrics:
                     f"`{name}` must be a tensor, got {type(given).__name__}. Name one label in label_names."
                 )
         self._begin_anew_with_another_evaluation()
-        rank, n_rows = _rank(), len(labels)
+        (rank, _), n_rows = rank_and_size(), len(labels)
         distinct = _n_distinct(n_rows, rank)
         device = logits.device
         if any(metric.device != device for metric in self._members()):
@@ -147,12 +148,13 @@ class CalibrationMetrics:
                 the loop is not the Trainer's own.
         """
         try:
-            self._n_kept += sum(_n_rows_of(_rank(), kept) for kept in _arrays(evaluated.predictions))
+            rank, _ = rank_and_size()
+            self._n_kept += sum(_n_rows_of(rank, kept) for kept in _arrays(evaluated.predictions))
             if not compute_result:
                 return {}
             if self._n_kept != self._n_rows:
                 raise RuntimeError(
-                    f"the Trainer must keep the rows that were measured, {self._n_rows} of process {_rank()}, got "
+                    f"the Trainer must keep the rows that were measured, {self._n_rows} of process {rank}, got "
                     f"{self._n_kept} of them. Leave gathering to the Trainer's own evaluation loop."
                 )
             values = self.metrics.compute()
@@ -203,10 +205,6 @@ def _n_distinct(n_rows: int, rank: int) -> int:
     if not state.end_of_dataloader or state.remainder <= 0:
         return n_rows
     return min(max(int(state.remainder) - rank * n_rows, 0), n_rows)
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def _n_rows_of(rank: int, kept: np.ndarray[Any, Any]) -> int:

@@ -16,6 +16,7 @@ from torchcalib.predictions import Task
 from torchcalib.scores import ECD, NLL, Accuracy, Brier
 from torchcalib.statistics import BinStats
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
+from torchcalib.streaming.gathering import rank_and_size
 
 
 def usual_metrics(
@@ -172,7 +173,7 @@ class Monitor:
         values = self._compute()
         self.reset()
         self.history = self._judged(self.history.with_row(HistoryRow(epoch, epoch if step is None else step, values)))
-        if (warning := self.history.rows[-1].warning) and _is_first_rank():
+        if (warning := self.history.rows[-1].warning) and rank_and_size()[0] == 0:
             warnings.warn(warning[:1].upper() + warning[1:], OverConfidenceWarning, stacklevel=2)
         return self._named(values)
 
@@ -228,8 +229,3 @@ class Monitor:
 
     def _name(self, name: str) -> str:
         return f"{self.prefix}{name}{self.postfix}"
-
-
-def _is_first_rank() -> bool:
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

@@ -27,9 +27,9 @@ from torchcalib.streaming.faults import unchanged_on_error
 
 T = TypeVar("T", bound=Transform)
 
-_MOST_BINS = 1000  # more can neither be drawn nor read
+MOST_BINS = 1000  # more can neither be drawn nor read
 _MOST_SUMS = 2**27  # 1 GiB
-_MOST_COPIES = 2**53  # every whole number up to here is one of float64
+MOST_COPIES = 2**53  # every whole number up to here is one of float64
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
@@ -121,6 +121,9 @@ class ReportBuilder:
     What order-based numbers are read from is every sample, up to 2^24 of them, and a sketch from there on; see
     `BoundedSample`. `report.settings["order_based"]` says which. To try calibrators, and for intervals, all predictions
     are kept as they came, up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.report.kept`, and none from there on.
+
+    Args:
+        source: what the predictions are read from; only for the report to say.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class ReportBuilder:
         **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
-        check_count("n_bins", n_bins, at_most=_MOST_BINS)
+        check_count("n_bins", n_bins, at_most=MOST_BINS)
         check_flag("with_calibration", with_calibration)
         check_flag("with_intervals", with_intervals)
         self._with_calibration, self._with_intervals = with_calibration, with_intervals
@@ -156,7 +159,7 @@ class ReportBuilder:
         preds, target, counted = self._format.with_missing_marked(preds, target, weights)
         num_classes = self._classes_of(preds) if self._metrics is None else self._num_classes
         metrics = self._metrics or self._made_for(num_classes, preds.device)
-        samples = self._samples if _are_counts(counted) else {}
+        samples = self._samples if are_counts(counted) else {}
         metrics = with_samples(metrics, samples)
         metrics.update(preds, target, weights=weights)
         self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
@@ -186,7 +189,7 @@ class ReportBuilder:
         tables: dict[Reduction, BinTable] = {}
         tests: dict[Reduction, TCETable] = {}
         per_class: tuple[float, ...] = ()
-        in_order = self._samples if n.total.sum() <= _MOST_COPIES else {}
+        in_order = self._samples if n.total.sum() <= MOST_COPIES else {}
         has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
         for reduction in reductions_of(self._task):
             bins = metrics[reduction].statistic()
@@ -395,12 +398,12 @@ def with_samples(metrics: CalibrationCollection, reductions: Iterable[Reduction]
     return metrics if len(left) == len(metrics) else CalibrationCollection(left)
 
 
-def _are_counts(weights: Tensor | None) -> bool:
+def are_counts(weights: Tensor | None) -> bool:
     """Whether every weight is a number of copies, as far as it is a weight at all."""
     if weights is None:
         return True
     w = weights.detach().double()
-    return bool(((w == w.round()) & (w <= _MOST_COPIES)).all())
+    return bool(((w == w.round()) & (w <= MOST_COPIES)).all())
 
 
 def _dropped(n: int, task: Task) -> str:

@@ -16,6 +16,7 @@ MOST_VALUES = 2**26
 
 MOST_SAMPLES = 2**20
 """Samples, every label of a sample being one, that are kept."""
+
 _JOINED_WITH_NONE = (torch.uint16, torch.uint32, torch.uint64)
 """Dtypes that torch.cat takes with no other."""
 

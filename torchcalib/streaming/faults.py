@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
+from torchmetrics import Metric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
-
-if TYPE_CHECKING:
-    from torchcalib.streaming.metric import StreamingMetric
 
 
 @contextmanager
-def unchanged_on_error(*metrics: "StreamingMetric[Any]") -> Iterator[None]:
+def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
     """Put the metrics back as they were if the body raises. Tensors of a state are replaced, never written into."""
     before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
     try:
@@ -23,7 +20,7 @@ def unchanged_on_error(*metrics: "StreamingMetric[Any]") -> Iterator[None]:
         raise
 
 
-def refuse_if_synced(metric: "StreamingMetric[Any]", method: str) -> None:
+def refuse_if_synced(metric: Metric, method: str) -> None:
     """Raise if what a method adds would be added to the ranks' sum, which `unsync` throws away."""
     if metric._is_synced:
         raise TorchMetricsUserError(
@@ -33,7 +30,7 @@ def refuse_if_synced(metric: "StreamingMetric[Any]", method: str) -> None:
 
 
 @contextmanager
-def unsynced_on_error(metric: "StreamingMetric[Any]") -> Iterator[None]:
+def unsynced_on_error(metric: Metric) -> Iterator[None]:
     """Return to the rank's own state if the body raises while the ranks' sum is in place."""
     was_synced = metric._is_synced
     try:

@@ -1,6 +1,5 @@
 """One metric that streams: a statistic as torchmetrics states."""
 
-import functools
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,19 +12,19 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.kernels.looking import is_captured
-from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import InputFormat, Predictions, check_count, check_flag
 from torchcalib.samples import ExactSample
 from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
-from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error, unsynced_on_error
+from torchcalib.streaming.careful import CarefulMetric
+from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error
 from torchcalib.streaming.ranks import dropped_over_ranks, fingerprint, met_over_ranks
 from torchcalib.streaming.saving import DESCRIPTION, Description, check_alike, read_description
 
 S = TypeVar("S")
 
 
-class StreamingMetric(Metric, Generic[S]):
+class StreamingMetric(CarefulMetric, Generic[S]):
     """A reading of a statistic that streams. A subclass names the statistic (`recipe`) and reads it (`_value`).
 
     Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
@@ -82,7 +81,6 @@ class StreamingMetric(Metric, Generic[S]):
             check_count("batch_shape", size)
         self.kind: StateKind[Any, S] = self._state_kind()
         self._in_graph = False
-        self._shared: dict[Hashable, Any] | None = None
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
@@ -418,60 +416,6 @@ class StreamingMetric(Metric, Generic[S]):
             missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
 
-    # Where torchmetrics would lose something --------------------------------------------------------------------
-
-    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        """Torchmetrics copies every tensor, all samples so far in each `forward`; states are never written into."""
-        return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
-
-    def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics counts an update before it runs; one that fails must leave no trace."""
-        wrapped = super()._wrap_update(update)
-
-        @functools.wraps(update)
-        def atomic(*args: Any, **kwargs: Any) -> None:
-            if self._shared is not None:  # a collection sees to all its members
-                wrapped(*args, **kwargs)
-                return
-            with unchanged_on_error(self):
-                wrapped(*args, **kwargs)
-
-        return atomic
-
-    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics takes the axes from a value that is a single number, as of one series of a batch."""
-        shapes: list[torch.Size] = []
-
-        @functools.wraps(compute)
-        def noted(*args: Any, **kwargs: Any) -> Tensor:
-            value: Tensor = compute(*args, **kwargs)
-            shapes.append(value.shape)
-            return value
-
-        wrapped = super()._wrap_compute(noted)
-
-        @functools.wraps(compute)
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            shapes.clear()
-            value = wrapped(*args, **kwargs)
-            if shapes and value.shape != shapes[-1]:  # there is none if the value was there already
-                value = value.reshape(shapes[-1])
-                self._computed = None if self._computed is None else value
-            return value
-
-        return whole
-
-    def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Torchmetrics keeps a copy of the state if a rank does not answer, or if the metric is synced already."""
-        with unchanged_on_error(self):
-            super().sync(*args, **kwargs)
-
-    @contextmanager
-    def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Torchmetrics leaves a metric synced if the body raises, as `compute` may."""
-        with unsynced_on_error(self), super().sync_context(*args, **kwargs):
-            yield
-
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
         group = process_group or self.process_group
@@ -482,16 +426,6 @@ class StreamingMetric(Metric, Generic[S]):
             self.state = self.kind.meet(announced, payloads)
             return
         (self.state,) = met_over_ranks([self], group)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            device = fn(tensor.new_empty(0, dtype=torch.float32)).device
-            stays = tensor.dtype == torch.float64 and wide_dtype(device) != torch.float64
-            return tensor.cpu() if stays else tensor.to(device)
-
-        return super()._apply(moved, *args, **kwargs)
 
 
 _NAMES_BEFORE_FORMATS = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")

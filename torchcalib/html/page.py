@@ -1,28 +1,23 @@
-"""What pages have in common: their template's environment, pictures for light and dark, numbers in words, a folder.
-
-A page loads nothing: pictures and style are in it.
-"""
+"""What pages have in common: templates, pictures for light and dark, numbers in words, the folder they go to."""
 
 import math
 import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
 
 from torchcalib.files import write_whole
 from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
-try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-    from matplotlib.axes import Axes
-except ImportError as error:
-    raise ImportError(
-        "`torchcalib.pages` must have jinja2 and matplotlib to make a page with, got an environment without. "
-        "Install them: pip install 'torchcalib[report]'."
-    ) from error
-
 T = TypeVar("T")
+
+group_of = attrgetter("group")
+"""The group of a line, by which tables have sections."""
 
 
 def write_folder(files: Mapping[str, bytes], out: str | Path) -> tuple[Path, ...]:
@@ -46,11 +41,15 @@ def pictures(name: str, ax: Axes) -> dict[str, bytes]:
     return {f"{name}.png": to_png(ax), f"{name}.svg": to_svg(ax).encode()}
 
 
-def environment() -> Environment:
-    """Return where templates are found and rendered."""
+def filled(template: str, **values: Any) -> str:
+    """Return a page: a template with values, among them the colours of both themes."""
+    return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
+
+
+def _environment() -> Environment:
     # Escape everything, whatever a template is called: names of files and classes come from others.
     made = Environment(
-        loader=PackageLoader("torchcalib", ""),
+        loader=PackageLoader("torchcalib", "html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

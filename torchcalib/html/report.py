@@ -1,7 +1,4 @@
-"""A `Report` as one self-contained page, and as a folder of files: `render` and `save_report`.
-
-The page loads nothing: pictures and style are in it. Every picture is there twice, for light and for dark.
-"""
+"""A `Report` as a page, and as a folder of files."""
 
 import math
 from collections.abc import Mapping
@@ -11,20 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torchcalib.bins import BinTable, TCETable
-from torchcalib.monitoring import History
-from torchcalib.pages import both_themes, count, environment, percent, pictures, write_folder
-from torchcalib.plots import DARK, LIGHT, confidence_histogram, reliability_diagram, tce_diagram, training_curve
-from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Line, Report
+from markupsafe import Markup
+from matplotlib import style as matplotlib_style
 
-try:
-    from markupsafe import Markup
-    from matplotlib import style as matplotlib_style
-except ImportError as error:
-    raise ImportError(
-        "`torchcalib.html` must have jinja2 and matplotlib to make a page with, got an environment without. "
-        "Install them: pip install 'torchcalib[report]'."
-    ) from error
+from torchcalib.bins import BinTable, TCETable
+from torchcalib.html.page import both_themes, count, filled, group_of, percent, pictures, write_folder
+from torchcalib.monitoring import History
+from torchcalib.plots import confidence_histogram, reliability_diagram, tce_diagram, training_curve
+from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
 
 WORST_CLASSES = 10
 
@@ -122,28 +113,23 @@ def render(report: Report) -> str:
     of_gains = [] if calibration is None else [_RCL_SOURCE]
     sources = list(dict.fromkeys([*(line.source for line in report.lines if line.source), *of_gains]))
     shown = [line.value for line in report.lines] + [row["ecd"] for section in sections for row in section.rows]
-    return (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            report=report,
-            title=" ".join(["Calibration report", *_of_file(report.source)]),
-            facts=_facts(report),
-            groups=[(name, _GROUPS.get(name, ""), list(lines)) for name, lines in groupby(report.lines, _group_of)],
-            sources=sources,
-            calibration=calibration,
-            training=training,
-            rcl_source=_RCL_SOURCE,
-            sections=sections,
-            tests=tests,
-            worst=_worst_classes(report),
-            has_infinite=any(math.isinf(value) for value in shown),
-            has_intervals=any(line.interval for line in report.lines),
-            interval_words=INTERVAL_WORDS,
-            has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
-            light=LIGHT,
-            dark=DARK,
-        )
+    return filled(
+        "report.html.jinja",
+        report=report,
+        title=" ".join(["Calibration report", *_of_file(report.source)]),
+        facts=_facts(report),
+        groups=[(name, _GROUPS.get(name, ""), list(lines)) for name, lines in groupby(report.lines, group_of)],
+        sources=sources,
+        calibration=calibration,
+        training=training,
+        rcl_source=_RCL_SOURCE,
+        sections=sections,
+        tests=tests,
+        worst=_worst_classes(report),
+        has_infinite=any(math.isinf(value) for value in shown),
+        has_intervals=any(line.interval for line in report.lines),
+        interval_words=INTERVAL_WORDS,
+        has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
     )
 
 
@@ -263,10 +249,6 @@ def _rows(table: BinTable) -> list[dict[str, Any]]:
     """One dict for every bin."""
     columns = {column: values.tolist() for column, values in table.to_dict().items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _group_of(line: Line) -> str:
-    return line.group
 
 
 def _of_file(source: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A `Comparison` as one self-contained page, and as a folder of files: `render` and `save_comparison`."""
+"""A `Comparison` as a page, and as a folder of files."""
 
 import math
 from collections.abc import Mapping
@@ -6,21 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torchcalib.comparison import ComparedLine, Comparison
-from torchcalib.comparison.data import WORDS
-from torchcalib.pages import both_themes, count, environment, pictures, write_folder
-from torchcalib.plots import DARK, LIGHT, difference_plot
+from matplotlib import style as matplotlib_style
 
-try:
-    from matplotlib import style as matplotlib_style
-except ImportError as error:
-    raise ImportError(
-        "`torchcalib.html_comparison` must have jinja2 and matplotlib to make a page with, got an environment without. "
-        "Install them: pip install 'torchcalib[report]'."
-    ) from error
+from torchcalib.comparison import DIFFERENCE_WORDS, Comparison
+from torchcalib.html.page import both_themes, count, filled, group_of, pictures, write_folder
+from torchcalib.plots import difference_plot
 
 
-def render(comparison: Comparison) -> str:
+def render_comparison(comparison: Comparison) -> str:
     """Return the comparison as one HTML page that loads nothing from anywhere.
 
     Args:
@@ -35,20 +28,15 @@ def render(comparison: Comparison) -> str:
     )
     with matplotlib_style.context("default"):  # what the process has set must not show in a page
         picture = both_themes(difference_plot, comparison, "differences", label)
-    return (
-        environment()
-        .get_template("comparison.html.jinja")
-        .render(
-            comparison=comparison,
-            facts=_facts(comparison),
-            picture=picture,
-            groups=[(name, list(lines)) for name, lines in groupby(comparison.lines, _group_of)],
-            sources=list(dict.fromkeys(line.source for line in comparison.lines if line.source)),
-            words=WORDS,
-            has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
-            light=LIGHT,
-            dark=DARK,
-        )
+    return filled(
+        "comparison.html.jinja",
+        comparison=comparison,
+        facts=_facts(comparison),
+        picture=picture,
+        groups=[(name, list(lines)) for name, lines in groupby(comparison.lines, group_of)],
+        sources=list(dict.fromkeys(line.source for line in comparison.lines if line.source)),
+        words=DIFFERENCE_WORDS,
+        has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
 
 
@@ -67,14 +55,13 @@ def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]
     Raises:
         NotADirectoryError: if `out`, or something above it, is a file.
     """
-    files = {"compare.json": comparison.to_json().encode() + b"\n", "compare.html": render(comparison).encode()}
+    files = {
+        "compare.json": comparison.to_json().encode() + b"\n",
+        "compare.html": render_comparison(comparison).encode(),
+    }
     with matplotlib_style.context("default"):
         files |= pictures("compare", difference_plot(comparison))
     return write_folder(files, out)
-
-
-def _group_of(line: ComparedLine) -> str:
-    return line.group
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
