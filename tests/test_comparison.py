@@ -175,6 +175,29 @@ def test_infinite_and_undefined_differences_are_drawn_and_told():
     assert "NLL" in str(both)
 
 
+def test_rounding_of_float32_is_no_difference():
+    thirds, tenths = (torch.tensor(row).repeat(60, 1) for row in ([1 / 3] * 3, [0.2, 0.3, 0.5]))
+    compared = tc.compare({"a": thirds, "b": tenths}, torch.arange(60) % 3, task="multiclass", **FEW)
+    found = compared["esce/classwise"].differences["b"]  # of labels and rows that sum to 1 it is 0
+    assert found.interval.high < 0 or found.interval.low > 0, "these rows do not, in float32"
+    assert found.verdict == "not told apart"
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
+    g = torch.Generator().manual_seed(n)
+    a, b = (torch.softmax(torch.randn(n, 3, generator=g), -1) for _ in range(2))
+    compared = tc.compare({"a": a, "b": b}, torch.arange(n) % 3, task="multiclass")
+    assert any(line.differences["b"].value for line in compared.lines)
+    for line in compared.lines:
+        found = line.differences["b"]
+        assert (found.interval, found.verdict) == (None, "not told apart")
+        assert set(line.intervals.values()) == {None}
+    assert "so few that some replicates hold none" in compared.notes[-1]
+    assert "Without intervals no difference can be told" in str(compared)
+    assert "nan to nan" not in str(compared)
+
+
 def test_rows_without_a_number_in_any_system_are_left_out_of_all():
     logits, target = systems("multiclass")
     logits["sure"][3, 1] = logits["noisy"][7] = torch.nan

@@ -308,6 +308,9 @@ def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
         nll = run.callback_metrics[f"v/nll/dataloader_idx_{index}"].item()
         assert nll == one.history.column("nll")[-1]
     assert "v/nll" not in run.callback_metrics
+    run.validate(net, loader(9, 2), verbose=False)  # of fewer loaders, under a name of its own
+    assert "v/nll" in run.callback_metrics
+    assert [len(one.history) for one in watched.monitors] == [2, 2]
 
 
 def test_outputs_without_predictions_say_what_there_is(pl, tmp_path):

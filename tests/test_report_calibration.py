@@ -450,6 +450,9 @@ def test_command_refuses_places_that_no_file_can_be_written_to(tmp_path, capsys,
     ):
         said = failing([path, "--out", out, "--save-calibrator", place], capsys)
         assert said.startswith(f"`--save-calibrator` {words}"), said
+    both = tmp_path / "both.pt"
+    said = failing([path, "--out", out, "--save-calibrator", both, "--save-state", out / ".." / "both.pt"], capsys)
+    assert said.startswith("`--save-state` must not be the file of `--save-calibrator`"), said
     monkeypatch.setattr("os.access", lambda *_: False)
     assert "can be written to" in failing([path, "--save-calibrator", tmp_path / "cal.pt"], capsys)
     assert list(out.iterdir()) == []

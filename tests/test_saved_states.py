@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import pickle
 
 import pytest
@@ -202,6 +203,8 @@ def damaged(state):
         },
     )
     yield "got {'sums': '.* bfloat16'}. It is damaged, or was cast", {**state, "sums": state["sums"].bfloat16()}
+    for no_count in (math.nan, -1.0, 0.5):  # of the rows that were left out
+        yield "It is damaged, or was cast", {**state, "sums": state["sums"].index_fill(0, torch.tensor(1), no_count)}
     yield "got {}", {"description": state["description"]}
     yield "got {'sums': 3}", {**state, "sums": 3}
     # as states were saved before they described themselves
@@ -222,7 +225,7 @@ def test_a_state_that_is_damaged_or_newer_or_does_not_describe_itself_is_refused
         with pytest.raises(ValueError, match=message):
             metric.merge_state(state)
         assert same(whole_state(metric), before)
-    assert len(kinds) == 21
+    assert len(kinds) == 24
 
 
 def test_damaged_samples_are_refused():

@@ -23,6 +23,11 @@ N_LEFT_OUT = 2
 """Counts that every state holds: bad rows, and missing ones (`nan_policy="drop"`)."""
 
 
+def _are_counts(left_out: Tensor) -> bool:
+    """Whether saved numbers of rows are such numbers."""
+    return bool(((left_out >= 0) & (left_out == left_out.round()) & left_out.isfinite()).all())
+
+
 def left_out_of(p: Predictions, like: Tensor) -> Tensor:
     """Return how many rows of a batch were left out, bad ones and missing ones, `(2,)` of the dtype of `like`."""
     if p.n_invalid is None and p.n_dropped is None:
@@ -125,6 +130,8 @@ class SumsKind(Generic[S]):
         """Return a copy of saved sums, if they are as many, and no narrower: those have been rounded."""
         (state,) = parts
         if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
+            return None
+        if not _are_counts(state[:N_LEFT_OUT]):
             return None
         return state.detach().to(like, copy=True)
 
@@ -245,6 +252,8 @@ class SamplesKind:
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
             return None
         if not isinstance(left_out, Tensor) or (left_out.shape, left_out.dtype) != ((N_LEFT_OUT,), torch.float64):
+            return None
+        if not _are_counts(left_out):
             return None
         for part, dtypes in zip(lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,)), strict=True):
             if not all(isinstance(chunk, Tensor) and chunk.dtype in dtypes for chunk in part):

@@ -38,6 +38,9 @@ def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
         place = getattr(arguments, option)
         if place is not None:
             _check_place(f"--{option.replace('_', '-')}", Path(place), inputs)
+    calibrator, state = arguments.save_calibrator, arguments.save_state
+    if calibrator is not None and state is not None and Path(calibrator).resolve() == Path(state).resolve():
+        raise ValueError(f"`--save-state` must not be the file of `--save-calibrator`, got {state!r} for both.")
 
 
 def make_folder(out: str) -> None:

@@ -252,7 +252,10 @@ class ComparisonBuilder:
             sentences={name: sentence_of(lines, self._names[0], name) for name in self._names[1:]},
             settings=self._settings,
             sources=dict(sources or {}),
-            notes=self._notes(ordered, [sample.size for sample in kept]),
+            notes=(
+                *self._notes(ordered, [sample.size for sample in kept]),
+                *_of_empty(replicates[self._names[0]], self._n_rows),
+            ),
         )
 
     def _checked_width(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> int:
@@ -327,7 +330,7 @@ class ComparisonBuilder:
             elif self._n_replicates > REPLICATES_IN_ORDER:
                 notes.append(f"Intervals of {names} come from {REPLICATES_IN_ORDER} replicates.")
         for n_groups, name in next(iter(self._systems.values())).few_groups.items():
-            if n_groups == 1:
+            if n_groups == 1 < self._n_rows:
                 notes.append(f"There is no interval of {name}: with so many classes the sums are too many.")
             elif n_groups < self._n_rows:
                 notes.append(
@@ -371,7 +374,8 @@ def _compared(
         better=better,
         values={name: line.value for name, line in lines.items()},
         intervals={
-            name: None if (drawn := known[name]) is None else interval_of(line, drawn) for name, line in lines.items()
+            name: None if (drawn := known[name]) is None else _if_known(interval_of(line, drawn))
+            for name, line in lines.items()
         },
         differences={
             name: _difference(better, card.name, (lines[first], lines[name]), (known[first], known[name]), part[name])
@@ -395,16 +399,32 @@ def _difference(
     bias = float(drawn.bias)
     if not abs(bias) > float(drawn.standard_error) / 4:  # as everywhere; nor does NaN or what has no end matter
         bias = 0.0
-    found = LineInterval(float(drawn.low) - bias, float(drawn.high) - bias)
+    found = _if_known(LineInterval(float(drawn.low) - bias, float(drawn.high) - bias))
+    if found is None:
+        return Difference(float(value), None, None, "not told apart")
     chance = float(drawn.bias) / (math.sqrt(2) - 1) if name in _SIZED else None
     if by_chance is not None:
         chance = by_chance
     verdict: Verdict = "not told apart"
     values = [line.value for line in lines]
-    rounding = 1e-7 * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
+    # Rows are read in float32 at least: what is 0 by its nature, such as ESCE class-wise, is so up to that.
+    rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
     if found.low - max(0.0, chance or 0.0) > rounding or found.high - min(0.0, chance or 0.0) < -rounding:
         verdict = "better" if (found.low > 0) == (better == "higher") else "worse"
     return Difference(float(value), found, chance, verdict)
+
+
+def _of_empty(replicates: Mapping[str, Tensor], n_rows: int) -> tuple[str, ...]:
+    """A note, where some replicates hold no row, of which no number is known."""
+    scores = replicates.get("brier")  # of one row there are no replicates at all
+    if n_rows > 1 and (scores is None or not bool(scores.isnan().any())):
+        return ()
+    return ("There are no intervals: rows (entries of the first axis) are so few that some replicates hold none.",)
+
+
+def _if_known(found: LineInterval) -> LineInterval | None:
+    """An interval, or none where some replicates have no number: they hold no row, or infinity less infinity."""
+    return None if math.isnan(found.low) or math.isnan(found.high) else found
 
 
 def _less(b: Tensor, a: Tensor, better: Better) -> Tensor:

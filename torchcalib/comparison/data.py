@@ -104,6 +104,8 @@ class Comparison(Mapping[str, ComparedLine]):
     def caution(self) -> str:
         """How many differences would be told by chance, for there are many."""
         n = sum(found.interval is not None for line in self.lines for found in line.differences.values())
+        if not n:
+            return "Without intervals no difference can be told from chance."
         told = max(1, round(0.05 * n))
         return (
             f"Every interval speaks for itself: if no system were better in anything, some {told} of these {n} "

@@ -81,7 +81,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         **options: other arguments that all metrics take: `ignore_index`, `class_axis` ...
 
     Attributes:
-        monitors: one `torchcalib.Monitor` for each validation loader.
+        monitors: one `torchcalib.Monitor` for each validation loader that there has been.
         transform: the calibrator that was fitted last, on the CPU; None before.
 
     Raises:
@@ -127,6 +127,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         self._get, self._calibrate = get, calibrate
         self.prefix, self.diagrams_every = prefix, diagrams_every
         self.monitors = [self._new_monitor()]
+        self._n_loaders = 1
         self._format = self.monitors[0].input_format
         if calibrate is not None and self._format.read_as not in calibrate.tasks:
             raise ValueError(
@@ -162,9 +163,9 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         """Begin anew, with a monitor for each loader."""
         loaders = _loaders(trainer)
         self.monitors += [self._new_monitor() for _ in range(len(self.monitors), len(loaders))]
-        del self.monitors[max(1, len(loaders)) :]
-        for index, monitor in enumerate(self.monitors):
-            monitor.postfix = f"/dataloader_idx_{index}" if len(self.monitors) > 1 else ""
+        self._n_loaders = max(1, len(loaders))  # a history stays, also where `validate` has fewer loaders than `fit`
+        for index, monitor in enumerate(self.monitors[: self._n_loaders]):
+            monitor.postfix = f"/dataloader_idx_{index}" if self._n_loaders > 1 else ""
             monitor.reset()
             monitor.to(pl_module.device)
         self._distinct = [self._distinct_of(loader) for loader in loaders]
@@ -194,7 +195,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
             return
         training = trainer.state.fn == "fit"
         dtype = wide_dtype(pl_module.device)
-        for monitor in self.monitors:
+        for monitor in self.monitors[: self._n_loaders]:
             if training:
                 values = monitor.end_epoch(trainer.current_epoch, step=trainer.global_step)
             else:

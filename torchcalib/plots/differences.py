@@ -80,9 +80,13 @@ def difference_plot(
 
 
 def _drawn(lines: Sequence[ComparedLine]) -> Sequence[ComparedLine]:
-    """The lines that have intervals; all, if none has any."""
-    with_intervals = [line for line in lines if any(found.interval for found in line.differences.values())]
+    """The lines that have intervals, or would if the difference were defined; all, if none has any."""
+    with_intervals = [line for line in lines if any(map(_is_told, line.differences.values()))]
     return with_intervals or lines
+
+
+def _is_told(found: Difference) -> bool:
+    return found.interval is not None or math.isnan(found.value)
 
 
 def _draw_panel(panel: Axes, line: ComparedLine, others: Sequence[str], style: Style) -> None:
@@ -109,7 +113,7 @@ def _draw_difference(panel: Axes, row: int, found: Difference, style: Style) -> 
     if math.isnan(found.value):
         panel.text(0, row, " undefined ", color=style.muted, fontsize="x-small", ha="left", va="center")
         return
-    if found.interval is not None and not math.isnan(found.interval.low + found.interval.high):
+    if found.interval is not None:
         ends = np.clip([found.interval.low, found.interval.high], low, high)
         panel.plot(ends, [row, row], color=color, linewidth=1.8, solid_capstyle="butt", zorder=2)
     marker = "<" if found.value < low else ">" if found.value > high else "o"
