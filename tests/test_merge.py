@@ -106,6 +106,23 @@ def test_a_sum_leaves_what_was_added_as_it_is():
     assert_same(parts[0].report().to_dict(), builder_of(arrays, "multiclass", **QUICK).report().to_dict())
 
 
+def test_nothing_is_counted_twice(tmp_path):
+    """A part again, a copy of it, or one beside a sum that has it in; but parts of equal content are two."""
+    arrays = data_set("binary", n=20)
+    parts = parts_of(arrays, "binary", tmp_path, 10, **QUICK)
+    again = through_a_file(parts[0], tmp_path)
+    whole = parts[0] + parts[1]
+    before = whole.report().to_dict()
+    for other in (parts[0], again, through_a_file(whole, tmp_path), whole):
+        with pytest.raises(ValueError, match="that are here already"):
+            whole.merge(other)
+    assert whole.report().to_dict() == before
+    alike = [builder_of(arrays, "binary", **QUICK) for _ in range(2)]
+    assert (alike[0] + alike[1]).report().n == 40
+    empty = [through_a_file(builder_of(cut(arrays, 0)[0], "binary", **QUICK), tmp_path)] * 2
+    assert (empty[0] + empty[1] + alike[0]).report().n == 20
+
+
 def test_fit_and_axes_are_those_of_the_whole(tmp_path):
     arrays = data_set("multiclass", n=60)
     maps, labels = (
@@ -372,6 +389,7 @@ def test_command_refuses_parts_that_do_not_belong_together(tmp_path, capsys, mon
     for name in ("shard-0", "shard-1", "double", "votes"):
         assert run(capsys, "report", f"{name}.npz", *quick, "--save-state", f"{name}.pt")[0] == 0
     assert run(capsys, "report", "shard-1.npz", *quick, "--n-bins", "10", "--save-state", "bins.pt")[0] == 0
+    Path("copy.pt").write_bytes(Path("shard-0.pt").read_bytes())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for names, words in (
         (["bins.pt"], "`bins.pt` cannot be merged with `shard-0.pt`: `other` must be made with the same arguments, "
@@ -379,6 +397,7 @@ def test_command_refuses_parts_that_do_not_belong_together(tmp_path, capsys, mon
         (["double.pt"], "`double.npz` must be read as `shard-0.npz` is, got dtype='float64' and 'float32'."),
         (["votes.pt"], "`votes.npz` must be read as `shard-0.npz` is, got rows=('float32 ()', 'float64 ()')"),
         (["shard-0.pt"], "every part must be named once"),
+        (["copy.pt"], "`copy.pt` cannot be merged with `shard-0.pt`: `other` must hold other predictions"),
         (["none*.pt"], "`none*.pt` must match at least one file, got none."),
         (["none.pt"], "No such file"),
         (["shard-1.npz"], "`shard-1.npz` must be a report state"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, Unpack
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -150,6 +151,7 @@ class ReportBuilder:
         self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
         self._num_classes: int | None = None
+        self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
         self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
         self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
 
@@ -163,6 +165,7 @@ class ReportBuilder:
         metrics = with_samples(metrics, samples)
         metrics.update(preds, target, weights=weights)
         self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
+        self._parts = self._parts or frozenset((uuid4().hex,))
         if self._kept is not None:
             self._kept.add(preds, target, weights)
         for reduction, sample in samples.items():
@@ -304,9 +307,15 @@ class ReportBuilder:
             other: a builder of the same arguments; it stays as it is.
 
         Raises:
-            ValueError: it was made with others, or read files that could not be read with these; nothing is added then.
+            ValueError: it was made with others, read files that could not be read with these, or holds predictions that
+                are here already, as a copy of a part does; nothing is added then.
         """
         source = self._joined_source(other)
+        if self._parts & other._parts:
+            raise ValueError(
+                "`other` must hold other predictions than those here, got some that are here already: the same part "
+                "again, or a merged one that it is part of. Merge every part once."
+            )
         samples = {r: sample + other._samples[r] for r, sample in self._samples.items() if r in other._samples}
         kept = None if self._kept is None or other._kept is None else self._kept + other._kept
         metrics = self._metrics
@@ -318,6 +327,7 @@ class ReportBuilder:
                     mine.merge_state(theirs)
             self._num_classes = other._num_classes
         self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
+        self._parts |= other._parts
         self._weight = self._weight + other._weight
         self._weight_square = self._weight_square + other._weight_square
         self.relieve()

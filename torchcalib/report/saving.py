@@ -102,6 +102,7 @@ def _state_of(builder: ReportBuilder) -> dict[str, Any]:
         "settings": builder.settings,
         "source": None if source is None else source.state(),
         "num_classes": builder._num_classes,
+        "parts": sorted(builder._parts),
         "metrics": None if metrics is None else dict(metrics.state_dict()),
         "samples": {reduction: sample.state() for reduction, sample in builder._samples.items()},
         "kept": None if kept is None else kept.state(),
@@ -121,6 +122,7 @@ def _builder_of(state: Any) -> ReportBuilder:
     settings, source = saved_value(state, "settings", dict), state.get("source")
     builder = ReportBuilder(**settings, source=None if source is None else Source.of_state(source))
     builder._weight, builder._weight_square = saved_tensor(state, "weight", torch.float64, (2,)).unbind()
+    builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
     samples = saved_value(state, "samples", dict)
     builder._samples = {reduction: held for reduction, held in builder._samples.items() if reduction in samples}
     if state.get("metrics") is not None:
