@@ -17,7 +17,7 @@ from shards import add_to, cut, data_set
 import torchcalib
 from torchcalib.cli import main
 
-RANK, N_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def code_of(arguments):

@@ -72,7 +72,7 @@ def write(folder, n):
     save_file(tensors, folder / "a.safetensors")
     lists = pa.FixedSizeListArray.from_arrays(pa.array(logits.ravel()), CLASSES)
     pq.write_table(pa.table({"logits": lists, "targets": targets}), folder / "a.parquet")  # one group of rows
-    few = CLASSES // 10  # and as many more digits for each
+    few = CLASSES // 5  # and as many more digits for each
     with (folder / "a.csv").open("w") as file:
         file.write(",".join(f"logit_{k}" for k in range(few)) + ",target\n")
         line = ",".join(["0.000000000"] * few)
@@ -101,4 +101,5 @@ def test_a_file_takes_far_less_memory_than_it_is_large(megabytes, tmp_path):
     peaks = {name: peak / MB for name, peak in json.loads(done.stderr).items()}
     sizes = dict.fromkeys(FORMATS, megabytes) | {"csv": os.path.getsize(files[1]["csv"][0]) / MB}  # noqa: PTH202
     assert sizes["csv"] > megabytes / 4
-    assert all(0 < peaks[name] < sizes[name] / 3 for name in FORMATS), (peaks, sizes)
+    too_much = {name: (peaks[name], sizes[name]) for name in FORMATS if not 0 < peaks[name] < sizes[name] / 3}
+    assert not too_much
