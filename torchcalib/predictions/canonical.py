@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,14 +86,11 @@ class Predictions:
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
         """Return the rows under weights that tell those that are broken; a broken label indexes nothing."""
-        other = copy(self)
-        object.__setattr__(other, "weights", weights)
-        if counted:
-            object.__setattr__(other, "n_invalid", broken.sum())
+        target = self.given_target
         if self.hard:
-            masked = self.given_target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
-            object.__setattr__(other, "given_target", masked)
-        return other
+            target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
+        n_invalid = broken.sum() if counted else self.n_invalid
+        return self._with(weights=weights, given_target=target, n_invalid=n_invalid)
 
     def without_missing(self, missing: Tensor) -> "Predictions":
         """Return predictions in which the rows of a mask `(..., N)` have weight 0 and harmless values."""
@@ -115,9 +111,12 @@ class Predictions:
 
     def weighed(self, weights: Tensor) -> "Predictions":
         """Return the same rows under other weights; what has been computed of them is shared."""
-        other = copy(self)
-        object.__setattr__(other, "weights", weights)
-        object.__setattr__(other, "weighted", True)
+        return self._with(weights=weights, weighted=True)
+
+    def _with(self, **changes: Any) -> "Predictions":
+        """Return other predictions of the same rows, which share what has been computed of them."""
+        other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest torch that is supported
+        object.__setattr__(other, "computed", self.computed)
         return other
 
     def resampled(self, counts: Tensor) -> "Predictions":
