@@ -1,7 +1,7 @@
 """A comparison as data: the numbers of every system, and how far each lies from those of the first."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -125,7 +125,7 @@ class Comparison(Mapping[str, ComparedLine]):
                 return line
         raise KeyError(f"{key!r} is not in the comparison; it has {', '.join(self)}")
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return (line.key for line in self.lines)
 
     def __len__(self) -> int:
