@@ -105,6 +105,7 @@ class InputFormat:
 
         wide = wide_dtype(preds.device)
         weighted, hard = weights is not None, not target.is_floating_point()
+        copies = weights is None or not weights.is_floating_point()
         dtype = torch.promote_types(preds.dtype, torch.float32)
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
@@ -123,7 +124,9 @@ class InputFormat:
         if absent is not None and hard:  # an absent row's label must not index anything
             target = target.masked_fill(absent, 0)
         tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
-        p = Predictions(self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard, tolerance)
+        p = Predictions(
+            self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard, tolerance, copies=copies
+        )
         if self.nan_policy == "drop":
             p = self._complete(p, absent, target_tolerance, drop_invalid)
             weights = p.weights
