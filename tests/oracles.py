@@ -145,3 +145,10 @@ def top_label(q, t):
     """The largest probability, the first on ties, and how much of the target is on that class."""
     k = max(range(len(q)), key=lambda j: (q[j], -j))
     return q[k], t[k]
+
+
+def top_k(q, t, k, only=False):
+    """The k largest probabilities together (or the k-th alone), the first classes on ties, and their share of t."""
+    order = sorted(range(len(q)), key=lambda j: (-q[j], j))
+    chosen = order[k - 1 : k] if only else order[:k]
+    return min(1.0, sum(q[j] for j in chosen)), sum(t[j] for j in chosen)
