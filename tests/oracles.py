@@ -112,6 +112,20 @@ def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
     return found
 
 
+def noise_of_bins(pairs, weights, n_bins, *, copies, soft, right=False):
+    """Of (confidence p, outcome t) in every bin: sum w p (1 - p), and the variance of sum w t in a calibrated model.
+
+    Independent rows: the variance of w t is w^2 v, and of w copies, which are rows of their own, w v. With labels v is
+    p (1 - p), a Bernoulli variance; with shares of votes (t - p)^2, whose mean is the variance of t.
+    """
+    spread, noise = [0.0] * n_bins, [0.0] * n_bins
+    for (p, t), w in zip(pairs, weights, strict=True):
+        b = bin_of(p, n_bins, right)
+        spread[b] += w * p * (1 - p)
+        noise[b] += (w if copies else w**2) * ((t - p) ** 2 if soft else p * (1 - p))
+    return spread, noise
+
+
 def ece(rows):
     """Sum share |gap|."""
     total = sum(n for _, n, *_ in rows)

@@ -111,6 +111,7 @@ class InputFormat:
 
         wide = wide_dtype(preds.device)
         weighted, hard = weights is not None, not target.is_floating_point()
+        copies = weights is None or not weights.is_floating_point()
         dtype = torch.promote_types(preds.dtype, torch.float32)
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
@@ -142,6 +143,7 @@ class InputFormat:
             hard,
             tolerance,
             n_votes=n_votes,
+            copies=copies,
         )
         if self.nan_policy == "drop":
             p = self._complete(p, absent, target_tolerance, drop_invalid)
@@ -225,9 +227,7 @@ class InputFormat:
         demands_whole = self.whole_weights and weights is not None
         if demands_whole not in self._alike:
             votes = self.least_votes if self.least_votes > 1 else 0  # a target that has too few is told by its values
-            alike = replace(
-                self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes
-            )
+            alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes)
             self._alike[demands_whole] = alike
         return self._alike[demands_whole]
 
