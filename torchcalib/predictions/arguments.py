@@ -28,11 +28,11 @@ class InputOptions(TypedDict, total=False):
       cannot be looked at: there a bad row makes the result NaN. False trusts the input.
     - `nan_policy` (default "raise"): what to do with a row whose predictions or soft targets hold NaN, or are no
       distribution because of an infinity: +inf or -inf among probabilities, logits that are all -inf (a logit of +inf
-      alone is legal), or for which nobody has voted. "raise" is an error, as for any bad value. "drop" takes the row for one of weight 0 whose
-      gradient is 0, and nothing else of it is looked at; streaming metrics count it (`n_dropped`). All other bad values
-      stay errors. Of multi-label input the single entry is dropped, a sample's label, and not the row. What
-      `ignore_index` or weight 0 leave out is not counted. "drop" holds with `validate_args=False` and, unlike errors,
-      under `torch.compile` and `vmap`.
+      alone is legal), or for which nobody has voted. "raise" is an error, as for any bad value. "drop" takes the row
+      for one of weight 0 whose gradient is 0, and nothing else of it is looked at; streaming metrics count it
+      (`n_dropped`). All other bad values stay errors. Of multi-label input the single entry is dropped, a sample's
+      label, and not the row. What `ignore_index` or weight 0 leave out is not counted. "drop" holds with
+      `validate_args=False` and, unlike errors, under `torch.compile` and `vmap`.
     """
 
     from_logits: bool

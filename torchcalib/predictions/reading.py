@@ -190,7 +190,7 @@ class InputFormat:
             A mask of the shape of labels: that of `preds`, but for the class axis of multi-class input.
         """
         per_class = self.task == "multiclass"
-        no_vote = self.votes_in(preds, target)[1] == 0 if self.counts_votes(preds, target) else None
+        no_vote = self.votes_in(target)[1] == 0 if self.counts_votes(preds, target) else None
         if per_class:
             preds = preds.movedim(self.class_axis, -1)
             target = target.movedim(self.class_axis, -1) if target.is_floating_point() else target
@@ -209,7 +209,7 @@ class InputFormat:
             return target.shape == preds.shape and self._has_class_axis(preds) and preds.shape[self.class_axis] > 1
         return target.shape == (*preds.shape, 2)
 
-    def votes_in(self, preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Read counts of votes as soft targets and the number of votes behind each; see `counts_votes`."""
         shares, n_votes = shares_of_votes(target, self.class_axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
@@ -287,7 +287,7 @@ class InputFormat:
         has_classes = self.task != "binary"
         n_votes = None
         if self.counts_votes(preds, target):
-            target, n_votes = self.votes_in(preds, target)
+            target, n_votes = self.votes_in(target)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, "

@@ -169,7 +169,7 @@ class ReportBuilder:
         self._parts = self._parts or frozenset((uuid4().hex,))
         if self._kept is not None:
             voted = self._format.counts_votes(preds, target)
-            self._kept.add(preds, self._format.votes_in(preds, target)[0] if voted else target, weights)
+            self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
         # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
