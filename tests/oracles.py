@@ -148,6 +148,20 @@ def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
     return found
 
 
+def noise_of_bins(pairs, weights, n_bins, *, copies, soft, right=False):
+    """Of (confidence p, outcome t) in every bin: sum w p (1 - p), and the variance of sum w t in a calibrated model.
+
+    Independent rows: the variance of w t is w^2 v, and of w copies, which are rows of their own, w v. With labels v is
+    p (1 - p), a Bernoulli variance; with shares of votes (t - p)^2, whose mean is the variance of t.
+    """
+    spread, noise = [0.0] * n_bins, [0.0] * n_bins
+    for (p, t), w in zip(pairs, weights, strict=True):
+        b = bin_of(p, n_bins, right)
+        spread[b] += w * p * (1 - p)
+        noise[b] += (w if copies else w**2) * ((t - p) ** 2 if soft else p * (1 - p))
+    return spread, noise
+
+
 def ece(rows):
     """Sum share |gap|."""
     total = sum(n for _, n, *_ in rows)
@@ -181,3 +195,10 @@ def top_label(q, t):
     """The largest probability, the first on ties, and how much of the target is on that class."""
     k = max(range(len(q)), key=lambda j: (q[j], -j))
     return q[k], t[k]
+
+
+def top_k(q, t, k, only=False):
+    """The k largest probabilities together (or the k-th alone), the first classes on ties, and their share of t."""
+    order = sorted(range(len(q)), key=lambda j: (-q[j], j))
+    chosen = order[k - 1 : k] if only else order[:k]
+    return min(1.0, sum(q[j] for j in chosen)), sum(t[j] for j in chosen)

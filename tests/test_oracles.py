@@ -112,6 +112,8 @@ def error_oracle(case, qs, ts, weights):
     reduction = case.options.get("reduction", usual)
     if reduction == "top_label":
         events = [[oracles.top_label(q, t) for q, t in zip(qs, ts, strict=True)]]
+    elif isinstance(reduction, tc.TopK):
+        events = [[oracles.top_k(q, t, reduction.k, reduction.only) for q, t in zip(qs, ts, strict=True)]]
     elif task == "multiclass":
         events = [[(q[k], t[k]) for q, t in zip(qs, ts, strict=True)] for k in range(N_CLASSES)]
     else:

@@ -45,6 +45,7 @@ from torchcalib.comparison import Comparison, compare
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
+from torchcalib.reductions import TopK
 from torchcalib.report import (
     Report,
     ReportBuilder,
@@ -156,6 +157,7 @@ __all__ = [
     "ScoreDivergence",
     "TCETable",
     "Temperature",
+    "TopK",
     "TotalVariation",
     "VotesDistance",
     "__version__",

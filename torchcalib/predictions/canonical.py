@@ -32,6 +32,8 @@ class Predictions:
         dtype: what results are given in: that of the input, and at least float32.
         weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
         hard: whether the targets were given as labels.
+        copies: whether weights are numbers of copies, which those of an integer dtype are; floating ones say how much a
+            row matters.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
@@ -52,6 +54,7 @@ class Predictions:
     sum_tolerance: float = math.inf
     n_dropped: Tensor | None = None
     n_votes: Tensor | None = None
+    copies: bool = True
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -156,6 +159,7 @@ class Predictions:
             self.hard,
             n_dropped=self.n_dropped,
             n_votes=self.n_votes,
+            copies=self.copies,
         )
 
     def _wide(self, x: Tensor) -> Tensor:

@@ -111,6 +111,7 @@ class InputFormat:
 
         wide = wide_dtype(preds.device)
         weighted, hard = weights is not None, not target.is_floating_point()
+        copies = weights is None or not weights.is_floating_point()
         dtype = torch.promote_types(preds.dtype, torch.float32)
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
@@ -142,6 +143,7 @@ class InputFormat:
             hard,
             tolerance,
             n_votes=n_votes,
+            copies=copies,
         )
         if self.nan_policy == "drop":
             p = self._complete(p, absent, target_tolerance, drop_invalid)
