@@ -41,6 +41,7 @@ from torchcalib.calibrators import (
     load_calibrator,
     save_calibrator,
 )
+from torchcalib.canonical import SKCE, CalibrationTest, skce, skce_test
 from torchcalib.comparison import Comparison, compare
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
@@ -118,6 +119,7 @@ __all__ = [
     "MCE",
     "NLL",
     "RMSCE",
+    "SKCE",
     "TCE",
     "Accuracy",
     "BayesRisk",
@@ -127,6 +129,7 @@ __all__ = [
     "Brier",
     "CORPDecomposition",
     "CalibrationCollection",
+    "CalibrationTest",
     "Comparison",
     "CostMatrix",
     "DPCalibration",
@@ -186,6 +189,8 @@ __all__ = [
     "save_calibrator",
     "save_report_state",
     "score_divergence",
+    "skce",
+    "skce_test",
     "tce",
     "tce_table",
 ]
