@@ -123,6 +123,19 @@ def _cases():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
                 yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+    votes = [
+        ("tv", tc.total_variation, tc.TotalVariation),
+        ("kl", tc.kl_divergence, tc.KLDivergence),
+        ("entropy", tc.entropy_difference, tc.EntropyDifference),
+        ("votes", tc.votes_distance, tc.VotesDistance),
+    ]
+    for name, function, cls in votes:
+        for task, own in out.items():
+            yield Case(f"{name}-{task}", function, cls, task, {"from_logits": True}, own)
+        yield Case(f"{name}-multiclass-probs", function, cls, "multiclass", {}, out["multiclass"])
+        floor = {"component": "noise_floor"}
+        yield Case(f"{name}-floor-binary", function, cls, "binary", floor, out["binary"])
+        yield Case(f"{name}-floor-multiclass", function, cls, "multiclass", floor, out["multiclass"])
     priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for name, function, cls, options in (
         s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd", "accuracy")

@@ -1,6 +1,7 @@
 """From predictions to a `Report`."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from torchcalib.report.intervals import readings, with_intervals
 from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
 from torchcalib.report.sentence import sentence_of
-from torchcalib.statistics import BinStats, EqualWidthBins
+from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
 from torchcalib.streaming.faults import unchanged_on_error
 
@@ -167,7 +168,8 @@ class ReportBuilder:
         self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
         self._parts = self._parts or frozenset((uuid4().hex,))
         if self._kept is not None:
-            self._kept.add(preds, target, weights)
+            voted = self._format.counts_votes(preds, target)
+            self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
         # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
@@ -200,7 +202,7 @@ class ReportBuilder:
             if reduction == "classwise":
                 per_class = tuple(ece_from_bins(bins).tolist())
             if _has_table(self._task, reduction):
-                pooled = BinStats(bins.sums.sum(0)) if self._task == "multilabel" else bins
+                pooled = replace(bins, sums=bins.sums.sum(0)) if self._task == "multilabel" else bins
                 tables[reduction] = BinTable.of(pooled, equal_width_edges(self._settings["n_bins"], pooled.n))
             if reduction in in_order:
                 sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
