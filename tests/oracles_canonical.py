@@ -7,6 +7,8 @@ Nothing here shares code with the package.
 import math
 from statistics import median_low
 
+import oracles
+
 
 def written_out(rows, weights):
     """Every row as often as its weight says, one copy after the other."""
@@ -65,3 +67,32 @@ def p_value(means):
     n, mean = len(means), sum(means) / len(means)
     variance = sum((x - mean) ** 2 for x in means) / (n - 1)
     return math.erfc(mean / math.sqrt(variance / n) / math.sqrt(2)) / 2
+
+
+def log_dirichlet(q, alpha):
+    """Log density of a Dirichlet distribution at q, with 0 log 0 = 0."""
+    constant = math.lgamma(sum(alpha)) - sum(math.lgamma(a) for a in alpha)
+    return constant + sum(oracles.xlogy(a - 1, x) for a, x in zip(alpha, q, strict=True))
+
+
+def canonical_error(qs, ts, weights, p, bandwidth):
+    """Popordanoska et al., NeurIPS 2022, eq. 9-10: the leave-one-out ratio, and its mean distance from q."""
+    sample = written_out(list(zip(qs, ts, strict=True)), weights)
+    found = []
+    for i, (q, _) in enumerate(sample):
+        others = [row for j, row in enumerate(sample) if j != i]
+        logs = [log_dirichlet(q, [x / bandwidth + 1 for x in other]) for other, _ in others]
+        kernels = [math.exp(x - max(logs)) for x in logs]
+        votes = [[k * x for x in t] for k, (_, t) in zip(kernels, others, strict=True)]
+        expected = [sum(column) / sum(kernels) for column in zip(*votes, strict=True)]
+        found.append(sum(abs(e - x) ** p for e, x in zip(expected, q, strict=True)))
+    return sum(found) / len(found)
+
+
+def leave_one_out_likelihood(qs, weights, bandwidth):
+    """Mean log density of every sample under the mean of the kernels of the others."""
+    sample, total = written_out(qs, weights), 0.0
+    for i, q in enumerate(sample):
+        logs = [log_dirichlet(q, [x / bandwidth + 1 for x in other]) for j, other in enumerate(sample) if j != i]
+        total += max(logs) + math.log(sum(math.exp(x - max(logs)) for x in logs) / len(logs))
+    return total / len(sample)

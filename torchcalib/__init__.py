@@ -41,7 +41,7 @@ from torchcalib.calibrators import (
     load_calibrator,
     save_calibrator,
 )
-from torchcalib.canonical import SKCE, CalibrationTest, skce, skce_test
+from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
@@ -179,6 +179,7 @@ __all__ = [
     "brier_score",
     "calibrated",
     "calibration_loss",
+    "canonical_error",
     "compare",
     "corp",
     "distinct_rows",
