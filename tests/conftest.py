@@ -43,6 +43,7 @@ class Case:
     task: str
     options: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
+    in_blocks: bool = False  # the value is of blocks of samples, cut in the order given, within each update
 
     @property
     def call(self):
@@ -152,6 +153,7 @@ def _cases():
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
         yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
     yield from _ranked_cases(out, reductions)
+    yield from _canonical_cases(out)
     yield Case(
         "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
@@ -196,6 +198,19 @@ def _ranked_cases(out, reductions):
     yield Case(
         "ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
+
+
+def _canonical_cases(out):
+    for task, own in out.items():
+        for name, options in (
+            ("skce-linear", {"from_logits": True}),
+            ("skce-block", {"estimator": "block", "block_size": 5, "kernel": "gaussian", "bandwidth": 0.3}),
+        ):
+            yield Case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, own, in_blocks=True)
+
+
+def skce_in_blocks(*args, estimator="linear", **options):
+    return tc.skce(*args, estimator=estimator, **options)
 
 
 def said(reduction):

@@ -41,6 +41,7 @@ from torchcalib.calibrators import (
     load_calibrator,
     save_calibrator,
 )
+from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
@@ -130,6 +131,7 @@ __all__ = [
     "MCE",
     "NLL",
     "RMSCE",
+    "SKCE",
     "TCE",
     "Accuracy",
     "BayesRisk",
@@ -139,6 +141,7 @@ __all__ = [
     "Brier",
     "CORPDecomposition",
     "CalibrationCollection",
+    "CalibrationTest",
     "Comparison",
     "CostMatrix",
     "DPCalibration",
@@ -176,6 +179,7 @@ __all__ = [
     "brier_score",
     "calibrated",
     "calibration_loss",
+    "canonical_error",
     "compare",
     "corp",
     "distinct_rows",
@@ -206,6 +210,8 @@ __all__ = [
     "save_calibrator",
     "save_report_state",
     "score_divergence",
+    "skce",
+    "skce_test",
     "tce",
     "tce_table",
     "total_variation",
