@@ -79,6 +79,7 @@ from torchcalib.scores import (
     optimal_threshold_cost,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
+from torchcalib.subgroups import ByGroup
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -124,6 +125,7 @@ __all__ = [
     "BinTable",
     "Bootstrapped",
     "Brier",
+    "ByGroup",
     "CORPDecomposition",
     "CalibrationCollection",
     "Comparison",

@@ -34,6 +34,7 @@ class Predictions:
         hard: whether the targets were given as labels.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
+        groups: which group every sample belongs to, int64 `(..., N)`, broadcastable to `target`; None for no groups.
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         computed: row quantities that were asked for, so that each is computed once.
     """
@@ -49,6 +50,7 @@ class Predictions:
     hard: bool = True
     sum_tolerance: float = math.inf
     n_dropped: Tensor | None = None
+    groups: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -112,6 +114,10 @@ class Predictions:
     def weighed(self, weights: Tensor) -> "Predictions":
         """Return the same rows under other weights; what has been computed of them is shared."""
         return self._with(weights=weights, weighted=True)
+
+    def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
+        """Return the same rows, each with its group `(..., N)`, under weights that leave out those that have none."""
+        return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
 
     def _with(self, **changes: Any) -> "Predictions":
         """Return other predictions of the same rows, which share what has been computed of them."""

@@ -1,0 +1,5 @@
+"""Any metric of every group of rows: streamed (`ByGroup`), or of a function (`by_group`)."""
+
+from torchcalib.subgroups.streaming import ByGroup
+
+__all__ = ["ByGroup"]
