@@ -181,7 +181,7 @@ def test_what_is_no_number_for_each_sample_is_refused(groups, error, said):
 
 
 def test_what_is_wrapped_is_a_metric_that_wraps_none():
-    with pytest.raises(TypeError, match="must be a torchcalib metric, got function. For a function use"):
+    with pytest.raises(TypeError, match="must be a torchcalib metric, got function"):
         tc.ByGroup(tc.ece, num_groups=2)
     for wrapped in (tc.Bootstrapped(tc.NLL(task="binary")), tc.ByGroup(tc.NLL(task="binary"), num_groups=2)):
         with pytest.raises(ValueError, match="must be a metric that wraps no other"):

@@ -45,6 +45,7 @@ from torchcalib.comparison import Comparison, compare
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
+from torchcalib.reductions import TopK
 from torchcalib.report import (
     Report,
     ReportBuilder,
@@ -61,6 +62,10 @@ from torchcalib.scores import (
     BayesRiskCurve,
     Brier,
     CostMatrix,
+    EntropyDifference,
+    KLDivergence,
+    TotalVariation,
+    VotesDistance,
     accuracy,
     bayes_decisions,
     bayes_risk,
@@ -71,12 +76,20 @@ from torchcalib.scores import (
     brier_score,
     ecd,
     ecd_per_sample,
+    entropy_difference,
+    entropy_difference_per_sample,
     expected_cost,
+    kl_divergence,
+    kl_divergence_per_sample,
     nees,
     nees_per_sample,
     nll,
     nll_per_sample,
     optimal_threshold_cost,
+    total_variation,
+    total_variation_per_sample,
+    votes_distance,
+    votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
 from torchcalib.subgroups import ByGroup
@@ -131,11 +144,13 @@ __all__ = [
     "Comparison",
     "CostMatrix",
     "DPCalibration",
+    "EntropyDifference",
     "HistogramBinning",
     "History",
     "InputOptions",
     "Interval",
     "Isotonic",
+    "KLDivergence",
     "Monitor",
     "OverConfidenceWarning",
     "Recommendation",
@@ -144,6 +159,9 @@ __all__ = [
     "ScoreDivergence",
     "TCETable",
     "Temperature",
+    "TopK",
+    "TotalVariation",
+    "VotesDistance",
     "__version__",
     "accuracy",
     "ace",
@@ -166,10 +184,14 @@ __all__ = [
     "ecd",
     "ecd_per_sample",
     "ece",
+    "entropy_difference",
+    "entropy_difference_per_sample",
     "esce",
     "expected_cost",
     "gather_report",
     "gce",
+    "kl_divergence",
+    "kl_divergence_per_sample",
     "ks",
     "load_calibrator",
     "load_report_state",
@@ -188,6 +210,10 @@ __all__ = [
     "score_divergence",
     "tce",
     "tce_table",
+    "total_variation",
+    "total_variation_per_sample",
+    "votes_distance",
+    "votes_distance_per_sample",
 ]
 
 

@@ -1,7 +1,7 @@
 """Intervals of metrics that stream, of which the state is sums."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torchcalib.kernels.draws import poisson_counts
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, check_count, check_seed, replicates_at_once
 from torchcalib.states import N_LEFT_OUT, SumsKind, left_out_of
+from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import StreamingMetric, WrappedMetric
 from torchcalib.streaming.saving import Description
 
@@ -107,7 +108,10 @@ class Bootstrapped(WrappedMetric[S]):
         check_seed(seed)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
-        super().__init__(metric, **kwargs)
+        recipe: Any = metric.kind.recipe
+        if isinstance(recipe, EqualWidthBins):  # replicates show what chance does, without sums that say it
+            recipe = replace(recipe, with_noise=False)
+        super().__init__(metric, recipe, **kwargs)
 
     def interval(self) -> Interval:
         """Return the value and its interval, over all ranks if `torch.distributed` is running.
@@ -168,7 +172,7 @@ class Bootstrapped(WrappedMetric[S]):
         self._n_rows = int(self.state[-1])
 
     def _state_kind(self) -> Replicates[S]:
-        kind = self.metric.kind
+        kind = super()._state_kind()
         assert isinstance(kind, SumsKind)  # as __init__ has seen to
         return Replicates(kind.recipe, (1 + self.n_replicates, *kind.shape))
 
@@ -185,7 +189,7 @@ class Bootstrapped(WrappedMetric[S]):
         return (self.recipe, self.n_replicates, self.seed, self._n_rows)
 
     def _configuration(self) -> dict[str, object]:
-        return {**self.metric._configuration(), "n_replicates": self.n_replicates}
+        return {**super()._configuration(), "class": type(self.metric).__name__, "n_replicates": self.n_replicates}
 
     def _value(self, statistic: S) -> Tensor:
         return self.metric._value(statistic)[0]
