@@ -92,7 +92,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
-from torchcalib.subgroups import ByGroup
+from torchcalib.subgroups import ByGroup, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -176,6 +176,7 @@ __all__ = [
     "bootstrap",
     "brier_per_sample",
     "brier_score",
+    "by_group",
     "calibrated",
     "calibration_loss",
     "compare",

@@ -1,33 +1,38 @@
 """Rows that belong to groups: which row to which."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from torchcalib.kernels.looking import look
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions.canonical import Predictions, in_all_replicates
-from torchcalib.predictions.reading import InputFormat
 from torchcalib.predictions.values import check_numbering, group_rules, settle
 
 NO_GROUP = -1
 """The number of a row that belongs to no group and counts nowhere, as in `pandas.factorize`."""
 
 
-def check_groups(input_format: InputFormat, preds: Tensor, groups: Tensor) -> None:
-    """Raise unless `groups` is a tensor of integers with one for every sample of `preds`; no value is looked at."""
+def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -> None:
+    """Raise unless `groups` is a tensor of integers of the shape of the samples; no value is looked at."""
     check_numbering("groups", groups)
-    if groups.device != preds.device:
+    if groups.device != device:
         raise ValueError(
-            f"`groups` must be on the device of `preds` ({preds.device}), got {groups.device}. "
+            f"`groups` must be on the device of `preds` ({device}), got {groups.device}. "
             "Move it with groups.to(preds.device)."
         )
-    axis = input_format.class_axis % max(1, preds.dim())
-    samples = preds.shape if input_format.task == "binary" else preds.shape[:axis] + preds.shape[axis + 1 :]
-    if groups.shape != samples:
+    if groups.shape != tuple(samples):
         raise ValueError(
             f"`groups` must have one number per sample, shape {tuple(samples)}, got {tuple(groups.shape)}. "
             "Where samples share one, expand it to their shape."
         )
+
+
+def check_group_range(groups: Tensor, num_groups: int) -> None:
+    """Raise unless all numbers are those of groups, or -1."""
+    groups = groups.long()
+    settle([group_rules(groups, num_groups)], None, groups == NO_GROUP, False, wide_dtype(groups.device))
 
 
 def in_groups(

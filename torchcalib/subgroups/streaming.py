@@ -78,7 +78,7 @@ class ByGroup(WrappedMetric[Any]):
         """
         refuse_if_synced(self, "update")
         reading, p = self._reading(preds, target, weights)
-        check_groups(self.input_format, preds, groups)
+        check_groups(groups, preds.device, self.input_format.samples_of(preds))
         of_groups = (*reading, "groups", self.num_groups)
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
         p = self._once(
