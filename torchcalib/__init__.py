@@ -106,6 +106,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
+from torchcalib.subgroups import ByGroup, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -153,6 +154,7 @@ __all__ = [
     "BinTable",
     "Bootstrapped",
     "Brier",
+    "ByGroup",
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
@@ -196,6 +198,7 @@ __all__ = [
     "bootstrap",
     "brier_per_sample",
     "brier_score",
+    "by_group",
     "calibrated",
     "calibration_loss",
     "canonical_error",
