@@ -114,14 +114,27 @@ def _cases():
                 yield Case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits}, own)
     reductions = {
         "binary": ("positive_class", "top_label"),
-        "multiclass": ("top_label", "classwise"),
+        "multiclass": ("top_label", "classwise", tc.TopK(2), tc.TopK(3, only=True)),
         "multilabel": ("classwise",),
     }
     for name, function, cls, options in binned:
         for task, own in out.items():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
+                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+    votes = [
+        ("tv", tc.total_variation, tc.TotalVariation),
+        ("kl", tc.kl_divergence, tc.KLDivergence),
+        ("entropy", tc.entropy_difference, tc.EntropyDifference),
+        ("votes", tc.votes_distance, tc.VotesDistance),
+    ]
+    for name, function, cls in votes:
+        for task, own in out.items():
+            yield Case(f"{name}-{task}", function, cls, task, {"from_logits": True}, own)
+        yield Case(f"{name}-multiclass-probs", function, cls, "multiclass", {}, out["multiclass"])
+        floor = {"component": "noise_floor"}
+        yield Case(f"{name}-floor-binary", function, cls, "binary", floor, out["binary"])
+        yield Case(f"{name}-floor-multiclass", function, cls, "multiclass", floor, out["multiclass"])
     priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for name, function, cls, options in (
         s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd", "accuracy")
@@ -157,7 +170,7 @@ def _ranked_cases(out, reductions):
         for task, own in out.items():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
+                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
     settings = [
         ("rmsce-mass", tc.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
         ("mce-pava", tc.mce, tc.MCE, {"bins": "pava"}),
@@ -200,7 +213,7 @@ def _binless_cases(out, reductions):
                 yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
     settings = [
         ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
-        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 0.005}),
+        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
         ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
         ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
         ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),
@@ -226,6 +239,13 @@ def spiegelhalter_part(*args, component="z", **options):
 
 def cox_part(*args, component="slope", **options):
     return getattr(tc.cox(*args, **options), component)
+
+
+def said(reduction):
+    """The name of a reduction, in that of a case."""
+    if not isinstance(reduction, tc.TopK):
+        return reduction
+    return f"{'only' if reduction.only else 'top'}_{reduction.k}"
 
 
 def corp_part(*args, component="mcb", **options):

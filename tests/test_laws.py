@@ -175,7 +175,8 @@ def _wrapped():
     """Every case mapped; compiled one of every function, task and reduction, and all others in the slow run."""
     seen = set()
     for case in CASES:
-        kind = (case.cls, case.task, case.options.get("reduction"), "cost" in case.options)
+        kind = (case.cls, case.task, *(case.options.get(name) for name in ("reduction", "component")))
+        kind = (*kind, "cost" in case.options)
         yield pytest.param(case, "vmap", id=f"{case}-vmap")
         yield pytest.param(case, "compile", id=f"{case}-compile", marks=[pytest.mark.slow] * (kind in seen))
         seen.add(kind)
@@ -243,7 +244,24 @@ def test_law_soft_targets_of_certainty_are_labels(case):
             case.call(preds, preds if case.task != "binary" else target.double())
         return
     soft = torch.nn.functional.one_hot(target, 4) if case.task == "multiclass" else target
+    if case.format.least_votes:
+        with pytest.raises(TypeError, match="Pass vote counts"):
+            case.call(preds, soft.double())
+        return
     close(case.call(preds, soft.double()), case.call(preds, target))
+
+
+def test_law_a_single_vote_is_a_label(case):
+    preds, target = case.data(n=20)
+    votes = torch.nn.functional.one_hot(target, 4 if case.task == "multiclass" else 2)
+    if case.format.hard_targets:
+        with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
+            case.call(preds, votes)
+        return
+    close(case.call(preds, votes), case.call(preds, target))
+    metric = case.metric()
+    metric.update(preds, votes.to(torch.uint8))
+    close(metric.compute(), case.call(preds, target))
 
 
 def test_every_streaming_class_is_in_the_table_of_cases():

@@ -195,8 +195,10 @@ def damaged(state):
     yield "a damaged one", with_description(state, draws="0")
     newer = with_description(state, format=STATE_FORMAT + 1, torchcalib="9.1", configuration={})
     yield f"of format {STATE_FORMAT + 1}, which torchcalib 9.1 has written. Update torchcalib", newer
+    older = with_description(state, format=STATE_FORMAT - 1, torchcalib="0.1", configuration={})
+    yield f"of format {STATE_FORMAT - 1}, which torchcalib 0.1 has written: states held less then", older
     yield (
-        r"must hold {'sums': '\(47,\) float64'}, got {'sums': '\(46,\) float64'}",
+        r"must hold {'sums': '\(77,\) float64'}, got {'sums': '\(76,\) float64'}",
         {
             **state,
             "sums": state["sums"][1:],
@@ -225,7 +227,7 @@ def test_a_state_that_is_damaged_or_newer_or_does_not_describe_itself_is_refused
         with pytest.raises(ValueError, match=message):
             metric.merge_state(state)
         assert same(whole_state(metric), before)
-    assert len(kinds) == 24
+    assert len(kinds) == 25
 
 
 def test_damaged_samples_are_refused():

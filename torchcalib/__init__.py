@@ -58,6 +58,7 @@ from torchcalib.comparison import Comparison, compare
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
+from torchcalib.reductions import TopK
 from torchcalib.report import (
     Report,
     ReportBuilder,
@@ -74,6 +75,10 @@ from torchcalib.scores import (
     BayesRiskCurve,
     Brier,
     CostMatrix,
+    EntropyDifference,
+    KLDivergence,
+    TotalVariation,
+    VotesDistance,
     accuracy,
     bayes_decisions,
     bayes_risk,
@@ -84,12 +89,20 @@ from torchcalib.scores import (
     brier_score,
     ecd,
     ecd_per_sample,
+    entropy_difference,
+    entropy_difference_per_sample,
     expected_cost,
+    kl_divergence,
+    kl_divergence_per_sample,
     nees,
     nees_per_sample,
     nll,
     nll_per_sample,
     optimal_threshold_cost,
+    total_variation,
+    total_variation_per_sample,
+    votes_distance,
+    votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
 
@@ -145,11 +158,13 @@ __all__ = [
     "Cox",
     "CoxCalibration",
     "DPCalibration",
+    "EntropyDifference",
     "HistogramBinning",
     "History",
     "InputOptions",
     "Interval",
     "Isotonic",
+    "KLDivergence",
     "Monitor",
     "OverConfidenceWarning",
     "Recommendation",
@@ -161,6 +176,9 @@ __all__ = [
     "SpiegelhalterTest",
     "TCETable",
     "Temperature",
+    "TopK",
+    "TotalVariation",
+    "VotesDistance",
     "__version__",
     "accuracy",
     "ace",
@@ -184,11 +202,15 @@ __all__ = [
     "ecd",
     "ecd_per_sample",
     "ece",
+    "entropy_difference",
+    "entropy_difference_per_sample",
     "esce",
     "expected_cost",
     "gather_report",
     "gce",
     "ici",
+    "kl_divergence",
+    "kl_divergence_per_sample",
     "ks",
     "load_calibrator",
     "load_report_state",
@@ -210,6 +232,10 @@ __all__ = [
     "spiegelhalter",
     "tce",
     "tce_table",
+    "total_variation",
+    "total_variation_per_sample",
+    "votes_distance",
+    "votes_distance_per_sample",
 ]
 
 

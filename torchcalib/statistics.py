@@ -5,7 +5,7 @@ which sums: it is a frozen value, so two metrics with equal recipes over equal i
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torchcalib.kernels.bin_op import class_bins, event_bins
 from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_of_replicates
 from torchcalib.kernels.row_stats import wide_dtype, xmul
 from torchcalib.predictions import Predictions, Task, in_all_replicates
-from torchcalib.reductions import Reduction, n_events, reduce_to_events
+from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Sums:
         return self.n / self.total.unsqueeze(-1)
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(self.sums + other.sums)
+        return replace(self, sums=self.sums + other.sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +63,18 @@ class ScoreSum(Sums):
 
 @dataclass(frozen=True, eq=False)
 class BinStats(Sums):
-    """Sums over the samples of each bin: weight, confidence, outcome and, if it was asked for, ECD.
+    """Sums over the samples of each bin: weight, confidence, outcome and, where asked for, noise (two) and ECD (last).
 
     `share`, `confidence`, `frequency` and `gap` are what binned errors are read from. An empty bin has gap 0, so it
-    adds nothing to a sum or a maximum; without any data every gap is NaN.
+    adds nothing to a sum or a maximum; without any data every gap is NaN. `spread` and `noise` say how far chance alone
+    would move a gap: they are constants to autograd.
+
+    Attributes:
+        sums: `(..., F, B)`, in this order.
+        has_noise: whether sums 3 and 4 are `spread` and `noise`.
     """
+
+    has_noise: bool = field(default=False, kw_only=True)
 
     @property
     def outcomes(self) -> Tensor:
@@ -87,7 +94,24 @@ class BinStats(Sums):
     @property
     def ecd(self) -> Tensor:
         """Mean ECD in nats `(..., B)`; NaN in an empty bin, and everywhere if it was not asked for."""
-        return self.sums[..., 3, :] / self.n if self.sums.shape[-2] > 3 else torch.full_like(self.n, torch.nan)
+        row = 5 if self.has_noise else 3
+        return self.sums[..., row, :] / self.n if self.sums.shape[-2] > row else torch.full_like(self.n, torch.nan)
+
+    @property
+    def spread(self) -> Tensor:
+        """Sum of w p (1 - p) `(..., B)`, the variances that labels have in a calibrated model; NaN if not taken."""
+        return self.sums[..., 3, :] if self.has_noise else torch.full_like(self.n, torch.nan)
+
+    @property
+    def noise(self) -> Tensor:
+        """Variance of the sum of outcomes in a calibrated model `(..., B)`, that of n times the gap; NaN if not taken.
+
+        Rows are taken to be independent. Weights of an integer dtype are copies of rows, which are then as many
+        independent rows: the sum of w v. Floating weights say how much a row matters, and do not make it more certain:
+        the sum of w^2 v. With labels v is p (1 - p). A soft target t is a mean of unknown many votes, less noisy than
+        that; there v is (t - p)^2, whose expectation in a calibrated model is the variance of t.
+        """
+        return self.sums[..., 4, :] if self.has_noise else torch.full_like(self.n, torch.nan)
 
     @property
     def gap(self) -> Tensor:
@@ -201,20 +225,32 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class EqualWidthBins:
-    """Sums over equal-width bins of the confidence of events; see `kernels.bin_sums.bin_index` for the edge rule."""
+    """Sums over equal-width bins of the confidence of events; see `kernels.bin_sums.bin_index` for the edge rule.
+
+    Attributes:
+        reduction: what the events are.
+        n_bins: B.
+        right: the edge rule.
+        with_ecd: sum the ECD too.
+        with_noise: sum `BinStats.spread` and `BinStats.noise` too.
+    """
 
     reduction: Reduction
     n_bins: int
     right: bool
     with_ecd: bool = False
+    with_noise: bool = False
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
-        return (*series_shape(self.reduction, task, num_classes), 3 + self.with_ecd, self.n_bins)
+        return (*series_shape(self.reduction, task, num_classes), 3 + 2 * self.with_noise + self.with_ecd, self.n_bins)
 
     def of(self, p: Predictions) -> BinStats:
         """Put the events of `p` into bins."""
         b, right = self.n_bins, self.right
+        if self.with_noise:
+            cells = self.cells(p)
+            return self.wrap(bin_sums(cells.index, cells.columns.unbind(-2), b))
         each_class = self.reduction == "classwise" and p.task == "multiclass"
         if each_class and not (p.soft or self.with_ecd or p.replicates):  # in one pass over the rows
             labels, rows = p.given_target, p.rows
@@ -233,19 +269,33 @@ class EqualWidthBins:
     def cells(self, p: Predictions) -> Cells:
         """Say in which bin every event counts."""
         events = reduce_to_events(p, self.reduction, self.with_ecd)
-        columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
-        columns += [] if events.ecd is None else [events.ecd]
         wide = wide_dtype(events.confidence.device)
-        counted = torch.stack([weighted(column, events.weights, wide) for column in columns], -2)
-        return Cells(bin_index(events.confidence, self.n_bins, self.right), counted, self.n_bins)
+        quantities = torch.ones_like(events.confidence), events.confidence, events.outcome
+        columns = [weighted(quantity, events.weights, wide) for quantity in quantities]
+        if self.with_noise:
+            columns += noise_of(events, p)
+        if events.ecd is not None:
+            columns.append(weighted(events.ecd, events.weights, wide))
+        return Cells(bin_index(events.confidence, self.n_bins, self.right), torch.stack(columns, -2), self.n_bins)
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
-        return BinStats(sums)
+        return BinStats(sums, has_noise=self.with_noise)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events."""
         return n_events(p, self.reduction)
+
+
+def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
+    """Return what each event adds to `BinStats.spread` and `BinStats.noise`, `(..., N)`."""
+    wide = wide_dtype(events.confidence.device)
+    confidence = events.confidence.detach().to(wide)
+    weights = None if events.weights is None else events.weights.detach()
+    spread = confidence * (1 - confidence)
+    variance = spread if p.hard else (events.outcome.detach().to(wide) - confidence).square()
+    share = weights if weights is None or p.copies else weights.square()
+    return weighted(spread, weights, wide), weighted(variance, share, wide)
 
 
 def sums_of_replicates(

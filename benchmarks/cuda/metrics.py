@@ -47,6 +47,10 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "ecd": (tc.ecd, tc.ECD),
     "bayesrisk": (tc.bayes_risk, tc.BayesRisk),
     "accuracy": (tc.accuracy, tc.Accuracy),
+    "total variation": (tc.total_variation, tc.TotalVariation),
+    "kl": (tc.kl_divergence, tc.KLDivergence),
+    "entropy difference": (tc.entropy_difference, tc.EntropyDifference),
+    "votes distance": (tc.votes_distance, tc.VotesDistance),
     "ece": (tc.ece, tc.ECE),
     "esce": (tc.esce, tc.ESCE),
     "mce": (tc.mce, tc.MCE),
@@ -57,7 +61,8 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "corp": (mcb, tc.CORP),
 }
 ORDERED = ("ace", "tce", "ks", "corp")
-SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy")
+VOTES = ("total variation", "kl", "entropy difference", "votes distance")
+SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", *VOTES)
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:

@@ -73,11 +73,11 @@ class BinReading:
         """What the reading demands of input; arguments of `InputFormat`."""
         return {"hard_targets": self.hard_targets or self.binning.is_isotonic, "whole_weights": not self.adds}
 
-    def recipe(self, with_ecd: bool = False) -> EqualWidthBins | ExactSample | LogitCells:
+    def recipe(self, with_ecd: bool = False, with_noise: bool = False) -> EqualWidthBins | ExactSample | LogitCells:
         """The statistic that is read."""
         reduction = resolve_reduction(self.task, self.reduction)
         if self.adds:
-            return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd)
+            return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd, with_noise)
         return sample_recipe(reduction, self.resolution)
 
     def read(self, from_bins: Callable[[BinStats], Tensor], statistic: BinStats | RankedSample) -> Tensor:
@@ -125,8 +125,9 @@ def evaluate(
 class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
     """A reading of bins over a stream.
 
-    The state of equal-width bins is 3 sums a bin (4 with ECD), for each class. Bins that follow from the sample keep
-    it: 5 bytes for a sample of float32 (13 with weights), or with `resolution` a sketch of constant size.
+    The state of equal-width bins is 5 sums a bin (6 with ECD), for each class: weight, confidence, outcome, and two of
+    what chance may make of these (`BinStats.spread`, `BinStats.noise`). Bins that follow from the sample keep it: 5
+    bytes for a sample of float32 (13 with weights), or with `resolution` a sketch of constant size.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
@@ -197,7 +198,7 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
                 nan_policy=nan_policy,
                 **reading.demands,
             ),
-            reading.recipe(with_ecd),
+            reading.recipe(with_ecd, with_noise=True),
             batch_shape,
             **kwargs,
         )

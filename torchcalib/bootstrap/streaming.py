@@ -2,18 +2,20 @@
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from torchcalib.binless.smece import SmoothingRecipe
 from torchcalib.bootstrap.interval import Interval, check_level
 from torchcalib.kernels.draws import poisson_counts
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, check_count, check_seed, replicates_at_once
 from torchcalib.states import N_LEFT_OUT, SumsKind, left_out_of
+from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import StreamingMetric
 from torchcalib.streaming.saving import Description
 
@@ -120,7 +122,11 @@ class Bootstrapped(StreamingMetric[S]):
         self._of: tuple[StreamingMetric[S]] = (deepcopy(metric),)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
-        super().__init__(metric.input_format, metric.recipe, metric.batch_shape, **kwargs)
+        recipe: Any = metric.kind.recipe
+        # Replicates show what chance does, without sums that say it.
+        if isinstance(recipe, EqualWidthBins | SmoothingRecipe):
+            recipe = replace(recipe, with_noise=False)
+        super().__init__(metric.input_format, recipe, metric.batch_shape, **kwargs)
 
     @property
     def metric(self) -> StreamingMetric[S]:
@@ -186,7 +192,7 @@ class Bootstrapped(StreamingMetric[S]):
         self._n_rows = int(self.state[-1])
 
     def _state_kind(self) -> Replicates[S]:
-        kind = self.metric.kind
+        kind = super()._state_kind()
         assert isinstance(kind, SumsKind)  # as __init__ has seen to
         return Replicates(kind.recipe, (1 + self.n_replicates, *kind.shape))
 
@@ -203,7 +209,7 @@ class Bootstrapped(StreamingMetric[S]):
         return (self.recipe, self.n_replicates, self.seed, self._n_rows)
 
     def _configuration(self) -> dict[str, object]:
-        return {**self.metric._configuration(), "n_replicates": self.n_replicates}
+        return {**super()._configuration(), "class": type(self.metric).__name__, "n_replicates": self.n_replicates}
 
     def _value(self, statistic: S) -> Tensor:
         return self.metric._value(statistic)[0]

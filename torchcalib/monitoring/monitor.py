@@ -208,7 +208,7 @@ class Monitor:
             warnings.filterwarnings("ignore", "The ``compute`` method of metric")
             values = self._metrics.compute()
         sums = values[_BINS]
-        table = BinStats(sums.sum(0) if self.input_format.read_as == "multilabel" else sums)
+        table = BinStats(sums.sum(0) if self.input_format.read_as == "multilabel" else sums, has_noise=True)
         self.bin_table = BinTable.of(table, equal_width_edges(self._n_bins, table.n))
         named = {name: float(values[name]) for name in self._names}
         if self.input_format.read_as == "multiclass" and "accuracy" in named:

@@ -32,9 +32,13 @@ class Predictions:
         dtype: what results are given in: that of the input, and at least float32.
         weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
         hard: whether the targets were given as labels.
+        copies: whether weights are numbers of copies, which those of an integer dtype are; floating ones say how much a
+            row matters.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
+        n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
+            sums' dtype; None where targets were not counts of votes.
         computed: row quantities that were asked for, so that each is computed once.
     """
 
@@ -49,6 +53,8 @@ class Predictions:
     hard: bool = True
     sum_tolerance: float = math.inf
     n_dropped: Tensor | None = None
+    n_votes: Tensor | None = None
+    copies: bool = True
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -107,6 +113,7 @@ class Predictions:
             given_target=filled(self.given_target, self.soft, 1 / self.num_classes if self.soft else 0),
             weights=torch.where(missing, 0.0, ones if self.weights is None else self.weights),
             n_dropped=missing.sum(),
+            n_votes=None if self.n_votes is None else filled(self.n_votes, False, 1),
         )
 
     def weighed(self, weights: Tensor) -> "Predictions":
@@ -151,6 +158,8 @@ class Predictions:
             self.weighted,
             self.hard,
             n_dropped=self.n_dropped,
+            n_votes=self.n_votes,
+            copies=self.copies,
         )
 
     def _wide(self, x: Tensor) -> Tensor:

@@ -101,6 +101,18 @@ def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bo
     return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
 
 
+def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Read counts of votes, classes on `axis`, as shares; both results are of the sums' dtype.
+
+    Returns:
+        Shares, of the shape of `counts`, and the numbers of votes, without that axis. Of a row that holds a negative
+        count the number is the least of its counts, which tells it; of a row without votes all shares are 0.
+    """
+    counts = counts.to(wide_dtype(counts.device))
+    n, least = counts.sum(axis), counts.amin(axis)
+    return counts / n.clamp(min=1).unsqueeze(axis), torch.where(least < 0, least, n)
+
+
 def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
     """Rows that hold NaN, or that are no distribution because of an infinity."""
     values = values.detach()
@@ -139,6 +151,31 @@ def _whole_weight_problem(weights: Tensor) -> Problem:
             f"{_found(rows, weights)}. Bins of a sorted sample count."
         ),
     )
+
+
+def vote_rules(n_votes: Tensor, at_least: int) -> Rules:
+    """Numbers of votes as `shares_of_votes` returns them. Up to 2^53 every whole number is one of float64."""
+
+    def problems() -> list[Problem]:
+        votes, whole = f"{at_least} vote" + "s" * (at_least > 1), n_votes.long()
+        return [
+            Problem(
+                (n_votes < 0) | (n_votes > 2**53),
+                lambda rows: (
+                    f"`target` must be counts of votes, from 0 to 2^53 a row, got {_found(rows, whole)}. Integers "
+                    "with a class axis are votes; drop the class axis for labels."
+                ),
+            ),
+            Problem(
+                (n_votes >= 0) & (n_votes < at_least),
+                lambda rows: (
+                    f"`target` must count at least {votes} in every row, got {_found(rows, whole)}. Give these rows "
+                    "weight 0" + (", or pass nan_policy='drop'." if at_least == 1 else ".")
+                ),
+            ),
+        ]
+
+    return _rules(lambda: _within(n_votes, at_least, 2**53), problems)
 
 
 def label_rules(target: Tensor, num_classes: int) -> Rules:
@@ -219,7 +256,11 @@ def _total(probs: Tensor) -> Tensor:
 def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: float) -> list[Problem]:
     """NaN, values outside [0, 1] and, over classes, sums that are not 1."""
     low, high = (probs.amin(-1), probs.amax(-1)) if per_class else (probs, probs)
-    fix = "Pass from_logits=True if these are logits." if name == "preds" else "Soft targets are shares of votes."
+    fix = (
+        "Pass from_logits=True if these are logits."
+        if name == "preds"
+        else "Soft targets are shares of votes; pass counts of votes as integers."
+    )
     outside = Problem(
         ~((low >= 0) & (high <= 1)),
         lambda rows: (
@@ -237,7 +278,7 @@ def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: 
                 "Pass from_logits=True for logits, class_axis=1 for class-first input, or task='multilabel' for labels "
                 "that do not exclude each other."
                 if name == "preds"
-                else "Divide votes by their number."
+                else "Divide votes by their number, or pass their counts as integers."
             )
         ),
     )

@@ -1,6 +1,7 @@
 """From predictions to a `Report`."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 from uuid import uuid4
 
@@ -15,14 +16,14 @@ from torchcalib.calibrators import Calibrator, Transform
 from torchcalib.files import Source
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
 from torchcalib.ranked import KS
-from torchcalib.reductions import Reduction, reductions_of
+from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.calibration import calibration_stage
 from torchcalib.report.data import Line, Report
 from torchcalib.report.intervals import readings, with_intervals
 from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
 from torchcalib.report.sentence import sentence_of
-from torchcalib.statistics import BinStats, EqualWidthBins
+from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
 from torchcalib.streaming.faults import unchanged_on_error
 
@@ -167,7 +168,8 @@ class ReportBuilder:
         self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
         self._parts = self._parts or frozenset((uuid4().hex,))
         if self._kept is not None:
-            self._kept.add(preds, target, weights)
+            voted = self._format.counts_votes(preds, target)
+            self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
         # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
@@ -189,8 +191,8 @@ class ReportBuilder:
             raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be reported.")
         priors = tuple((n.share[..., 1] if self._task == "multilabel" else n.share).tolist())
         lines = [line for m in SCORES for line in score_lines(m, metrics[m.__name__].statistic(), self._task)]
-        tables: dict[Reduction, BinTable] = {}
-        tests: dict[Reduction, TCETable] = {}
+        tables: dict[NamedReduction, BinTable] = {}
+        tests: dict[NamedReduction, TCETable] = {}
         per_class: tuple[float, ...] = ()
         in_order = self._samples if n.total.sum() <= MOST_COPIES else {}
         has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
@@ -200,7 +202,7 @@ class ReportBuilder:
             if reduction == "classwise":
                 per_class = tuple(ece_from_bins(bins).tolist())
             if _has_table(self._task, reduction):
-                pooled = BinStats(bins.sums.sum(0)) if self._task == "multilabel" else bins
+                pooled = replace(bins, sums=bins.sums.sum(0)) if self._task == "multilabel" else bins
                 tables[reduction] = BinTable.of(pooled, equal_width_edges(self._settings["n_bins"], pooled.n))
             if reduction in in_order:
                 sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
@@ -247,7 +249,7 @@ class ReportBuilder:
         )
 
     def _with_their_intervals(
-        self, lines: list[Line], kept: KeptSamples, ordered: list[Reduction], has_labels: bool
+        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction], has_labels: bool
     ) -> tuple[list[Line], tuple[str, ...]]:
         """Return the lines with their intervals, and notes of which have none."""
         if kept.why_not:
@@ -391,17 +393,17 @@ class ReportBuilder:
         return collection
 
 
-def _has_table(task: Task, reduction: Reduction) -> bool:
+def _has_table(task: Task, reduction: NamedReduction) -> bool:
     """Class-wise bins of a multi-class task make no table, which would be one for each of C classes."""
     return reduction != "classwise" or task == "multilabel"
 
 
-def sample_name(reduction: Reduction) -> str:
+def sample_name(reduction: NamedReduction) -> str:
     """Name of the metric that holds every sample."""
     return f"sample of {reduction}"
 
 
-def with_samples(metrics: CalibrationCollection, reductions: Iterable[Reduction]) -> CalibrationCollection:
+def with_samples(metrics: CalibrationCollection, reductions: Iterable[NamedReduction]) -> CalibrationCollection:
     """Return the metrics without those that hold samples of other reductions."""
     names = {sample_name(reduction) for reduction in reductions}
     left = {name: m for name, m in metrics.items() if name in names or not isinstance(m, KS)}

@@ -13,7 +13,7 @@ from torchcalib.calibration_loss.recommendation import name_of
 from torchcalib.calibrators import Calibrator
 from torchcalib.monitoring import History
 from torchcalib.predictions import Task
-from torchcalib.reductions import Reduction
+from torchcalib.reductions import NamedReduction
 
 INTERVAL_WORDS = (
     "95 % interval: where the number lies for other samples of this size (bootstrap). "
@@ -159,12 +159,12 @@ class Report(Mapping[str, float]):
     num_classes: int
     priors: tuple[float, ...]
     lines: tuple[Line, ...]
-    tables: Mapping[Reduction, BinTable]
+    tables: Mapping[NamedReduction, BinTable]
     per_class: tuple[float, ...]
     sentence: str
     settings: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
-    tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
+    tests: Mapping[NamedReduction, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
     notes: tuple[str, ...] = ()
     n_dropped: int = 0

@@ -17,7 +17,7 @@ from torchcalib.report.building import ReportBuilder, sample_name, with_samples
 from torchcalib.report.kept import KeptSamples
 from torchcalib.statistics import EqualWidthBins
 
-FORMAT, VERSION = "torchcalib report state", 1
+FORMAT, VERSION = "torchcalib report state", 2
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:
@@ -144,7 +144,9 @@ def _builder_of(state: Any) -> ReportBuilder:
 
 def _check_size(builder: ReportBuilder, sums: Mapping[str, Any]) -> None:
     """Raise before memory is taken for more classes than were saved."""
-    bins = [EqualWidthBins(reduction, **builder._settings) for reduction in reductions_of(builder._task)]
+    bins = [
+        EqualWidthBins(reduction, **builder._settings, with_noise=True) for reduction in reductions_of(builder._task)
+    ]
     needed = sum(math.prod(recipe.shape(builder._task, builder._num_classes)) for recipe in bins)
     there = sum(value.numel() for value in sums.values() if isinstance(value, Tensor))
     if needed > there:

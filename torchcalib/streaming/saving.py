@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib._version import __version__
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 """Goes up by one whenever the parts of a state, or what they mean, change."""
 
 DESCRIPTION = "description"
@@ -48,7 +48,7 @@ def read_description(argument: str, saved: Mapping[str, Any], prefix: str = "") 
         prefix: of the names of this one.
 
     Raises:
-        ValueError: there is none, it is damaged, or it is of a later format.
+        ValueError: there is none, it is damaged, or it is of another format.
     """
     name = prefix + DESCRIPTION
     encoded = saved.get(name)
@@ -68,8 +68,14 @@ def read_description(argument: str, saved: Mapping[str, Any], prefix: str = "") 
         raise _damaged(argument, name, f"format {written_as!r}")
     if written_as > STATE_FORMAT:
         raise ValueError(
-            f"`{argument}` must be of format {STATE_FORMAT} or earlier, got {name!r} of format {written_as}, which "
+            f"`{argument}` must be of format {STATE_FORMAT}, got {name!r} of format {written_as}, which "
             f"torchcalib {values.get('torchcalib')} has written. Update torchcalib, which is {__version__} here."
+        )
+    if written_as < STATE_FORMAT:
+        raise ValueError(
+            f"`{argument}` must be of format {STATE_FORMAT}, got {name!r} of format {written_as}, which "
+            f"torchcalib {values.get('torchcalib')} has written: states held less then. Read it with that version, "
+            "or start anew."
         )
     is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0
     if not is_whole or not (draws is None or (isinstance(draws, list) and all(type(x) is int for x in draws))):
