@@ -42,6 +42,7 @@ from torchcalib.calibrators import (
     save_calibrator,
 )
 from torchcalib.comparison import Comparison, compare
+from torchcalib.consistency import Evidence, evidence
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
@@ -129,6 +130,7 @@ __all__ = [
     "Comparison",
     "CostMatrix",
     "DPCalibration",
+    "Evidence",
     "HistogramBinning",
     "History",
     "InputOptions",
@@ -165,6 +167,7 @@ __all__ = [
     "ecd_per_sample",
     "ece",
     "esce",
+    "evidence",
     "expected_cost",
     "gather_report",
     "gce",

@@ -71,8 +71,6 @@ def ks(
 class KS(RankedMetric):
     """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample."""
 
+    from_sample = staticmethod(ks_from_sample)
     question = "how far do outcomes and probabilities drift apart, summed by score"
     source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3"
-
-    def _value(self, statistic: RankedSample) -> Tensor:
-        return self.reading.read(ks_from_sample, statistic)
