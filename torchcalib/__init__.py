@@ -42,6 +42,7 @@ from torchcalib.calibrators import (
     save_calibrator,
 )
 from torchcalib.comparison import Comparison, compare
+from torchcalib.losses import ECELoss, MMCELoss, SoftBinnedECELoss, mmce, soft_binned_ece
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
@@ -142,6 +143,7 @@ __all__ = [
     "Comparison",
     "CostMatrix",
     "DPCalibration",
+    "ECELoss",
     "EntropyDifference",
     "HistogramBinning",
     "History",
@@ -149,12 +151,14 @@ __all__ = [
     "Interval",
     "Isotonic",
     "KLDivergence",
+    "MMCELoss",
     "Monitor",
     "OverConfidenceWarning",
     "Recommendation",
     "Report",
     "ReportBuilder",
     "ScoreDivergence",
+    "SoftBinnedECELoss",
     "TCETable",
     "Temperature",
     "TopK",
@@ -194,6 +198,7 @@ __all__ = [
     "load_calibrator",
     "load_report_state",
     "mce",
+    "mmce",
     "nees",
     "nees_per_sample",
     "nll",
@@ -206,6 +211,7 @@ __all__ = [
     "save_calibrator",
     "save_report_state",
     "score_divergence",
+    "soft_binned_ece",
     "tce",
     "tce_table",
     "total_variation",
