@@ -8,6 +8,19 @@ functions; and as metrics that stream, under the same names in capitals (`NLL`, 
 from typing import TYPE_CHECKING, Any
 
 from torchcalib._version import __version__
+from torchcalib.binless import (
+    ICI,
+    Cox,
+    CoxCalibration,
+    SmECE,
+    Spiegelhalter,
+    SpiegelhalterTest,
+    cox,
+    ici,
+    smece,
+    smece_width,
+    spiegelhalter,
+)
 from torchcalib.binned import (
     ACE,
     ECE,
@@ -41,6 +54,7 @@ from torchcalib.calibrators import (
     load_calibrator,
     save_calibrator,
 )
+from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
 from torchcalib.losses import ECELoss, MMCELoss, SoftBinnedECELoss, mmce, soft_binned_ece
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
@@ -93,6 +107,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
+from torchcalib.subgroups import ByGroup, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -127,10 +142,12 @@ __all__ = [
     "ECE",
     "ESCE",
     "GCE",
+    "ICI",
     "KS",
     "MCE",
     "NLL",
     "RMSCE",
+    "SKCE",
     "TCE",
     "Accuracy",
     "BayesRisk",
@@ -138,10 +155,14 @@ __all__ = [
     "BinTable",
     "Bootstrapped",
     "Brier",
+    "ByGroup",
     "CORPDecomposition",
     "CalibrationCollection",
+    "CalibrationTest",
     "Comparison",
     "CostMatrix",
+    "Cox",
+    "CoxCalibration",
     "DPCalibration",
     "ECELoss",
     "EntropyDifference",
@@ -158,7 +179,10 @@ __all__ = [
     "Report",
     "ReportBuilder",
     "ScoreDivergence",
+    "SmECE",
     "SoftBinnedECELoss",
+    "Spiegelhalter",
+    "SpiegelhalterTest",
     "TCETable",
     "Temperature",
     "TopK",
@@ -178,10 +202,13 @@ __all__ = [
     "bootstrap",
     "brier_per_sample",
     "brier_score",
+    "by_group",
     "calibrated",
     "calibration_loss",
+    "canonical_error",
     "compare",
     "corp",
+    "cox",
     "distinct_rows",
     "ecd",
     "ecd_per_sample",
@@ -192,6 +219,7 @@ __all__ = [
     "expected_cost",
     "gather_report",
     "gce",
+    "ici",
     "kl_divergence",
     "kl_divergence_per_sample",
     "ks",
@@ -211,7 +239,12 @@ __all__ = [
     "save_calibrator",
     "save_report_state",
     "score_divergence",
+    "skce",
+    "skce_test",
+    "smece",
+    "smece_width",
     "soft_binned_ece",
+    "spiegelhalter",
     "tce",
     "tce_table",
     "total_variation",
