@@ -56,7 +56,15 @@ from torchcalib.calibrators import (
 )
 from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
-from torchcalib.losses import ECELoss, MMCELoss, SoftBinnedECELoss, mmce, soft_binned_ece
+from torchcalib.losses import (
+    CanonicalLoss,
+    ECELoss,
+    MMCELoss,
+    SKCELoss,
+    SoftBinnedECELoss,
+    mmce,
+    soft_binned_ece,
+)
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
@@ -159,6 +167,7 @@ __all__ = [
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
+    "CanonicalLoss",
     "Comparison",
     "CostMatrix",
     "Cox",
@@ -178,6 +187,7 @@ __all__ = [
     "Recommendation",
     "Report",
     "ReportBuilder",
+    "SKCELoss",
     "ScoreDivergence",
     "SmECE",
     "SoftBinnedECELoss",

@@ -90,6 +90,7 @@ class PenaltyLoss(nn.Module):
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
             `torchcalib.InputOptions`.
+        whole_weights: whether weights must be counts of copies.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class PenaltyLoss(nn.Module):
         class_axis: int = -1,
         validate_args: bool = True,
         nan_policy: NanPolicy = "raise",
+        whole_weights: bool = False,
     ) -> None:
         super().__init__()
         self.penalty = penalty
@@ -114,6 +116,7 @@ class PenaltyLoss(nn.Module):
             class_axis=class_axis,
             validate_args=validate_args,
             nan_policy=nan_policy,
+            whole_weights=whole_weights,
         )
 
     def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> Tensor:
