@@ -154,6 +154,7 @@ def _cases():
         yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
     yield from _ranked_cases(out, reductions)
     yield from _canonical_cases(out)
+    yield from _binless_cases(out, reductions)
     yield Case(
         "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
@@ -218,6 +219,48 @@ def said(reduction):
     if not isinstance(reduction, tc.TopK):
         return reduction
     return f"{'only' if reduction.only else 'top'}_{reduction.k}"
+
+
+def _binless_cases(out, reductions):
+    binless = [
+        ("smece", tc.smece, tc.SmECE, {}),
+        ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
+        ("cox", cox_part, tc.Cox, {"component": "slope"}),
+        ("ici", tc.ici, tc.ICI, {}),
+    ]
+    for name, function, cls, options in binless:
+        for task, own in out.items():
+            for reduction in reductions[task]:
+                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
+                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+    settings = [
+        ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
+        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
+        ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
+        ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
+        ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),
+        ("ici-e90", tc.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
+        ("ici-emax", tc.ici, tc.ICI, {"component": "emax", "n_points": 64}),
+        ("ks-kuiper", tc.ks, tc.KS, {"norm": "range"}),
+    ]
+    for name, function, cls, options in settings:
+        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
+    yield Case(
+        "smece-per-class",
+        tc.smece,
+        tc.SmECE,
+        "multiclass",
+        {"average": None, "reduction": "classwise"},
+        out["multiclass"],
+    )
+
+
+def spiegelhalter_part(*args, component="z", **options):
+    return getattr(tc.spiegelhalter(*args, **options), component)
+
+
+def cox_part(*args, component="slope", **options):
+    return getattr(tc.cox(*args, **options), component)
 
 
 def corp_part(*args, component="mcb", **options):

@@ -8,6 +8,19 @@ functions; and as metrics that stream, under the same names in capitals (`NLL`, 
 from typing import TYPE_CHECKING, Any
 
 from torchcalib._version import __version__
+from torchcalib.binless import (
+    ICI,
+    Cox,
+    CoxCalibration,
+    SmECE,
+    Spiegelhalter,
+    SpiegelhalterTest,
+    cox,
+    ici,
+    smece,
+    smece_width,
+    spiegelhalter,
+)
 from torchcalib.binned import (
     ACE,
     ECE,
@@ -93,6 +106,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
+from torchcalib.subgroups import ByGroup, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -127,6 +141,7 @@ __all__ = [
     "ECE",
     "ESCE",
     "GCE",
+    "ICI",
     "KS",
     "MCE",
     "NLL",
@@ -139,11 +154,14 @@ __all__ = [
     "BinTable",
     "Bootstrapped",
     "Brier",
+    "ByGroup",
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
     "Comparison",
     "CostMatrix",
+    "Cox",
+    "CoxCalibration",
     "DPCalibration",
     "EntropyDifference",
     "HistogramBinning",
@@ -158,6 +176,9 @@ __all__ = [
     "Report",
     "ReportBuilder",
     "ScoreDivergence",
+    "SmECE",
+    "Spiegelhalter",
+    "SpiegelhalterTest",
     "TCETable",
     "Temperature",
     "TopK",
@@ -177,11 +198,13 @@ __all__ = [
     "bootstrap",
     "brier_per_sample",
     "brier_score",
+    "by_group",
     "calibrated",
     "calibration_loss",
     "canonical_error",
     "compare",
     "corp",
+    "cox",
     "distinct_rows",
     "ecd",
     "ecd_per_sample",
@@ -192,6 +215,7 @@ __all__ = [
     "expected_cost",
     "gather_report",
     "gce",
+    "ici",
     "kl_divergence",
     "kl_divergence_per_sample",
     "ks",
@@ -212,6 +236,9 @@ __all__ = [
     "score_divergence",
     "skce",
     "skce_test",
+    "smece",
+    "smece_width",
+    "spiegelhalter",
     "tce",
     "tce_table",
     "total_variation",

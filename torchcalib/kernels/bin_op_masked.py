@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.bin_op_reference import noise_columns
 from torchcalib.kernels.bin_sums import bin_index
 from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax
 
@@ -21,6 +22,8 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     right: bool,
+    noise: str,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.event_sums`."""
@@ -33,10 +36,13 @@ def event_sums(
             values, w = confidence[series, held], None if weights is None else weights[series, held]
             outside = bin_index(values, n_bins, right) != bins.unsqueeze(-1)
             outside = outside if w is None else outside | (w == 0)
-            ones = torch.ones_like(values)
-            columns = [ones, values, outcome[series, held], *(() if ecd is None else (ecd[series, held],))]
-            for row, column in zip(into, columns, strict=True):
-                weighed = column.to(sums.dtype) if w is None else column * w
+            ones, outcomes = torch.ones_like(values), outcome[series, held]
+            columns = [(ones, w), (values, w), (outcomes, w)]
+            if noise != "none":
+                columns += noise_columns(values.to(sums.dtype), outcomes, w, noise, copies)
+            columns += [] if ecd is None else [(ecd[series, held], w)]
+            for row, (column, share) in zip(into, columns, strict=True):
+                weighed = column.to(sums.dtype) if share is None else column * share
                 row += weighed.expand_as(outside).masked_fill(outside, 0).sum(-1)
 
 
@@ -48,6 +54,7 @@ def class_sums(
     confidence: Tensor,
     from_logits: bool,
     right: bool,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.class_sums`."""
@@ -55,7 +62,10 @@ def class_sums(
     for held, q in _chunks(values, top, confidence, from_logits):
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
         q, w = q.to(sums.dtype).masked_fill((w == 0).unsqueeze(-1), 0), w.unsqueeze(-1)
-        columns = w.expand_as(q), w * q, w * (target[held].unsqueeze(-1) == classes)
+        columns = [w.expand_as(q), w * q, w * (target[held].unsqueeze(-1) == classes)]
+        if sums.shape[1] == 5:
+            columns.append(columns[1] * (1 - q))
+            columns.append(columns[3] if copies else w * columns[3])
         index = bin_index(q, sums.shape[-1], right)
         for b in range(sums.shape[-1]):
             for into, column in zip(sums.unbind(1), columns, strict=True):

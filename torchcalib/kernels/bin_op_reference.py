@@ -22,6 +22,8 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     right: bool,
+    noise: str,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """Add what `bin_op.event_bins` says of every series.
@@ -32,29 +34,47 @@ def event_sums(
         weights: `(S, N)` or None.
         ecd: `(S, N)` or None.
         right: the edge rule.
+        noise: "labels" or "shares" if sums 3 and 4 are of noise, else "none".
+        copies: whether weights are numbers of copies.
         sums: zeros `(S, F, B)`.
     """
     wide, n_bins = sums.dtype, sums.shape[-1]
-    countable = weights is None and ecd is None and not outcome.is_floating_point()
+    countable = weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
     for series, into in enumerate(sums):
         for start in range(0, confidence.shape[-1], _SAMPLES):
             held = slice(start, start + _SAMPLES)
             values, outcomes = confidence[series, held], outcome[series, held]
             index = _bins(values, n_bins, right)
             if countable and _zeros_and_ones(outcomes):
-                into[1].scatter_add_(0, index.long(), values.to(wide))
+                long, p = index.long(), values.to(wide)
+                into[1].scatter_add_(0, long, p)
+                if noise == "labels":
+                    into[3].scatter_add_(0, long, p * (1 - p))
+                    into[4] = into[3]
                 counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
                 into[0] += counts.sum(0)
                 into[2] += counts[1]
                 continue
             w = None if weights is None else weights[series, held]
             index, ones = index.long(), torch.ones_like(values, dtype=wide)
-            columns = [ones, values, outcomes, *(() if ecd is None else (ecd[series, held],))]
-            for row, column in zip(into, columns, strict=True):
+            columns = [(ones, w), (values, w), (outcomes, w)]
+            if noise != "none":
+                columns += noise_columns(values.to(wide), outcomes, w, noise, copies)
+            columns += [] if ecd is None else [(ecd[series, held], w)]
+            for row, (column, share) in zip(into, columns, strict=True):
                 weighted = column.to(wide)
-                if w is not None:
-                    weighted = (weighted * w).masked_fill(w == 0, 0)
+                if share is not None:
+                    weighted = (weighted * share).masked_fill(share == 0, 0)
                 row.scatter_add_(0, index, weighted)
+
+
+def noise_columns(
+    confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Return what the two sums of noise are made of, each with its weights."""
+    spread = confidence * (1 - confidence)
+    variance = (outcome.to(confidence) - confidence).square() if noise == "shares" else spread
+    return [(spread, weights), (variance, weights if weights is None or copies else weights.square())]
 
 
 def class_sums(
@@ -65,6 +85,7 @@ def class_sums(
     confidence: Tensor,
     from_logits: bool,
     right: bool,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """Add what `bin_op.class_bins` says of one series.
@@ -77,9 +98,11 @@ def class_sums(
         confidence: of `row_op.rows`.
         from_logits: whether `values` are logits.
         right: the edge rule.
-        sums: zeros `(C, 3, B)`.
+        copies: whether weights are numbers of copies.
+        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with those of noise.
     """
-    n_classes, _, n_bins = sums.shape
+    n_classes, n_sums, n_bins = sums.shape
+    noise, squared = n_sums == 5, weights is not None and not copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
         held = slice(start, start + _ROWS)
@@ -101,21 +124,35 @@ def class_sums(
             entries.index_fill_(0, above, 0)
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
-                sums[:, 1, 0] += column.copy_(q).sum(0)
+                total = column.copy_(q).sum(0)
             else:  # counts not as a difference from the whole: small weights would be lost in it
                 sums[:, 0, 0] += column.copy_(own).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
-                sums[:, 1, 0] += torch.mul(q, own, out=column).sum(0)
+                total = torch.mul(q, own, out=column).sum(0)
+            sums[:, 1, 0] += total
+            if noise:  # q (1 - q) as q - q^2: below 1/B the square is the lesser part, unless B is 1
+                sums[:, 3, 0] += total - column.mul_(q).sum(0)
+            if noise and squared:
+                square = column.mul_(own).sum(0)
+                sums[:, 4, 0] += torch.mul(q, own.square(), out=column).sum(0) - square
             places.append(above.add_(rows.start * n_classes))
         place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
         row = place // n_classes
         k = place.sub_(row * n_classes)
-        cell = k * (3 * n_bins) + bin_index(entry, n_bins, right)
-        flat.index_add_(0, cell, w[row])
-        flat.index_add_(0, cell + n_bins, w[row] * entry)
-        cell = label * (3 * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
+        cell = k * (n_sums * n_bins) + bin_index(entry, n_bins, right)
+        share = w[row]
+        flat.index_add_(0, cell, share)
+        flat.index_add_(0, cell + n_bins, share * entry)
+        if noise:
+            spread = share * (entry * (1 - entry))
+            flat.index_add_(0, cell + 3 * n_bins, spread)
+            if squared:
+                flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
+        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
     if weights is None:
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
+    if noise and not squared:
+        sums[:, 4] = sums[:, 3]
 
 
 def class_sums_backward(

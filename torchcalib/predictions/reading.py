@@ -217,6 +217,13 @@ class InputFormat:
     def _has_class_axis(self, preds: Tensor) -> bool:
         return -preds.dim() <= self.class_axis < preds.dim()
 
+    def samples_of(self, preds: Tensor) -> tuple[int, ...]:
+        """Return the shape of the samples of predictions that have been read, which have a class axis or need none."""
+        shape = list(preds.shape)
+        if self.task != "binary":
+            del shape[self.class_axis]
+        return tuple(shape)
+
     @property
     def read_as(self) -> Task:
         """The task that predictions are one of once they are read: binary for a set of classes against the rest."""

@@ -196,6 +196,18 @@ def _label_problem(target: Tensor, num_classes: int) -> Problem:
     return Problem((target < 0) | (target >= num_classes), explain)
 
 
+def group_rules(groups: Tensor, num_groups: int) -> Rules:
+    """Numbers of groups; a row that has none is left out already."""
+    problem = Problem(
+        (groups < 0) | (groups >= num_groups),
+        lambda rows: (
+            f"`groups` must be numbers in [0, {num_groups - 1}], or -1 for a row of no group, got "
+            f"{_found(rows, groups)}. Number the groups from 0, and pass `num_groups`."
+        ),
+    )
+    return _rules(lambda: ~problem.broken.any(), lambda: [problem])
+
+
 def logit_rules(logits: Tensor, per_class: bool) -> Rules:
     """Logits, of which +inf and -inf are legal; over classes, rows with a logit above -inf."""
 

@@ -1,0 +1,6 @@
+"""Any metric of every group of rows: streamed (`ByGroup`), or of a function (`by_group`)."""
+
+from torchcalib.subgroups.function import by_group
+from torchcalib.subgroups.streaming import ByGroup
+
+__all__ = ["ByGroup", "by_group"]
