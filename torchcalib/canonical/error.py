@@ -165,7 +165,7 @@ def canonical_error(
         >>> import torch
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
         >>> canonical_error(preds, torch.tensor([0, 0, 1]), task="multiclass", bandwidth=0.1)
-        tensor(0.8000)
+        tensor(0.4667)
     """
     read_as = task_read_as(task, options)
     reading = DirichletReading(p, bandwidth, chunk)
