@@ -235,7 +235,7 @@ def _binless_cases(out, reductions):
                 yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
     settings = [
         ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
-        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 0.005}),
+        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
         ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
         ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
         ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),

@@ -44,8 +44,12 @@ class EventSums(Generic[S]):
 
     reduction: Reduction
 
-    n_quantities: ClassVar[int]
     n_cells: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def n_quantities(self) -> int:
+        """How many quantities are summed."""
 
     @abstractmethod
     def cell(self, confidence: Tensor) -> Tensor:
@@ -54,6 +58,11 @@ class EventSums(Generic[S]):
     @abstractmethod
     def quantities(self, confidence: Tensor, outcome: Tensor) -> Sequence[Tensor]:
         """Return what is summed of every event, one for each, from `(..., N)` of the dtype of sums."""
+
+    def columns(self, events: Events, p: Predictions) -> list[Tensor]:  # noqa: ARG002
+        """Return what each event of `p` adds, weighed, one for each quantity."""
+        confidence, outcome = self._wide(events)
+        return [weighted(x, events.weights, x.dtype) for x in self.quantities(confidence, outcome)]
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
@@ -67,23 +76,22 @@ class EventSums(Generic[S]):
         """Take the sums over the events of `p`."""
         events = reduce_to_events(p, self.reduction)
         if not p.replicates or events.weights is None:
-            return self.of_events(events)
+            return self.of_events(events, p)
         confidence, outcome = self._wide(events)
         columns = self.quantities(confidence, outcome)
         return self.wrap(sums_of_replicates(self.cell(confidence), columns, events.weights, self.n_cells))
 
-    def of_events(self, events: Events) -> S:
-        """Take the sums over events."""
+    def of_events(self, events: Events, p: Predictions) -> S:
+        """Take the sums over events of `p`."""
         n = events.confidence.shape[-1]
         total: Tensor | None = None
         for start in range(0, max(1, n), _EVENTS):
             part = _some_events(events, slice(start, start + _EVENTS))
-            confidence, outcome = self._wide(part)
-            columns = [weighted(x, part.weights, x.dtype) for x in self.quantities(confidence, outcome)]
+            columns = self.columns(part, p)
             if self.n_cells == 1:
                 sums = torch.stack([column.sum(-1, keepdim=True) for column in columns], -2)
             else:
-                sums = bin_sums(self.cell(confidence), columns, self.n_cells)
+                sums = bin_sums(self.cell(self._wide(part)[0]), columns, self.n_cells)
             total = sums if total is None else total + sums
         assert total is not None  # there is one part at least
         return self.wrap(total)
@@ -163,8 +171,8 @@ class EventReading(Generic[S]):
             *lead, n = events.confidence.shape
             most = max(1, _MOST // max(1, n, self.recipe.n_quantities * self.recipe.n_cells))
             if not lead or math.prod(lead) <= most:
-                return self.read(from_sums, self.recipe.of_events(events))
-            values = torch.cat([from_sums(self.recipe.of_events(some)) for some in _series(events, most)])
+                return self.read(from_sums, self.recipe.of_events(events, p))
+            values = torch.cat([from_sums(self.recipe.of_events(some, p)) for some in _series(events, most)])
             return self.averaged(values.reshape(*lead, *values.shape[1:]), len(lead) - 1)
 
         return by_replicates(value_of, p, self.recipe.n_events(p)).to(p.dtype)
