@@ -116,7 +116,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
-from torchcalib.subgroups import ByGroup, by_group
+from torchcalib.subgroups import ByGroup, GroupTable, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -177,6 +177,7 @@ __all__ = [
     "ECELoss",
     "EntropyDifference",
     "Evidence",
+    "GroupTable",
     "HistogramBinning",
     "History",
     "InputOptions",
