@@ -36,6 +36,7 @@ class Predictions:
             row matters.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
+        groups: which group every sample belongs to, int64 `(..., N)`, broadcastable to `target`; None for no groups.
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
             sums' dtype; None where targets were not counts of votes.
@@ -55,6 +56,7 @@ class Predictions:
     n_dropped: Tensor | None = None
     n_votes: Tensor | None = None
     copies: bool = True
+    groups: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -119,6 +121,10 @@ class Predictions:
     def weighed(self, weights: Tensor) -> "Predictions":
         """Return the same rows under other weights; what has been computed of them is shared."""
         return self._with(weights=weights, weighted=True)
+
+    def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
+        """Return the same rows, each with its group `(..., N)`, under weights that leave out those that have none."""
+        return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
 
     def _with(self, **changes: Any) -> "Predictions":
         """Return other predictions of the same rows, which share what has been computed of them."""
