@@ -56,6 +56,16 @@ from torchcalib.calibrators import (
 )
 from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
+from torchcalib.consistency import Evidence, evidence
+from torchcalib.losses import (
+    CanonicalLoss,
+    ECELoss,
+    MMCELoss,
+    SKCELoss,
+    SoftBinnedECELoss,
+    mmce,
+    soft_binned_ece,
+)
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
@@ -106,7 +116,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
-from torchcalib.subgroups import ByGroup, by_group
+from torchcalib.subgroups import ByGroup, GroupTable, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -158,25 +168,32 @@ __all__ = [
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
+    "CanonicalLoss",
     "Comparison",
     "CostMatrix",
     "Cox",
     "CoxCalibration",
     "DPCalibration",
+    "ECELoss",
     "EntropyDifference",
+    "Evidence",
+    "GroupTable",
     "HistogramBinning",
     "History",
     "InputOptions",
     "Interval",
     "Isotonic",
     "KLDivergence",
+    "MMCELoss",
     "Monitor",
     "OverConfidenceWarning",
     "Recommendation",
     "Report",
     "ReportBuilder",
+    "SKCELoss",
     "ScoreDivergence",
     "SmECE",
+    "SoftBinnedECELoss",
     "Spiegelhalter",
     "SpiegelhalterTest",
     "TCETable",
@@ -212,6 +229,7 @@ __all__ = [
     "entropy_difference",
     "entropy_difference_per_sample",
     "esce",
+    "evidence",
     "expected_cost",
     "gather_report",
     "gce",
@@ -222,6 +240,7 @@ __all__ = [
     "load_calibrator",
     "load_report_state",
     "mce",
+    "mmce",
     "nees",
     "nees_per_sample",
     "nll",
@@ -238,6 +257,7 @@ __all__ = [
     "skce_test",
     "smece",
     "smece_width",
+    "soft_binned_ece",
     "spiegelhalter",
     "tce",
     "tce_table",
