@@ -368,4 +368,5 @@ def test_reports_and_comparisons_read_votes_as_their_shares():
     assert [line.value for line in counted.lines] == pytest.approx([line.value for line in shared.lines])
     systems = {"a": logits, "b": logits.flip(0)}
     counted, shared = (tc.compare(systems, target, **options) for target in (counts, shares))
-    assert [line.value for line in counted.lines] == pytest.approx([line.value for line in shared.lines])
+    for one, other in zip(counted.lines, shared.lines, strict=True):
+        assert one.values == pytest.approx(other.values)

@@ -57,6 +57,15 @@ from torchcalib.calibrators import (
 from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
 from torchcalib.consistency import Evidence, evidence
+from torchcalib.losses import (
+    CanonicalLoss,
+    ECELoss,
+    MMCELoss,
+    SKCELoss,
+    SoftBinnedECELoss,
+    mmce,
+    soft_binned_ece,
+)
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
@@ -159,11 +168,13 @@ __all__ = [
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
+    "CanonicalLoss",
     "Comparison",
     "CostMatrix",
     "Cox",
     "CoxCalibration",
     "DPCalibration",
+    "ECELoss",
     "EntropyDifference",
     "Evidence",
     "GroupTable",
@@ -173,13 +184,16 @@ __all__ = [
     "Interval",
     "Isotonic",
     "KLDivergence",
+    "MMCELoss",
     "Monitor",
     "OverConfidenceWarning",
     "Recommendation",
     "Report",
     "ReportBuilder",
+    "SKCELoss",
     "ScoreDivergence",
     "SmECE",
+    "SoftBinnedECELoss",
     "Spiegelhalter",
     "SpiegelhalterTest",
     "TCETable",
@@ -226,6 +240,7 @@ __all__ = [
     "load_calibrator",
     "load_report_state",
     "mce",
+    "mmce",
     "nees",
     "nees_per_sample",
     "nll",
@@ -242,6 +257,7 @@ __all__ = [
     "skce_test",
     "smece",
     "smece_width",
+    "soft_binned_ece",
     "spiegelhalter",
     "tce",
     "tce_table",

@@ -193,7 +193,7 @@ class _Test:
         rounding = 1e-9 * observed.abs()
         larger = (replicates > observed + rounding).sum(0)
         ties = ((replicates - observed).abs() <= rounding).sum(0)
-        (chance,) = self._chance(observed, first, self.n_replicates, 1)
+        chance = self._chance(observed, first, self.n_replicates, 1)[0]
         return (1 + larger + (chance * (ties + 1)).floor()) / (len(replicates) + 1)
 
     def _chance(self, like: Tensor, first: int, first_stream: int, n_streams: int) -> Tensor:
