@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.consistency import Evidence
+from torchcalib.files import printable
 from torchcalib.predictions import check_choice, check_count
 
 SMALL_P = 0.05
@@ -96,12 +97,13 @@ class GroupTable:
         return str(self)
 
     def __str__(self) -> str:
-        width = max([12, *(len(str(group)) + 2 for group in self.group)])
+        names = [printable(str(group)) for group in self.group]
+        width = max([12, *(len(name) + 2 for name in names)])
         lines = [f"{'group':>{width}}{'n':>12}{'value':>12}{'noise floor':>14}{'p':>10}{'shrunk':>12}"]
-        for row in self.rows():
+        for name, row in zip(names, self.rows(), strict=True):
             numbers = f"{row['n']:>12.10g}{row['value']:>12.4f}{row['noise_floor']:>14.4f}{row['p_value']:>10.3g}"
             said = "  within chance" if row["by_chance"] else ""
-            lines.append(f"{row['group']!s:>{width}}{numbers}{row['shrunk']:>12.4f}{said}")
+            lines.append(f"{name:>{width}}{numbers}{row['shrunk']:>12.4f}{said}")
         return "\n".join(lines)
 
 
