@@ -18,7 +18,7 @@ from torchcalib.kernels.threads import in_threads
 
 _PIECE = 2**16  # events
 _PIECES = 64  # at most: each has sums of its own
-_PER_CELL = 16  # events of a piece for each cell of groups: what is added afterwards is less than what is read
+_PER_CELL = 32  # events of a piece for each cell of groups: what is added afterwards is less than what is read
 _TURNS = 8  # a power of two. A sum waits for the one before it: events that fall in one bin take turns
 _PROBE = 64  # entries among which those that reach 1/B are looked for
 _F = np.float32
@@ -450,7 +450,7 @@ def group_sums(
     edges, n_cells = _edges(n_bins), n_groups * n_bins
     kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     countable = weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
-    size = max(_PIECE, -(-n // _PIECES), _PER_CELL * n_cells)
+    size = -(-n // max(1, min(_PIECES, n // max(_PIECE, _PER_CELL * n_cells))))
     starts = range(0, n, size)
     for series, into in enumerate(sums.numpy()):
         pieces = _lines(len(starts), n_cells, 4 if countable else 8)
