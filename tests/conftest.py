@@ -231,9 +231,9 @@ def _binless_cases(out, reductions):
     for name, function, cls, options in binless:
         for task, own in out.items():
             for reduction in reductions[task]:
-                if name == "smece" and task != "binary":  # a search for the width of every class takes its time
-                    options = {"bandwidth": 0.2}
-                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
+                # A search for the width of every class takes its time.
+                own_width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
+                given = {**options, **own_width, "reduction": reduction, "from_logits": reduction != "positive_class"}
                 yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
     settings = [
         ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),

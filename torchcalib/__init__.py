@@ -1,8 +1,9 @@
 """How far a classifier's probabilities can be trusted, on torch.
 
 Scores (`nll`, `brier_score`, `ecd`, `bayes_risk`) and calibration errors, over bins (`ece`, `esce`, `mce`, `rmsce`), of
-samples in order (`ace`, `tce`, `gce`, `ks`, `corp`) and by what a calibrator would gain (`calibration_loss`, `rcl`), as
-functions; and as metrics that stream, under the same names in capitals (`NLL`, `ECE`, `TCE`, `CalibrationCollection`).
+samples in order (`ace`, `tce`, `gce`, `ks`, `corp`), without bins (`smece`, `ici`, `cox`, `spiegelhalter`) and by what
+a calibrator would gain (`calibration_loss`, `rcl`), as functions; and as metrics that stream, under the same names in
+capitals (`NLL`, `ECE`, `TCE`, `CalibrationCollection`).
 """
 
 from typing import TYPE_CHECKING, Any

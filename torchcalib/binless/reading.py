@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_sums import bin_sums
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import (
     Average,
@@ -30,7 +29,8 @@ from torchcalib.streaming import StreamingMetric
 
 S = TypeVar("S", bound=Sums)
 
-_EVENTS = 2**16  # of a series that are summed at a time: their columns stay in cache
+# Events of a series that are summed at a time: in cache, and by one thread, which waits for no other.
+_EVENTS = 2**15
 _MOST = 2**22  # numbers that the series read at a time hold
 
 
@@ -84,17 +84,19 @@ class EventSums(Generic[S]):
     def of_events(self, events: Events, p: Predictions) -> S:
         """Take the sums over events of `p`."""
         n = events.confidence.shape[-1]
-        total: Tensor | None = None
+        totals: list[Tensor] = []
         for start in range(0, max(1, n), _EVENTS):
             part = _some_events(events, slice(start, start + _EVENTS))
             columns = self.columns(part, p)
-            if self.n_cells == 1:
-                sums = torch.stack([column.sum(-1, keepdim=True) for column in columns], -2)
-            else:
-                sums = bin_sums(self.cell(self._wide(part)[0]), columns, self.n_cells)
-            total = sums if total is None else total + sums
-        assert total is not None  # there is one part at least
-        return self.wrap(total)
+            cell = self.cell(self._wide(part)[0])
+            sums = [self._of_cells(cell, column) for column in columns]
+            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
+        return self.wrap(torch.stack(totals, -2))
+
+    def _of_cells(self, cell: Tensor, column: Tensor) -> Tensor:
+        if self.n_cells == 1:
+            return column.sum(-1, keepdim=True)
+        return column.new_zeros((*column.shape[:-1], self.n_cells)).scatter_add(-1, cell, column)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of sums where these are more."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -59,11 +60,11 @@ def cell_index(confidence: Tensor) -> Tensor:
     Returns:
         int64 in 0 to `N_CELLS` - 1.
     """
-    value = confidence.detach()
-    total = torch.zeros_like(value)
-    for steps in GRIDS:
-        total = total + (value * steps).floor()
-    return total.nan_to_num(0).clamp(0, N_CELLS - 1).long()
+    value = confidence.detach().nan_to_num(0)
+    total = torch.zeros_like(value, dtype=torch.int32)
+    for steps in GRIDS:  # a conversion rounds down what is not negative, and at less cost than `floor`
+        total = total + (value * steps).to(torch.int32)
+    return total.clamp(0, N_CELLS - 1).long()
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
@@ -181,8 +182,7 @@ class _Grid:
 
     def kernel(self) -> Tensor:
         """Fourier transform of the kernel `(..., 1, m + 1)`."""
-        transform: Tensor = torch.fft.rfft(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
-        return transform
+        return _transform(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
 
     def points(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return node below every point `(..., 1, P)`, how far above it in steps, and whether it is one of the series.
@@ -198,7 +198,7 @@ class _Grid:
     def at_points(self) -> Tensor:
         """Return smoothed residual and density at the points `(..., 2, P)`, 0 at those that are none of the series."""
         m = self.steps
-        smoothed = torch.fft.irfft(self.spectrum * self.kernel(), n=2 * m)[..., : m + 1]
+        smoothed = _inverse(self.spectrum * self.kernel())[..., : m + 1]
         node, above, is_point = self.points()
         node = node.expand(*smoothed.shape[:-1], -1)
         value: Tensor = smoothed.gather(-1, node) * (1 - above) + smoothed.gather(-1, node + 1) * above
@@ -222,7 +222,7 @@ def _slopes_on_grid(grid: _Grid) -> Tensor:
     of_smoothed = of_smoothed.scatter_add(-1, node, of_points * (1 - above)).scatter_add(
         -1, node + 1, of_points * above
     )
-    of_reflected = torch.fft.irfft(torch.fft.rfft(of_smoothed) * grid.kernel().conj(), n=2 * m)
+    of_reflected = _inverse(_transform(of_smoothed) * grid.kernel().conj())
     of_nodes = of_reflected[..., : m + 1] + pad(of_reflected[..., m + 1 :].flip(-1), (1, 1))
     below = _node_below(m, of_nodes)
     lower, upper = of_nodes[..., below], of_nodes[..., below + 1]
@@ -275,8 +275,27 @@ def _node_below(steps: int, like: Tensor) -> Tensor:
 
 def _spectrum(at_nodes: Tensor) -> Tensor:
     """Fourier transform of `(..., m + 1)` nodes, reflected at both ends: a function of period 2 m."""
-    spectrum: Tensor = torch.fft.rfft(torch.cat((at_nodes, at_nodes[..., 1:-1].flip(-1)), -1))
+    return _transform(torch.cat((at_nodes, at_nodes[..., 1:-1].flip(-1)), -1))
+
+
+def _transform(x: Tensor) -> Tensor:
+    """Fourier transform of real numbers `(..., 2 m)`: `(..., m + 1)`.
+
+    On the CPU by numpy: torch deals even one short transform out to threads, which on busy cores wait for each other.
+    """
+    if x.device.type == "cpu":
+        return torch.from_numpy(np.fft.rfft(x.numpy()))
+    spectrum: Tensor = torch.fft.rfft(x)
     return spectrum
+
+
+def _inverse(spectrum: Tensor) -> Tensor:
+    """Return what `_transform` took the transform of."""
+    n = 2 * (spectrum.shape[-1] - 1)
+    if spectrum.device.type == "cpu":
+        return torch.from_numpy(np.fft.irfft(spectrum.resolve_conj().numpy(), n))
+    x: Tensor = torch.fft.irfft(spectrum, n=n)
+    return x
 
 
 def _kernel(m: int, width: Tensor) -> Tensor:
