@@ -157,6 +157,13 @@ def relplot_ece(p: Floats, y: Ints, n_bins: int) -> float:
     return float(binnedECE(p, y, nbins=n_bins))
 
 
+def relplot_smece(p: Floats, y: Ints) -> float:
+    """The smooth ECE of relplot, by its authors."""
+    from relplot.metrics import smECE
+
+    return float(smECE(p, y))
+
+
 def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None:
     """Forward and backward of the loss that every network is trained with."""
     logits.grad = None

@@ -52,10 +52,8 @@ def corrected(name, q, t, n):
     if name == "votes":
         return oracles.brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
     counts = [round(share * n) for share in t]
-    without = [[k - (j == i) for j, k in enumerate(counts)] for i in range(len(counts))]
-    entropy = n * known_entropy(counts) - (n - 1) * sum(
-        k / n * known_entropy(w) for k, w in zip(counts, without, strict=True) if k
-    )
+    without = [[k - (j == i) for j, k in enumerate(counts)] for i, voted in enumerate(counts) for _ in range(voted)]
+    entropy = n * known_entropy(counts) - (n - 1) * sum(map(known_entropy, without)) / n
     other = oracles.nll_of(q, t) if name == "kl" else -sum(oracles.xlogy(p, p) for p in q)
     return other - entropy
 
@@ -269,7 +267,7 @@ def entropy_of(q):
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_corrected_entropy_is_off_by_what_is_stated_and_that_is_less(n):
-    """Expectations over all counts of two classes; of ten, from those of each, Miller-Madow's, which adds (K-1) / 2n."""
+    """Expectations over all counts of two classes; of ten, from those of each, less than Miller-Madow's."""
     for p in (0.5, 0.3, 0.1):
         plain = found = 0.0
         for k in range(n + 1):
@@ -283,6 +281,7 @@ def test_corrected_entropy_is_off_by_what_is_stated_and_that_is_less(n):
     total = sum(1 / k for k in range(1, 11))
     q = [1 / k / total for k in range(1, 11)]
     plain = -oracles.entropy_floor(q, n)
+    # Which adds (K - 1) / 2n, K classes having votes.
     miller = plain + (sum(1 - (1 - p) ** n for p in q) - 1) / (2 * n)
     assert abs(too_large(q, n)) < abs(miller) / 2 < abs(plain) / 2
 

@@ -56,6 +56,7 @@ from torchcalib.calibrators import (
 )
 from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
+from torchcalib.consistency import Evidence, evidence
 from torchcalib.losses import (
     CanonicalLoss,
     ECELoss,
@@ -67,7 +68,20 @@ from torchcalib.losses import (
 )
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
-from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
+from torchcalib.ranked import (
+    CORP,
+    GCE,
+    KS,
+    TCE,
+    CORPCurve,
+    CORPDecomposition,
+    corp,
+    corp_curve,
+    gce,
+    ks,
+    tce,
+    tce_table,
+)
 from torchcalib.reductions import TopK
 from torchcalib.report import (
     Report,
@@ -115,7 +129,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
-from torchcalib.subgroups import ByGroup, by_group
+from torchcalib.subgroups import ByGroup, GroupTable, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -123,6 +137,7 @@ if TYPE_CHECKING:
     from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
     from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
+    from torchcalib.plots import corp_diagram as corp_diagram
     from torchcalib.plots import difference_plot as difference_plot
     from torchcalib.plots import ecd_curve as ecd_curve
     from torchcalib.plots import reliability_diagram as reliability_diagram
@@ -136,6 +151,7 @@ _LAZY = {
     "CalibrationMonitor": "torchcalib.integrations.lightning",
     "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",
+    "corp_diagram": "torchcalib.plots",
     "difference_plot": "torchcalib.plots",
     "ecd_curve": "torchcalib.plots",
     "reliability_diagram": "torchcalib.plots",
@@ -164,6 +180,7 @@ __all__ = [
     "Bootstrapped",
     "Brier",
     "ByGroup",
+    "CORPCurve",
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
@@ -175,6 +192,8 @@ __all__ = [
     "DPCalibration",
     "ECELoss",
     "EntropyDifference",
+    "Evidence",
+    "GroupTable",
     "HistogramBinning",
     "History",
     "InputOptions",
@@ -218,6 +237,7 @@ __all__ = [
     "canonical_error",
     "compare",
     "corp",
+    "corp_curve",
     "cox",
     "distinct_rows",
     "ecd",
@@ -226,6 +246,7 @@ __all__ = [
     "entropy_difference",
     "entropy_difference_per_sample",
     "esce",
+    "evidence",
     "expected_cost",
     "gather_report",
     "gce",

@@ -47,6 +47,19 @@ def skce_linear(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
 
 
 TOP_5 = tc.TopK(5)
+EPS = 1e-3
+
+
+def slope(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Slope of Cox's regression, which is what `Cox` computes. Half types hold probabilities of 1: they are clipped."""
+    return tc.cox(preds, target, eps=EPS, **options).slope
+
+
+def z_value(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """The z of Spiegelhalter's test, which is what `Spiegelhalter` computes."""
+    return tc.spiegelhalter(preds, target, **options).z
+
+
 PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "nll": (tc.nll, tc.NLL),
     "brier": (tc.brier_score, tc.Brier),
@@ -66,8 +79,12 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "ks": (tc.ks, tc.KS),
     "corp": (mcb, tc.CORP),
     "skce": (skce_linear, tc.SKCE),
+    "ici": (tc.ici, tc.ICI),
+    "cox": (slope, partial(tc.Cox, eps=EPS)),
+    "smece": (tc.smece, tc.SmECE),
+    "spiegelhalter": (z_value, tc.Spiegelhalter),
 }
-ORDERED = ("ace", "tce", "ks", "corp")
+ORDERED = ("ace", "tce", "ks", "corp", "ici", "cox")
 VOTES = ("total variation", "kl", "entropy difference", "votes distance")
 SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", "skce", *VOTES)
 

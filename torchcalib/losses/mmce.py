@@ -37,7 +37,7 @@ class LikeConfidences:
     def of(self, p: Predictions) -> Tensor:
         """Return the error."""
         confidence, outcome, weights = claims(p, self.reduction)
-        weights = weights.expand(torch.broadcast_shapes(weights.shape, confidence.shape))
+        weights = weights.expand(torch.broadcast_shapes(weights.shape, confidence.shape))  # type: ignore[no-untyped-call]
         if self.weighted:
             residual = _mean(1 - confidence, weights * outcome) - _mean(confidence, weights * (1 - outcome))
         else:

@@ -51,7 +51,7 @@ class SoftBins:
         confidence, outcome, weights = claims(p, self.reduction)
         centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
         member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
-        n = weights.expand(torch.broadcast_shapes(weights.shape, confidence.shape))
+        n = weights.expand(torch.broadcast_shapes(weights.shape, confidence.shape))  # type: ignore[no-untyped-call]
         columns = torch.stack((n, n * confidence, n * outcome), -2)
         return BinStats(columns @ member)
 

@@ -96,7 +96,4 @@ class KS(RankedMetric):
     def __init__(self, *, norm: DriftNorm = "max", **options: Any) -> None:
         check_choice("norm", norm, get_args(DriftNorm))
         super().__init__(**options)
-        self.norm = norm
-
-    def _value(self, statistic: RankedSample) -> Tensor:
-        return self.reading.read(partial(ks_from_sample, norm=self.norm), statistic)
+        self.from_sample = partial(ks_from_sample, norm=norm)
