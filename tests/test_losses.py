@@ -24,6 +24,8 @@ PENALTIES = {  # function, module, options, loop over claims
     "mmce weighted": (tc.mmce, tc.MMCELoss, {"bandwidth": 0.05, "weighted": True},
                       partial(slow.mmce, bandwidth=0.05, weighted=True)),
     "ece": (tc.ece, tc.ECELoss, {"n_bins": 6}, None),
+    "canonical": (tc.canonical_error, tc.CanonicalLoss, {"bandwidth": 0.1, "p": 2}, None),
+    "skce": (partial(tc.skce, estimator="biased"), tc.SKCELoss, {"bandwidth": 0.5}, None),
 }  # fmt: skip
 KINDS = [
     *(("binary", reduction) for reduction in ("positive_class", "top_label")),
@@ -37,9 +39,9 @@ def penalty(request):
     return PENALTIES[request.param]
 
 
-@pytest.fixture(params=[name for name in PENALTIES if name != "ece"])
+@pytest.fixture(params=[name for name in PENALTIES if PENALTIES[name][-1]])
 def new_penalty(request):
-    """Those that have no streaming class, whose laws are tested elsewhere."""
+    """Those that are functions of this room; of others values and laws are tested where they are."""
     return PENALTIES[request.param]
 
 
@@ -245,10 +247,18 @@ def test_settings_of_a_module_are_frozen(penalty):
         loss.input_format.from_logits = True
 
 
-@pytest.mark.parametrize("task", ["multiclass", *(pytest.param(task, marks=pytest.mark.slow) for task in TASKS[::2])])
-def test_modules_compile_whole_and_there_a_bad_row_gives_nan(penalty, task):
+def _compiled():
+    """A few; the others take long."""
+    for name in PENALTIES:
+        for task in TASKS:
+            quick = task == "multiclass" and name in ("soft l2", "mmce weighted", "canonical")
+            yield pytest.param(name, task, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "task"), list(_compiled()))
+def test_modules_compile_whole_and_there_a_bad_row_gives_nan(name, task):
     torch.compiler.reset()
-    _, module, options, _ = penalty
+    _, module, options, _ = PENALTIES[name]
     loss = module(task=task, from_logits=True, **options)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     logits, target = data(task, dtype=torch.float32)
@@ -319,6 +329,15 @@ def test_gradients_are_finite_at_certain_predictions_and_of_single_samples(penal
     target = torch.tensor([0, 1, 0, 1])
     module(task=task, **options)(leaf, target if task != "multilabel" else target.expand(4, 4)).backward()
     assert leaf.grad.isfinite().all()
+
+
+def test_certain_logits_are_what_certain_probabilities_are():
+    """Infinite ones too, also of tasks that are read as two classes."""
+    logits, probs = torch.tensor([math.inf, -math.inf, 0.0]), torch.tensor([1.0, 0.0, 0.5])
+    target = torch.tensor([0, 1, 1])
+    for _, module, options, _ in PENALTIES.values():
+        found = module(task="binary", from_logits=True, **options)(logits, target)
+        torch.testing.assert_close(found, module(task="binary", **options)(probs, target))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -410,6 +429,8 @@ def held_out(penalty=None, strength=0.0):
         (partial(tc.SoftBinnedECELoss, norm="l1"), 2),
         (tc.MMCELoss, 4),
         (partial(tc.MMCELoss, weighted=True), 0.5),
+        (tc.CanonicalLoss, 2),
+        (tc.SKCELoss, 30),
     ],
 )
 def test_a_penalty_lowers_held_out_ece_at_equal_accuracy(make, strength):
