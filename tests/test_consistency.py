@@ -13,8 +13,8 @@ import torchcalib as tc
 from torchcalib.bins import ece_from_bins
 from torchcalib.consistency import evidence_of
 from torchcalib.consistency.averages import cauchy_combination, widening
-from torchcalib.consistency.counts import counts_by_chance
 from torchcalib.consistency.paths import first_reached
+from torchcalib.kernels.counts import counts_by_chance
 from torchcalib.statistics import BinStats
 
 F64 = torch.float64

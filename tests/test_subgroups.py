@@ -12,6 +12,28 @@ from torchcalib.kernels.bin_sums import cell_sums
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 SOME = [case for case in CASES if str(case).startswith(NAMES)]
 some_cases = pytest.mark.parametrize("case", SOME, ids=str)
+# What keeps sums and cannot say in which cell a sample counts; `by_group` takes their functions.
+WITHOUT_CELLS = (tc.SKCE, tc.SmECE, tc.Spiegelhalter)
+
+
+@pytest.fixture(params=[case for case in CASES if case.cls not in WITHOUT_CELLS], ids=str)
+def case(request):
+    return request.param
+
+
+@pytest.mark.parametrize("cls", WITHOUT_CELLS)
+def test_sums_without_cells_are_refused(cls):
+    with pytest.raises(ValueError, match="`metric` must keep sums over cells, or samples, got"):
+        tc.ByGroup(cls(task="binary"), num_groups=2)
+
+
+def test_blocks_of_each_group_by_the_function():
+    preds, target = torch.rand(60, dtype=torch.float64), torch.arange(60) % 2
+    groups = some_groups(60, 3)
+    values = tc.by_group(tc.skce, preds, target, groups, task="binary", estimator="linear")
+    for k in range(len(values)):
+        rows = groups == k
+        close(values[k], tc.skce(preds[rows], target[rows], task="binary", estimator="linear"))
 
 
 def close(a, b, **tolerance):

@@ -10,7 +10,6 @@ from torch import Tensor
 from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, equal_width_edges
 from torchcalib.consistency import Evidence, TestedMetric, evidence_of
-from torchcalib.consistency.samples import with_noise
 from torchcalib.predictions import (
     Average,
     InputFormat,
@@ -115,7 +114,7 @@ def statistic_of(
     with_ecd: bool = False,
 ) -> BinStats | RankedSample:
     """Read the input, and return what a table is read from."""
-    return reading.recipe(with_ecd).of(read_input(task, preds, target, options, **reading.demands))
+    return reading.recipe(with_ecd, with_noise=True).of(read_input(task, preds, target, options, **reading.demands))
 
 
 def evaluate(
@@ -231,7 +230,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         bins_follow = self.reading.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
-            statistic = with_noise(self.reading.binning.of(statistic))
+            statistic = self.reading.binning.of(statistic).with_noise()
         tested_by = self.from_bins if self.tested_by is None else self.tested_by
         return evidence_of(
             partial(self.reading.read_each, self.from_bins),
