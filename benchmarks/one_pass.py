@@ -60,7 +60,7 @@ ONE_GROUP = "the same without groups"
 
 
 def by_group(n: int, num_classes: int | None = None, num_groups: int = 1_000) -> Sides:
-    """ECE of every group of rows, against that of all rows; each side makes its metric, updates it once and computes."""
+    """ECE of every group of rows, against that of all rows; each side makes its metric."""
     groups = torch.randint(0, num_groups, (n,), generator=torch.Generator().manual_seed(0))
     if num_classes is None:
         preds, target = like_imagenet_dogs(n)
