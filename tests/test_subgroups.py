@@ -13,7 +13,7 @@ NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "
 SOME = [case for case in CASES if str(case).startswith(NAMES)]
 some_cases = pytest.mark.parametrize("case", SOME, ids=str)
 # What keeps sums and cannot say in which cell a sample counts; `by_group` takes their functions.
-WITHOUT_CELLS = (tc.SKCE, tc.SmECE, tc.Spiegelhalter)
+WITHOUT_CELLS = (tc.SKCE,)
 
 
 @pytest.fixture(params=[case for case in CASES if case.cls not in WITHOUT_CELLS], ids=str)

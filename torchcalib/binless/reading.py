@@ -24,7 +24,7 @@ from torchcalib.predictions import (
     task_read_as,
 )
 from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events, resolve_reduction
-from torchcalib.statistics import Sums, series_shape, sums_of_replicates, weighted
+from torchcalib.statistics import Cells, Sums, series_shape, sums_of_replicates, weighted
 from torchcalib.streaming import StreamingMetric
 
 S = TypeVar("S", bound=Sums)
@@ -97,6 +97,12 @@ class EventSums(Generic[S]):
         if self.n_cells == 1:
             return column.sum(-1, keepdim=True)
         return column.new_zeros((*column.shape[:-1], self.n_cells)).scatter_add(-1, cell, column)
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say in which cell every event counts, and what is counted of it."""
+        events = reduce_to_events(p, self.reduction)
+        cell = self.cell(self._wide(events)[0])
+        return Cells(cell, torch.stack(self.columns(events, p), -2), self.n_cells)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of sums where these are more."""
