@@ -224,9 +224,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
         return self.reading.table(self._synced_statistic())
 
-    def evidence_from(
-        self, statistic: BinStats | RankedSample, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0
-    ) -> Evidence:
+    def evidence_from(self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         bins_follow = self.reading.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
@@ -238,10 +236,8 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
             tested_by=partial(self.reading.read_each, tested_by),
             signed=self.is_signed,
             average=self.reading.averages,
-            with_interval=not bins_follow,
-            level=level,
-            n_replicates=n_replicates,
-            seed=seed,
+            with_interval=with_interval and not bins_follow,
+            **how,
         )
 
     def _value(self, statistic: BinStats | RankedSample) -> Tensor:
