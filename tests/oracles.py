@@ -162,6 +162,14 @@ def noise_of_bins(pairs, weights, n_bins, *, copies, soft, right=False):
     return spread, noise
 
 
+def poisson_binomial(probabilities):
+    """Probabilities of 0, 1, ... successes of independent trials: one trial after the other."""
+    found = [1.0]
+    for p in probabilities:
+        found = [a * (1 - p) + b * p for a, b in zip([*found, 0.0], [0.0, *found], strict=True)]
+    return found
+
+
 def ece(rows):
     """Sum share |gap|."""
     total = sum(n for _, n, *_ in rows)

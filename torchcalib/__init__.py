@@ -56,6 +56,7 @@ from torchcalib.calibrators import (
 )
 from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
+from torchcalib.consistency import Evidence, evidence
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
@@ -164,6 +165,7 @@ __all__ = [
     "CoxCalibration",
     "DPCalibration",
     "EntropyDifference",
+    "Evidence",
     "HistogramBinning",
     "History",
     "InputOptions",
@@ -212,6 +214,7 @@ __all__ = [
     "entropy_difference",
     "entropy_difference_per_sample",
     "esce",
+    "evidence",
     "expected_cost",
     "gather_report",
     "gce",

@@ -63,6 +63,7 @@ class ESCE(BinnedMetric):
     """Expected signed calibration error, streamed; see `esce`."""
 
     from_bins = staticmethod(esce_from_bins)
+    is_signed = True
     higher_is_better = None  # 0 is calibrated
     plot_lower_bound = -1.0
     question = "is frequency above (+) or below (-) confidence, on average"

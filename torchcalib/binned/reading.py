@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, equal_width_edges
+from torchcalib.consistency import Evidence, TestedMetric, evidence_of
+from torchcalib.consistency.samples import with_noise
 from torchcalib.predictions import (
     Average,
     InputFormat,
@@ -25,7 +28,6 @@ from torchcalib.predictions import (
 from torchcalib.reductions import Reduction, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.statistics import BinStats, EqualWidthBins
-from torchcalib.streaming import StreamingMetric
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,21 @@ class BinReading:
             return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd, with_noise)
         return sample_recipe(reduction, self.resolution)
 
+    @property
+    def averages(self) -> bool:
+        """Whether the values of classes are averaged."""
+        return self.classwise and self.average is not None
+
     def read(self, from_bins: Callable[[BinStats], Tensor], statistic: BinStats | RankedSample) -> Tensor:
         """Read the value, `(...)`, or `(..., C)` for classes that are not averaged."""
+        values = self.read_each(from_bins, statistic)
+        return values.mean(-1) if self.averages else values
+
+    def read_each(self, from_bins: Callable[[BinStats], Tensor], statistic: BinStats | RankedSample) -> Tensor:
+        """Read the value of every series."""
         if isinstance(statistic, RankedSample):
-            values = by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
-        else:
-            values = from_bins(statistic)
-        return values.mean(-1) if self.classwise and self.average is not None else values
+            return by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
+        return from_bins(statistic)
 
     def table(self, statistic: BinStats | RankedSample) -> BinTable:
         """Read the table of the bins."""
@@ -122,7 +132,7 @@ def evaluate(
     return by_replicates(lambda p: reading.read(from_bins, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
-class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
+class BinnedMetric(TestedMetric[BinStats | RankedSample]):
     """A reading of bins over a stream.
 
     The state of equal-width bins is 5 sums a bin (6 with ECD), for each class: weight, confidence, outcome, and two of
@@ -148,12 +158,17 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
     from_bins: Callable[[BinStats], Tensor]
     """The value of one series, read off its bins."""
 
+    tested_by: Callable[[BinStats], Tensor] | None = None
+    """What `evidence` tests by, where it is another reading than the value; the larger, the less calibrated."""
+
     perfect = 0.0
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
     from_sample: ClassVar[bool] = False
     """Whether the reading needs the sample, and not the bins alone."""
+    reads_elements: ClassVar[bool] = False
+    """Whether the reading looks into the bins, at every element."""
     hard_targets: ClassVar[bool] = False
     """Whether the reading counts labels, whatever the bins."""
 
@@ -209,6 +224,26 @@ class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
     def bin_table(self) -> BinTable:
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
         return self.reading.table(self._synced_statistic())
+
+    def evidence_from(
+        self, statistic: BinStats | RankedSample, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0
+    ) -> Evidence:
+        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+        bins_follow = self.reading.binning.is_isotonic or self.reads_elements
+        if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
+            statistic = with_noise(self.reading.binning.of(statistic))
+        tested_by = self.from_bins if self.tested_by is None else self.tested_by
+        return evidence_of(
+            partial(self.reading.read_each, self.from_bins),
+            statistic,
+            tested_by=partial(self.reading.read_each, tested_by),
+            signed=self.is_signed,
+            average=self.reading.averages,
+            with_interval=not bins_follow,
+            level=level,
+            n_replicates=n_replicates,
+            seed=seed,
+        )
 
     def _value(self, statistic: BinStats | RankedSample) -> Tensor:
         return self.reading.read(self.from_bins, statistic)

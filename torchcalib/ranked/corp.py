@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.binnings import Binning
+from torchcalib.consistency import Evidence
 from torchcalib.kernels.row_stats import binary_log_probs, xmul
 from torchcalib.predictions import Average, InputOptions, Task, check_choice, task_read_as
 from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
@@ -137,6 +138,7 @@ class CORP(RankedMetric):
     higher_is_better = None  # it depends on the component
     plot_upper_bound = None
     hard_targets = True
+    has_value_without_noise = False  # the best recalibration of noise is better than none
 
     def __init__(self, *, component: Component = "mcb", score: CORPScore = "brier", **options: Any) -> None:
         check_choice("component", component, get_args(Component))
@@ -144,8 +146,18 @@ class CORP(RankedMetric):
         super().__init__(**options)
         self.component, self.score = component, score
 
-    def _value(self, statistic: RankedSample) -> Tensor:
-        return getattr(self._parts(statistic), self.component)  # type: ignore[no-any-return]
+    def from_sample(self, sample: RankedSample) -> Tensor:
+        """Read the part."""
+        return corp_from_sample(sample, self.score)[..., CORPDecomposition._fields.index(self.component)]
+
+    def evidence_from(self, statistic: RankedSample, **how: Any) -> Evidence:
+        """Return the evidence of a statistic; of MCB alone, for the other parts do not measure calibration."""
+        if self.component != "mcb":
+            raise ValueError(
+                f"`component` must be 'mcb' for evidence of calibration, got {self.component!r}. "
+                "Make CORP(component='mcb')."
+            )
+        return super().evidence_from(statistic, **how)
 
     def decomposition(self) -> CORPDecomposition:
         """Return all parts, over all ranks if `torch.distributed` is running."""

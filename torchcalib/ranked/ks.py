@@ -98,5 +98,6 @@ class KS(RankedMetric):
         super().__init__(**options)
         self.norm = norm
 
-    def _value(self, statistic: RankedSample) -> Tensor:
-        return self.reading.read(partial(ks_from_sample, norm=self.norm), statistic)
+    def from_sample(self, sample: RankedSample) -> Tensor:
+        """Read the value."""
+        return ks_from_sample(sample, self.norm)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from torchcalib.consistency import Evidence, TestedMetric, evidence_of
 from torchcalib.predictions import (
     Average,
     InputFormat,
@@ -21,7 +23,6 @@ from torchcalib.predictions import (
 )
 from torchcalib.reductions import Reduction, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
-from torchcalib.streaming import StreamingMetric
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,12 @@ class RankedReading:
     def read(self, from_sample: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
         """Read the value `(..., *)` of values `(*)` for a series; classes are averaged if asked."""
         values = by_pieces(from_sample, sample)
-        if self.resolved_reduction != "classwise" or self.average is None:
-            return values
-        return values.mean(sample.score.dim() - 2)
+        return values.mean(sample.score.dim() - 2) if self.averages else values
+
+    @property
+    def averages(self) -> bool:
+        """Whether the values of classes are averaged."""
+        return self.resolved_reduction == "classwise" and self.average is not None
 
 
 def evaluate(
@@ -78,7 +82,7 @@ def evaluate(
     return by_replicates(lambda p: reading.read(from_sample, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
-class RankedMetric(StreamingMetric[RankedSample]):
+class RankedMetric(TestedMetric[RankedSample]):
     """A reading of a sample in order, over a stream.
 
     The state is every sample, 5 bytes for one of float32 (13 with weights), or with `resolution` a sketch of constant
@@ -90,6 +94,11 @@ class RankedMetric(StreamingMetric[RankedSample]):
         reduction, average, batch_shape, resolution: see `BinnedMetric`.
         **kwargs: those of `torchmetrics.Metric`.
     """
+
+    from_sample: Callable[[RankedSample], Tensor]
+    """The value of one series, read off its sample."""
+    has_value_without_noise: ClassVar[bool] = True
+    """Whether the reading makes sense of outcomes that are probabilities, so that `evidence` has an interval."""
 
     perfect = 0.0
     unit = "probability"
@@ -135,3 +144,21 @@ class RankedMetric(StreamingMetric[RankedSample]):
             **kwargs,
         )
         self.reading = reading
+
+    def evidence_from(
+        self, statistic: RankedSample, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0
+    ) -> Evidence:
+        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+        return evidence_of(
+            partial(by_pieces, self.from_sample),
+            statistic,
+            signed=self.is_signed,
+            average=self.reading.averages,
+            with_interval=self.has_value_without_noise,
+            level=level,
+            n_replicates=n_replicates,
+            seed=seed,
+        )
+
+    def _value(self, statistic: RankedSample) -> Tensor:
+        return self.reading.read(self.from_sample, statistic)

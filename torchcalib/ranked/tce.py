@@ -188,6 +188,7 @@ class TCE(BinnedMetric):
     """
 
     from_sample = True
+    reads_elements = True
     hard_targets = True
     is_differentiable = False
     unit = "percent"

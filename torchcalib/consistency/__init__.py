@@ -1,0 +1,12 @@
+"""What chance has to do with a calibration error: its noise floor, a test of calibration, an interval, and bands.
+
+`evidence_of` does it for any reading of bins or samples. `counts` draws outcomes, `replicates` and `samples` make
+replicates of bins and samples of them, `paths` lead from calibration to miscalibration, `testing` puts these together.
+"""
+
+from torchcalib.consistency.evidence import Evidence
+from torchcalib.consistency.function import evidence
+from torchcalib.consistency.metric import TestedMetric
+from torchcalib.consistency.testing import evidence_of
+
+__all__ = ["Evidence", "TestedMetric", "evidence", "evidence_of"]

@@ -1,0 +1,63 @@
+"""Random counts of successes of independent trials that need not be equally likely: from mean and variance alone."""
+
+import math
+
+import torch
+from torch import Tensor
+
+_N_CELLS = 128  # of a table of probabilities: 8 standard deviations to either side of the mean up to
+_MOST_DEVIATION = 7.5  # this one; where more is expected the distribution is smooth, and an expansion is exact enough
+
+
+def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return counts that are rare by as much as `chance`: the inverse of their cumulative distribution.
+
+    The number of successes of independent trials of different probabilities p is close to a binomial variable of the
+    same mean and variance, and is one where all p are equal: n = (sum p)^2 / sum p^2 trials. Where that is no whole
+    number, it is a mixture of the two next to it, each with the same mean, which keeps both moments.
+
+    Args:
+        chance: in (0, 1), `(R, ...)`.
+        mean: sum of p, at least 0, `(...)`. It should be at most half of the trials: count failures otherwise.
+        variance: sum of p (1 - p), at most the mean, `(...)`.
+
+    Returns:
+        Whole numbers of float64 `(R, ...)`, rising with `chance`; the mean itself where the variance is 0 or NaN.
+
+    Source:
+        Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
+        Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
+    """
+    square = (mean - variance).clamp(min=0)  # sum p^2
+    n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
+    fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
+    more = fewer + 1
+    # 1 / n lies as far between 1 / more and 1 / fewer as the variance between those of the two.
+    share_of_more = ((1 / fewer - 1 / n) * fewer * more).clamp(0, 1)
+    first = (mean - _N_CELLS // 2).floor().clamp(min=0)
+    cells = first.unsqueeze(-1) + torch.arange(_N_CELLS, device=mean.device)
+    share_of_more = share_of_more.unsqueeze(-1)
+    pmf = (1 - share_of_more) * _binomial(cells, fewer, mean) + share_of_more * _binomial(cells, more, mean)
+    above = pmf.cumsum(-1).nan_to_num(1)
+    drawn = torch.searchsorted(above, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
+    counts = first + drawn.clamp(max=_N_CELLS - 1).to(mean.dtype)
+    deviation = variance.sqrt()
+    expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
+    counts = torch.where(deviation > _MOST_DEVIATION, expanded.round().maximum(torch.zeros_like(expanded)), counts)
+    return torch.where(variance > 0, counts, mean)
+
+
+def _binomial(counts: Tensor, n: Tensor, mean: Tensor) -> Tensor:
+    """Return the probabilities of consecutive counts `(..., K)`, which hold all but nothing of the whole."""
+    n = n.unsqueeze(-1)
+    odds = (mean.unsqueeze(-1) / (n - mean.unsqueeze(-1))).log()
+    # Each probability is the one before it times (n - k) / (k + 1) times the odds.
+    steps = ((n - counts) / (counts + 1)).clamp(min=0).log() + odds
+    logs = torch.cat((torch.zeros_like(steps[..., :1]), steps[..., :-1].cumsum(-1)), -1)
+    return logs.nan_to_num(nan=-math.inf).softmax(-1)
+
+
+def _cornish_fisher(chance: Tensor, skewness: Tensor) -> Tensor:
+    """Return the standardised quantile of a variable that is nearly normal."""
+    z: Tensor = torch.special.ndtri(chance)
+    return z + skewness * (z.square() - 1) / 6 - skewness.square() * (2 * z.square() - 5) * z / 36

@@ -1,0 +1,54 @@
+"""A value, and what chance has to do with it."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evidence:
+    """A calibration error with what a perfectly calibrated model would show, and whether it is one.
+
+    Attributes:
+        value: of the data themselves `(...)`.
+        noise_floor: what the value would be on average, if the model were perfectly calibrated and had predicted the
+            same `(...)`. Of a signed error it is that of the absolute value.
+        p_value: the probability of data at least as far from calibration, if the model were perfectly calibrated
+            `(...)`.
+        low, high: interval of the error without noise, that of the model `(...)`. It holds 0 where the p-value is not
+            below 1 - level, but for averages over classes, and may lie below a value that is mostly noise. NaN where
+            what is asked for has no value without noise; see the metric.
+        level: share of data sets like this one whose interval holds the error of the model.
+    """
+
+    value: Tensor
+    noise_floor: Tensor
+    p_value: Tensor
+    low: Tensor
+    high: Tensor
+    level: float
+
+    def __getitem__(self, index: Any) -> Self:
+        """Index the batch axes: `found[k]` is that of series, group or class k."""
+        if self.value.dim() < 1:
+            raise IndexError("evidence of one value has no batch axis to index")
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "level"}
+        return replace(self, **{name: tensor[index] for name, tensor in tensors.items()})
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        """Say it in one line; a line for each, if there are several."""
+        if self.value.dim():
+            return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.value)))
+        value, floor, p, low, high = (
+            float(x) for x in (self.value, self.noise_floor, self.p_value, self.low, self.high)
+        )
+        between = "" if low != low else f"{100 * self.level:.10g} % {low:.4f}{'–' if low >= 0 else ' to '}{high:.4f}, "
+        return f"{value:.4f} (noise floor {floor:.4f}, {between}p {_in_words(p)})"
+
+
+def _in_words(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.2g}" if p < 0.1 else f"= {p:.2f}"

@@ -1,0 +1,56 @@
+"""Metrics that say how much of their value is chance, from what they have streamed."""
+
+from abc import abstractmethod
+from typing import ClassVar, TypeVar
+
+from torchcalib.consistency.evidence import Evidence
+from torchcalib.streaming import StreamingMetric
+
+S = TypeVar("S")
+
+
+class TestedMetric(StreamingMetric[S]):
+    """A metric that is an error of calibration: chance makes it differ from that of a perfectly calibrated model."""
+
+    is_signed: ClassVar[bool] = False
+    """Whether the error is the mean gap, on both sides of 0."""
+
+    def evidence(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Evidence:
+        """Return the value with its noise floor, the p-value of "calibrated", and an interval; see `Evidence`.
+
+        All follow from what was streamed, by all ranks if `torch.distributed` is running: outcomes are drawn anew as if
+        the model were calibrated, and read as the data are. Rows are taken to be independent, and their confidences as
+        given. Weights of an integer dtype are numbers of independent copies, floating ones say how much a row matters.
+        Of soft targets the squared distance from the confidence is taken for their variance. Averages over classes take
+        the outcomes of different classes for dependent: their p-value is a Cauchy combination.
+
+        Args:
+            level: of the interval, in (0, 1).
+            n_replicates: R; the least p-value is 1 / (R + 1).
+            seed: of the draws, which are the same on every device.
+
+        Returns:
+            `Evidence` of the shape of the value. NaN without data. Where an error has no value without noise (of bins
+            that follow from the outcomes, counts of decisions) the interval is NaN; `torchcalib.bootstrap` has
+            one of the value as it is, with what chance adds.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, and if rows that came on CUDA were bad.
+
+        Source:
+            Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
+            replicates; see `consistency.evidence_of` for the interval.
+
+        Example:
+            >>> import torch
+            >>> from torchcalib import ECE
+            >>> metric = ECE(task="binary", n_bins=2)
+            >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.8]), torch.tensor([0, 1, 0, 1]))
+            >>> print(metric.evidence())
+            0.1500 (noise floor 0.2311, 95 % 0.0000–0.3490, p = 0.87)
+        """
+        return self.evidence_from(self._synced_statistic(), level=level, n_replicates=n_replicates, seed=seed)
+
+    @abstractmethod
+    def evidence_from(self, statistic: S, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Evidence:
+        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""

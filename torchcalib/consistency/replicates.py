@@ -1,0 +1,160 @@
+"""Replicates of outcomes: what else could have come of the same confidences, if frequencies were these."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.consistency.counts import counts_by_chance
+from torchcalib.kernels.draws import random_words
+from torchcalib.kernels.once import once
+from torchcalib.samples import RankedSample
+from torchcalib.statistics import BinStats
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Sums over cells of the confidence, of which the outcomes are random: bins, or runs of a sample in order.
+
+    All are `(..., K)`.
+
+    Attributes:
+        n: weight.
+        expected: sum of confidences: of the outcomes, if they are calibrated.
+        outcomes: sum of outcomes, as it was observed.
+        spread, noise: see `BinStats`.
+        with_gaps: makes what is read of cells with other gaps `(..., K)`, which may have further axes in front.
+    """
+
+    n: Tensor
+    expected: Tensor
+    outcomes: Tensor
+    spread: Tensor
+    noise: Tensor
+    with_gaps: Callable[["Cells", Tensor], BinStats | RankedSample]
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @once
+    def held(self) -> Tensor:
+        """Weight, or 1 where there is none."""
+        return self.n.masked_fill(self.n == 0, 1)
+
+    @once
+    def confidence(self) -> Tensor:
+        """Mean confidence; 0 in an empty cell."""
+        return self.expected / self.held
+
+    @once
+    def gap(self) -> Tensor:
+        """Frequency less confidence, as it was observed; 0 in an empty cell."""
+        return (self.outcomes - self.expected) / self.held
+
+    @once
+    def variance(self) -> Tensor:
+        """Variance of the gap, if calibrated."""
+        return self.noise / self.held.square()
+
+    @once
+    def unit(self) -> Tensor:
+        """Weight of one independent row: 1 without weights, and less for the share of several votes."""
+        of_all = self.noise.sum(-1, keepdim=True) / self.spread.sum(-1, keepdim=True)
+        of_all = torch.where((of_all > 0) & of_all.isfinite(), of_all, torch.ones_like(of_all))
+        unit = self.noise / self.spread
+        return torch.where((unit > 0) & unit.isfinite(), unit, of_all)
+
+    @property
+    def are_bins(self) -> bool:
+        """Whether each cell deviates by itself on a path; short runs do so with their neighbours."""
+        return self.with_gaps is BinsWithGaps
+
+    def within_bounds(self, gaps: Tensor) -> Tensor:
+        """Return gaps `(..., K)` cut off where frequencies would leave [0, 1]."""
+        return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
+
+    def deviation(self, gaps: Tensor) -> Tensor:
+        """Return the standard deviation of the gaps by chance, if their expectations are these, `(..., K)`.
+
+        All confidences of a cell are moved by the same amount, so that the sum of p (1 - p) follows from the sums there
+        are.
+        """
+        spread = self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)
+        return (self.unit * spread.clamp(min=0)).sqrt() / self.held
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Cells":
+        """Return the cells with every tensor changed."""
+        names = "n", "expected", "outcomes", "spread", "noise"
+        return replace(self, **{name: change(getattr(self, name)) for name in names})  # type: ignore[arg-type]
+
+    def drawn(self, seed: int, streams: Tensor, first: int) -> Tensor:
+        """Draw deviations of the outcomes from what is expected, in their standard deviations `(R, ..., K)`.
+
+        Args:
+            seed: of all draws.
+            streams: one for each replicate, int64 `(R,)`.
+            first: number of the first cell. Cells of different numbers draw different numbers.
+        """
+        counters = torch.arange(first, first + self.n.numel(), device=self.n.device)
+        words = random_words(seed, streams, counters).reshape(-1, *self.n.shape)
+        chance = (words.to(self.n.dtype) + 0.5) / 2**32
+        ones, zeros = self.expected, self.n - self.expected
+        few = torch.minimum(ones, zeros).clamp(min=0) / self.unit
+        variance = torch.minimum(self.noise / self.unit.square(), few)
+        # Of the rarer outcome, of which more ones are fewer zeros.
+        sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
+        counts = counts_by_chance(0.5 + sign * (chance - 0.5), few, variance)
+        deviation = (counts - few).mul_(sign / variance.sqrt())
+        return torch.where(variance > 0, deviation, torch.special.ndtri(chance))
+
+
+def bin_cells(b: BinStats) -> Cells:
+    """Return bins as cells."""
+    return Cells(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise, BinsWithGaps)
+
+
+class BinsWithGaps(BinStats):
+    """The same bins with other gaps `(R, ..., B)`; what replicates have in common is held once."""
+
+    _cells: Cells
+    _gaps: Tensor
+
+    def __init__(self, cells: Cells, gaps: Tensor) -> None:
+        own = {"_cells": cells, "_gaps": gaps, "has_noise": False}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def sums(self) -> Tensor:
+        """The sums `(R, ..., 3, B)`, for readings that look at them."""
+        return torch.stack((self.n, self._cells.expected.expand_as(self._gaps), self.outcomes), -2)
+
+    @property
+    def n(self) -> Tensor:
+        """See `Sums`."""
+        return self._cells.n.expand_as(self._gaps)
+
+    @property
+    def total(self) -> Tensor:
+        """See `Sums`."""
+        return self._cells.n.sum(-1).expand(self._gaps.shape[:-1])
+
+    @property
+    def share(self) -> Tensor:
+        """See `Sums`."""
+        return (self._cells.n / self._cells.n.sum(-1, keepdim=True)).expand_as(self._gaps)
+
+    @property
+    def confidence(self) -> Tensor:
+        """See `BinStats`."""
+        return self._cells.expected / self._cells.n
+
+    @property
+    def outcomes(self) -> Tensor:
+        """See `BinStats`."""
+        return self._cells.expected + self._cells.n * self._gaps
+
+    @property
+    def gap(self) -> Tensor:
+        """See `BinStats`."""
+        return self._gaps

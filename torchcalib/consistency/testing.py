@@ -1,0 +1,282 @@
+"""Evidence of any reading: what it is of outcomes that are drawn anew, for a calibrated model and for others."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.consistency.averages import cauchy_combination, widening
+from torchcalib.consistency.evidence import Evidence
+from torchcalib.consistency.paths import concentrated, first_reached, mean_gap_to_both_sides, outwards, spread_out
+from torchcalib.consistency.replicates import Cells, bin_cells
+from torchcalib.consistency.samples import MOST_RUNS, grouped, run_cells
+from torchcalib.kernels.draws import random_words
+from torchcalib.predictions import check_count, check_seed
+from torchcalib.samples import RankedSample
+from torchcalib.statistics import BinStats
+
+Statistic = BinStats | RankedSample
+Read = Callable[[Any], Tensor]
+"""From a statistic to a value for each of its series `(...)`."""
+
+_FEW_RUNS = 2**10  # of a sample that is read at many steps of a path
+_AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
+_IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
+
+
+def evidence_of(
+    from_statistic: Read,
+    statistic: Statistic,
+    *,
+    tested_by: Read | None = None,
+    signed: bool = False,
+    average: bool = False,
+    with_interval: bool = True,
+    level: float = 0.95,
+    n_replicates: int = 999,
+    seed: int = 0,
+) -> Evidence:
+    """Return a value with its noise floor, its p-value and its interval, from the statistic alone.
+
+    Outcomes are drawn anew, with the confidences as they are, as if the model were perfectly calibrated (consistency
+    resampling), and the same reading is made of each such replicate. In a bin the sum of outcomes is a sum of
+    independent trials, of which mean and variance are known; see `counts_by_chance`.
+
+    The interval is that of the errors which the test would not reject, at the given level: outcomes are drawn too for
+    frequencies ever further from the confidences. How the error is spread over the bins is not known: the lower end
+    supposes that the bins have it whose gaps stand out from the noise, the upper end that all have some. Near 0 the
+    test is one-sided, and far from there two-sided (Feldman and Cousins), so that the interval of a calibrated model
+    holds 0 as often as its level says.
+
+    Args:
+        from_statistic: the value of each series.
+        statistic: bins with sums of noise, or a sample. A sample of many elements is put into runs of neighbouring
+            scores, of which the test goes by both the sample and its replicates; the value is that of the sample.
+        tested_by: what the test goes by, the larger the less calibrated; by default the value.
+        signed: the value is the mean gap, on both sides of 0.
+        average: average over the last axis of series, which are classes of the same rows.
+        with_interval: False leaves the interval NaN.
+        level: of the interval, in (0, 1).
+        n_replicates: R; the least p-value is 1 / (R + 1).
+        seed: of the draws, which are the same on every device.
+
+    Returns:
+        `Evidence` of `(...)`, without the last axis for an average. NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad arguments.
+
+    Source:
+        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
+        replicates; Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical
+        Review D, 1998), for the interval.
+    """
+    check_arguments(level, n_replicates, seed)
+    tested_by = from_statistic if tested_by is None else tested_by
+    with torch.no_grad():
+        value = from_statistic(statistic)
+        value = value.mean(-1) if average else value
+        cells = cells_of(statistic, with_interval)
+        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed)
+        parts = [how.of(piece, place) for piece, place in _pieces(cells, n_replicates, average)]
+        columns = [torch.cat(column).reshape(value.shape) for column in zip(*parts, strict=True)]
+        floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
+        return Evidence(value, floor, p_value, low, high, level)
+
+
+def check_arguments(level: object, n_replicates: int, seed: object) -> None:
+    """Raise unless the arguments of `evidence_of` are what they must be."""
+    if not isinstance(level, int | float) or isinstance(level, bool):
+        raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
+    check_count("n_replicates", n_replicates)
+    if n_replicates + 1 < 2 / (1 - level) * (1 - 1e-9):
+        raise ValueError(
+            f"`n_replicates` must be at least {math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1} for level={level}, got "
+            f"{n_replicates}. None of so few would lie outside."
+        )
+    check_seed(seed)
+
+
+def cells_of(statistic: Statistic, with_interval: bool) -> Cells:
+    """Return what the outcomes of a statistic are sums over."""
+    if isinstance(statistic, RankedSample):
+        return run_cells(statistic, _FEW_RUNS if with_interval else MOST_RUNS)
+    if not statistic.has_noise:
+        raise ValueError(
+            "`statistic` must have the sums of its noise, got bins without. Take those of a streaming metric."
+        )
+    return bin_cells(statistic)
+
+
+def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Cells, int]]:
+    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the place of their first cell among all.
+
+    What is no average has one class.
+    """
+    *_, n_cells = cells.n.shape
+    n_classes = cells.n.shape[-2] if average else 1
+    whole = cells.map(lambda x: x.reshape(-1, n_classes, n_cells))
+    at_once = max(1, _IN_CACHE // max(1, n_replicates * n_classes * n_cells))
+    for start in range(0, len(whole.n), at_once):
+        run = slice(start, start + at_once)
+        yield whole.map(itemgetter(run)), start * n_classes * n_cells
+
+
+class _Along(NamedTuple):
+    """What was read on a path, sum or mean over classes: of replicates `(S, R, g)`, and without noise `(S, g)`."""
+
+    replicates: Tensor
+    error: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """A test of calibration; arguments as of `evidence_of`."""
+
+    value: Read
+    tested_by: Read
+    signed: bool
+    with_interval: bool
+    level: float
+    n_replicates: int
+    seed: int
+
+    def of(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return noise floor, p-value and both ends of the interval for averages over classes `(g)`.
+
+        Args:
+            cells: `(g, C, K)`.
+            first: how many cells came before these.
+        """
+        null: list[Tensor] = []
+        observed, floors, p_values = [], [], []
+        paths: list[list[_Along]] = []
+        n_series, n_classes, n_cells = cells.n.shape
+        at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
+        for start in range(0, n_classes, at_once):
+            some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
+            z = some.drawn(self.seed, torch.arange(self.n_replicates, device=some.n.device), first + start * n_cells)
+            seen = self.tested_by(some.with_gaps(some, some.gap))
+            calibrated = torch.zeros_like(some.n), some.variance.sqrt()
+            read = _read(self.tested_by, some, z, *calibrated)
+            values = read if self.value is self.tested_by else _read(self.value, some, z, *calibrated)
+            size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
+            floor = (values.abs() if self.signed else values).mean(0)
+            p_values.append(self._p_value(size, sizes, first + start * n_cells))
+            observed.append(seen)
+            floors.append(floor)
+            null.append(read)
+            if self.with_interval:
+                paths.append(self._both_paths(some, z, seen, read, first + start * n_cells))
+        p_value = torch.cat(p_values, -1)
+        p_value = cauchy_combination(p_value - 0.5 / (self.n_replicates + 1)) if n_classes > 1 else p_value.squeeze(-1)
+        floor = torch.cat(floors, -1).mean(-1)
+        if not self.with_interval:
+            return floor, p_value, torch.full_like(floor, torch.nan), torch.full_like(floor, torch.nan)
+        wide = widening(n_classes)
+        of_null = _widened(torch.cat(null, -1).mean(-1), 0, wide)
+        low, high = (_mean_of(parts, n_classes, wide) for parts in zip(*paths, strict=True))
+        return floor, p_value, *self._interval(torch.cat(observed, -1).mean(-1), of_null, p_value, low, high)
+
+    def _p_value(self, observed: Tensor, replicates: Tensor, first: int) -> Tensor:
+        """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.
+
+        Ties are broken by chance: where few outcomes are possible, many replicates equal the data, and a rank before
+        or behind all of them would not be uniform.
+        """
+        rounding = 1e-9 * observed.abs()
+        larger = (replicates > observed + rounding).sum(0)
+        ties = ((replicates - observed).abs() <= rounding).sum(0)
+        (chance,) = self._chance(observed, first, self.n_replicates, 1)
+        return (1 + larger + (chance * (ties + 1)).floor()) / (len(replicates) + 1)
+
+    def _chance(self, like: Tensor, first: int, first_stream: int, n_streams: int) -> Tensor:
+        """Return random numbers in (0, 1) for every series, `(n_streams, ...)`."""
+        places = first + torch.arange(like.numel(), device=like.device)
+        streams = first_stream + torch.arange(n_streams, device=like.device)
+        chance: Tensor = (random_words(self.seed, streams, places).to(like.dtype) + 0.5) / 2**32
+        return chance.reshape(-1, *like.shape)
+
+    def _both_paths(self, cells: Cells, z: Tensor, observed: Tensor, null: Tensor, first: int) -> list[_Along]:
+        """Read replicates on the paths on which the lower and the upper end are looked for."""
+        if self.signed:
+            chance = self._chance(observed, first, self.n_replicates + 1, self.n_replicates)
+            error, replicates = mean_gap_to_both_sides(cells, chance)
+            return 2 * [_Along(replicates.sum(-1), error.sum(-1))]
+        few, group = (cells, None) if cells.are_bins else grouped(cells)
+        paths = []
+        for direction in (concentrated(few), spread_out(few)):
+            of_cells = direction if group is None else direction.gather(-1, group)
+            there = self.tested_by(cells.with_gaps(cells, cells.within_bounds(of_cells)))
+            path = outwards(of_cells, (observed + null.mean(0)) / there)
+            paths.append(self._along(cells, z, path))
+        return paths
+
+    def _along(self, cells: Cells, z: Tensor, path: Tensor) -> _Along:
+        """Read replicates, and what they vary about, at every step of a path; summed over classes."""
+        path = cells.within_bounds(path)
+        deviation = cells.deviation(path)
+        with_error = torch.cat((torch.zeros_like(z[:1]), z))  # and first what they vary about
+        read = [
+            _read(self.tested_by, cells, with_error, gaps, by).sum(-1) for gaps, by in zip(path, deviation, strict=True)
+        ]
+        whole = torch.stack(read)
+        return _Along(whole[:, 1:], whole[:, 0])
+
+    def _interval(
+        self, observed: Tensor, null: Tensor, p_value: Tensor, low: _Along, high: _Along
+    ) -> tuple[Tensor, Tensor]:
+        """Return the errors between which the test rejects none."""
+        alpha = 1 - self.level
+        edge = null.sort(0).values[min(math.ceil(self.level * (self.n_replicates + 1)), self.n_replicates) - 1]
+
+        def sidedness(along: _Along) -> Tensor | float:
+            """From 0 where errors cannot be told from calibration, to 1 where they always can."""
+            if self.signed:
+                return 1.0
+            return (((along.replicates > edge).to(edge.dtype).mean(1) - alpha) / self.level).clamp(0, 1)
+
+        rounding = 1e-9 * observed.abs()
+        above = self._share(low.replicates >= observed - rounding)
+        below = self._share(high.replicates <= observed + rounding)
+        too_low = above - torch.special.ndtri(self._tail(alpha * (1 - sidedness(low) / 2), edge))
+        too_high = below - torch.special.ndtri(self._tail(alpha * sidedness(high) / 2, edge))
+        if not self.signed:  # the first step is calibration, of which the p-value has its say on ties
+            too_low[0] = torch.where(p_value >= alpha - 1e-9, 0.0, too_low[0].clamp(max=-1e-9))
+        return first_reached(too_low, low.error), first_reached(too_high.flip(0), high.error.flip(0))
+
+    def _share(self, counted: Tensor) -> Tensor:
+        """Standard normal quantile of the share of replicates `(S, R, ...)`."""
+        share = (counted.to(torch.float64).sum(1) + 0.5) / (self.n_replicates + 1)
+        quantile: Tensor = torch.special.ndtri(share)
+        return quantile
+
+    def _tail(self, share: Tensor | float, like: Tensor) -> Tensor:
+        return torch.as_tensor(share, dtype=like.dtype, device=like.device).clamp(min=1e-12)
+
+
+def _read(read: Read, cells: Cells, z: Tensor, gaps: Tensor, deviation: Tensor) -> Tensor:
+    """Read replicates `(R, ...)` of cells with these gaps, some at a time."""
+    at_once = max(1, _AT_ONCE // max(1, cells.n.numel()))
+    some_at_a_time = torch.split(z, at_once)
+    return torch.cat([read(cells.with_gaps(cells, torch.addcmul(gaps, some, deviation))) for some in some_at_a_time])
+
+
+def _mean_of(parts: tuple[_Along, ...], n_classes: int, wide: float) -> _Along:
+    """Put together sums over classes, some of them each."""
+    replicates, error = (torch.stack(sums).sum(0) / n_classes for sums in zip(*parts, strict=True))
+    return _Along(_widened(replicates, 1, wide), error)
+
+
+def _widened(values: Tensor, axis: int, by: float) -> Tensor:
+    """Return values whose distance from their mean is larger."""
+    if by == 1:
+        return values
+    mean = values.mean(axis, keepdim=True)
+    return mean + by * (values - mean)
