@@ -13,17 +13,18 @@ from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, TCETable, ece_from_bins, equal_width_edges
 from torchcalib.bounded import BoundedSample
 from torchcalib.calibrators import Calibrator, Transform
+from torchcalib.consistency import Evidence
 from torchcalib.files import Source
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
 from torchcalib.ranked import KS
 from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.calibration import calibration_stage
 from torchcalib.report.data import Line, Report
-from torchcalib.report.intervals import readings, with_intervals
+from torchcalib.report.evidence import evidence_in_order, evidence_of_bins, with_evidence
+from torchcalib.report.intervals import label_readings, score_readings, with_intervals
 from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
 from torchcalib.report.sentence import sentence_of
-from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
 from torchcalib.streaming.faults import unchanged_on_error
 
@@ -149,7 +150,6 @@ class ReportBuilder:
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
         self._task = self._format.read_as
-        self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
         self._num_classes: int | None = None
         self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
@@ -172,9 +172,6 @@ class ReportBuilder:
             self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
-        # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
-        w = counted.detach().double() if counted is not None and counted.is_floating_point() else torch.ones(1)
-        self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Read everything off what was kept.
@@ -194,11 +191,15 @@ class ReportBuilder:
         tables: dict[NamedReduction, BinTable] = {}
         tests: dict[NamedReduction, TCETable] = {}
         per_class: tuple[float, ...] = ()
+        evidence: dict[str, Evidence] = {}
+        given = {"task": self._task} | ({"num_labels": len(n.n)} if self._task == "multilabel" else {})
+        notes: tuple[str, ...] = ()
         in_order = self._samples if n.total.sum() <= MOST_COPIES else {}
         has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
         for reduction in reductions_of(self._task):
             bins = metrics[reduction].statistic()
             lines += error_lines(bins, reduction)
+            evidence |= evidence_of_bins(bins, reduction, with_intervals=self._with_intervals)
             if reduction == "classwise":
                 per_class = tuple(ece_from_bins(bins).tolist())
             if _has_table(self._task, reduction):
@@ -208,14 +209,22 @@ class ReportBuilder:
                 sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
                 more, tested = order_lines(sample, has_labels, reduction, self._settings["n_bins"], max(priors))
                 lines += more
+                if self._with_intervals:
+                    found, remarks = evidence_in_order(sample, has_labels, reduction, self._settings["n_bins"], given)
+                    evidence, notes = evidence | found, notes + remarks
                 if tested is not None:
                     tests[reduction] = tested
         resolutions = {sample.resolution for sample in in_order.values()}
-        how, notes = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
+        how, remarks = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
+        notes += remarks
+        lines = with_evidence(lines, evidence)
+        main_line = next(line for line in lines if line.key in evidence)
         calibration = None
         if self._kept is not None and self._with_intervals:
-            lines, remarks = self._with_their_intervals(lines, self._kept, list(in_order), has_labels)
+            lines, remarks = self._with_their_intervals(lines, self._kept, list(in_order) if has_labels else [])
             notes += remarks
+        if not self._with_intervals:
+            lines = [replace(line, interval=None) for line in lines]
         if self._kept is not None and self._with_calibration:
             calibration, remarks = calibration_stage(self._kept)
             notes += remarks
@@ -235,7 +244,7 @@ class ReportBuilder:
                 self._task,
                 {line.key: line.value for line in lines},
                 next(iter(tables.values())),
-                samples_per_weight=float(self._weight / self._weight_square),
+                main_line,
             ),
             settings={
                 **self._settings,
@@ -249,19 +258,17 @@ class ReportBuilder:
         )
 
     def _with_their_intervals(
-        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction], has_labels: bool
+        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction]
     ) -> tuple[list[Line], tuple[str, ...]]:
-        """Return the lines with their intervals, and notes of which have none."""
+        """Return the lines with the intervals that need samples, and notes of which have none."""
         if kept.why_not:
-            return lines, (f"Intervals are left out: {kept.why_not}.",)
-        bins = self._settings
-        recipes = {r: EqualWidthBins(r, bins["n_bins"], bins["right"]) for r in reductions_of(self._task)}
+            return lines, (f"Bootstrap intervals are left out: {kept.why_not}.",)
         try:
             p = kept.read()
-            return with_intervals(lines, p, readings(p, recipes, ordered, has_labels))
+            return with_intervals(lines, p, [*score_readings(p), *label_readings(ordered)])
         except (RuntimeError, ValueError) as error:  # no memory, or more copies in a replicate than can be counted
             why_not = f"computing them failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-            return lines, (f"Intervals are left out: {why_not}.",)
+            return lines, (f"Bootstrap intervals are left out: {why_not}.",)
 
     def why_no_calibration(self) -> str:
         """Say, in a clause, why the samples so far were not kept for calibrators; empty if they were."""
@@ -330,8 +337,6 @@ class ReportBuilder:
             self._num_classes = other._num_classes
         self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
         self._parts |= other._parts
-        self._weight = self._weight + other._weight
-        self._weight_square = self._weight_square + other._weight_square
         self.relieve()
 
     def __add__(self, other: "ReportBuilder") -> "ReportBuilder":

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from torchcalib.bounded import BoundedSample
-from torchcalib.files import InputError, Source, load_saved, saved_tensor, saved_value, write_whole
+from torchcalib.files import InputError, Source, load_saved, saved_value, write_whole
 from torchcalib.reductions import reductions_of
 from torchcalib.report.building import ReportBuilder, sample_name, with_samples
 from torchcalib.report.kept import KeptSamples
 from torchcalib.statistics import EqualWidthBins
 
-FORMAT, VERSION = "torchcalib report state", 2
+FORMAT, VERSION = "torchcalib report state", 3
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:
@@ -106,7 +106,6 @@ def _state_of(builder: ReportBuilder) -> dict[str, Any]:
         "metrics": None if metrics is None else dict(metrics.state_dict()),
         "samples": {reduction: sample.state() for reduction, sample in builder._samples.items()},
         "kept": None if kept is None else kept.state(),
-        "weight": torch.stack((builder._weight, builder._weight_square)),
     }
 
 
@@ -121,7 +120,6 @@ def _builder_of(state: Any) -> ReportBuilder:
         )
     settings, source = saved_value(state, "settings", dict), state.get("source")
     builder = ReportBuilder(**settings, source=None if source is None else Source.of_state(source))
-    builder._weight, builder._weight_square = saved_tensor(state, "weight", torch.float64, (2,)).unbind()
     builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
     samples = saved_value(state, "samples", dict)
     builder._samples = {reduction: held for reduction, held in builder._samples.items() if reduction in samples}
