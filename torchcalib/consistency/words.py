@@ -25,7 +25,13 @@ def in_one_line(
 
 
 def in_clauses(
-    noise_floor: float, p_value: float, low: float, high: float, *, places: int, level: float = 0.95
+    noise_floor: float,
+    p_value: float,
+    low: float = math.nan,
+    high: float = math.nan,
+    *,
+    places: int,
+    level: float = 0.95,
 ) -> str:
     """Say `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`, without what is NaN."""
     said = []

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from torchcalib.consistency.words import p_words
 from torchcalib.files import write_whole
 from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
@@ -55,7 +56,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, decimals=decimals, count=count, percent=percent, edge=edge, gain=gain)
+    made.filters.update(
+        number=number, decimals=decimals, count=count, percent=percent, edge=edge, gain=gain, p_value=p_value
+    )
     return made
 
 
@@ -121,6 +124,11 @@ def gain(rcl: float) -> str:
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
+
+
+def p_value(p: float) -> str:
+    """Write a p-value, or below which one it is."""
+    return p_words(p).removeprefix("= ")
 
 
 def edge(value: float) -> str:

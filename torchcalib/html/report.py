@@ -15,7 +15,7 @@ from torchcalib.bins import BinTable, TCETable
 from torchcalib.html.page import both_themes, count, filled, group_of, percent, pictures, write_folder
 from torchcalib.monitoring import History
 from torchcalib.plots import confidence_histogram, reliability_diagram, tce_diagram, training_curve
-from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
+from torchcalib.report import EVIDENCE_WORDS, INTERVAL_WORDS, CalibrationStage, Report
 
 WORST_CLASSES = 10
 
@@ -127,6 +127,8 @@ def render(report: Report) -> str:
         tests=tests,
         worst=_worst_classes(report),
         has_infinite=any(math.isinf(value) for value in shown),
+        has_evidence=any(line.p_value is not None for line in report.lines),
+        evidence_words=EVIDENCE_WORDS,
         has_intervals=any(line.interval for line in report.lines),
         interval_words=INTERVAL_WORDS,
         has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),

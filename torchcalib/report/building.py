@@ -77,10 +77,14 @@ def report(
     `preds`, for soft targets, and where a class, or either outcome of a label, has too few samples to be in two folds;
     `notes` says so. DP calibration is not tried where samples times squared classes are more than 2^31.
 
-    Every number has a 95 % percentile bootstrap interval of 199 replicates, up to 2^18 events (samples, or samples
-    times classes), and 2^13 where samples are put in order; `notes` says which have none. Beside that of ECE, MCE,
-    RMSCE and ACE is the upward bias that it shares with the number, where it matters. `torchcalib.bootstrap` computes
-    intervals of anything else, among them those of calibration losses.
+    Every calibration error has a noise floor (what it would be on average if the model were perfectly calibrated), a
+    p-value and, where it has a value without noise, a 95 % interval of that value; see `torchcalib.Evidence`. They
+    follow from what was streamed, at any number of samples. Errors over more than 2^15 bins of classes, and what is
+    read from samples in order of many labels, go without. `sentence` follows from those of the main ECE.
+
+    Scores, TCE and the parts of the Brier score have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18
+    events (samples, or samples times classes), and 2^13 where samples are put in order; `notes` says which have none.
+    `torchcalib.bootstrap` computes intervals of anything else, among them those of calibration losses.
 
     Args:
         preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
@@ -90,7 +94,9 @@ def report(
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
         with_calibration: whether to try calibrators, which takes longer than all the rest and keeps a copy of `preds`.
-        with_intervals: whether to compute intervals, which takes some seconds at most and keeps that copy too.
+        with_intervals: whether to compute intervals, and the evidence of what is read from samples in order; this takes
+            some seconds at most, and keeps that copy too. Noise floors and p-values of errors over equal-width bins,
+            and with them the sentence, are there in any case.
         **options: see `torchcalib.InputOptions`.
 
     Returns:

@@ -20,17 +20,14 @@ from torchcalib.statistics import BinStats
 MOST_CELLS = 2**15
 """Bins of all classes together up to which all errors over them have evidence, and not the ECE alone."""
 
-MOST_IN_ORDER = 2**14
+MOST_IN_ORDER = 2**13
 """Runs of samples in order, of all labels together, up to which what is read from them has evidence."""
 
-_MOST, _FEWEST = 1999, 39
-"""Replicates: the least p-value of the most is 0.0005; of the fewest one lies below a 95 % interval, and one above."""
-
-_DRAWN_IN_BINS, _DRAWN_IN_ORDER = 2**18, 2**18
-"""Outcomes that are drawn for a number, unless replicates would be fewer than those or more: time goes by them."""
-
 _RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
-"""Runs of samples in order whose outcomes are drawn, at most; those of ACE are its bins."""
+"""Runs whose outcomes are drawn, at most; of the ACE they are its bins."""
+
+_MOST_REPLICATES = 1999
+"""The least p-value is then 0.0005."""
 
 
 def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
@@ -55,7 +52,7 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
             signed=signed,
             average=reduction == "classwise",
             with_interval=not has_most and (with_intervals or name == "ece"),
-            n_replicates=_replicates(_DRAWN_IN_BINS, b.n.numel()),
+            n_replicates=_replicates(2**18 // b.n.numel(), at_least=39),
             draws=draws,
         )
         for name, (from_bins, tested_by, signed) in readings.items()
@@ -92,7 +89,7 @@ def evidence_in_order(
         if n_cells > MOST_IN_ORDER:
             without.append(name.upper())
         else:
-            n_replicates = _replicates(_DRAWN_IN_ORDER, n_cells)
+            n_replicates = _replicates(2**17 // n_cells, at_least=99)
             found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
     if not without:
         return found, ()
@@ -102,13 +99,12 @@ def evidence_in_order(
     )
 
 
-def _replicates(n_drawn: int, n_cells: int) -> int:
-    return min(max(n_drawn // n_cells, _FEWEST), _MOST)
+def _replicates(affordable: int, at_least: int) -> int:
+    """Return how many replicates are drawn, of what costs more the fewer."""
+    return min(max(affordable, at_least), _MOST_REPLICATES)
 
 
-def with_evidence(
-    lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True
-) -> list[Line]:
+def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True) -> list[Line]:
     """Return lines with what was found of them."""
     return [_with(line, found[line.key], with_intervals) if line.key in found else line for line in lines]
 

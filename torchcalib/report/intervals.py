@@ -1,4 +1,4 @@
-"""Bootstrap intervals of those lines of a report that have no evidence with one: replicates are read as the data are."""
+"""Bootstrap intervals of what has none by its evidence: every replicate is read as the data are."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

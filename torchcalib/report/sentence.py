@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from torchcalib.bins import BinTable
-from torchcalib.consistency.words import decimals, fixed, in_clauses, p_words
+from torchcalib.consistency.words import decimals, fixed, in_clauses
 from torchcalib.predictions import Task
 from torchcalib.report.data import Line
 
@@ -44,20 +44,18 @@ def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: L
 def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     """The verdict, and the ECE with what there is to know of it, as two clauses."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
-    ends = (0.0, 0.0) if ece.interval is None else (ece.interval.low, ece.interval.high)
-    places = decimals(ece.value, floor, ends[1])
-    value, of_chance, low, high = (fixed(x, places) for x in (ece.value, floor, *ends))
+    low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
+    places = decimals(ece.value, floor, high)
+    name = "ECE, mean over labels" if task == "multilabel" else "ECE"
+    apart = f"with frequency and probability {fixed(ece.value, places)} apart"
     excess = ece.value - floor
     if excess <= 0 or not p_value < LEVEL:
-        shown = (
-            f"and an ECE of {value} is what a calibrated model of this size shows too (noise floor {of_chance}, "
-            f"p {p_words(p_value)})"
-        )
-        if ends[1] < BAD:
-            return "As far as this sample can tell the probabilities can be trusted", shown
+        by_chance = f"which a calibrated model of this size shows too: {in_clauses(floor, p_value, places=places)}"
+        if not high >= BAD:
+            return "As far as this sample can tell the probabilities can be trusted", f"{apart} ({name}, {by_chance})"
         return (
             "This sample is too small to tell whether the probabilities can be trusted",
-            f"{shown}, as might one that is off by {high}",
+            f"{apart} ({name}, {by_chance}; so might one that is off by {fixed(high, places)})",
         )
     degree = "slightly" if excess < SLIGHT else "clearly" if excess < BAD else "badly"
     if abs(difference) < ece.value / 2:
@@ -67,6 +65,5 @@ def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     else:
         direction = "too high" if difference < 0 else "too low"
     verdict = f"The {'model is' if task == 'multiclass' else 'probabilities are'} {degree} {direction}"
-    name = "ECE, mean over labels" if task == "multilabel" else "ECE"
-    known = in_clauses(floor, p_value, *ends, places=places)
-    return verdict, f"with frequency and probability {value} apart ({name}, {known})"
+    known = in_clauses(floor, p_value, low, high, places=places)
+    return verdict, f"{apart} ({name}, {known})"
