@@ -13,8 +13,8 @@ import torchcalib as tc
 from torchcalib.bins import ece_from_bins
 from torchcalib.consistency import evidence_of
 from torchcalib.consistency.averages import cauchy_combination, widening
-from torchcalib.consistency.counts import counts_by_chance
 from torchcalib.consistency.paths import first_reached
+from torchcalib.kernels.counts import counts_by_chance
 from torchcalib.statistics import BinStats
 
 F64 = torch.float64
@@ -361,12 +361,163 @@ def test_intervals_of_ece_cover_the_error_of_a_calibrated_model_which_is_0():
 
 
 ERRORS = {
-    "ece": tc.ECE,
-    "mce": tc.MCE,
-    "rmsce": tc.RMSCE,
-    "rmsce-debiased": partial(tc.RMSCE, debiased=True),
-    "esce": tc.ESCE,
-    "ace": tc.ACE,
-    "ks": tc.KS,
-    "corp": tc.CORP,
+    "ece": (tc.ECE, 2_000),
+    "mce": (tc.MCE, 2_000),
+    "rmsce": (partial(tc.RMSCE, debiased=True), 2_000),
+    "esce": (tc.ESCE, 2_000),
+    "ace": (tc.ACE, 2_000),
+    "ks": (tc.KS, 2_000),
+    "corp": (tc.CORP, 500),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIDENCES)
+@pytest.mark.parametrize("n", [200, 2_000, 20_000])
+@pytest.mark.parametrize("name", ERRORS)
+def test_p_values_of_every_error_are_uniform_if_calibrated(name, n, kind):
+    error, n_data = ERRORS[name]
+    at_once = max(1, 2_000_000 // n)
+    found = []
+    for seed in range(0, n_data, at_once):
+        metric = metric_of(error, *calibrated(kind, n, min(at_once, n_data - seed), seed))
+        found.append(metric.evidence(n_replicates=199, seed=seed, with_interval=False).p_value)
+    assert stats.kstest(torch.cat(found).numpy(), "uniform").pvalue > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_p_values_of_class_wise_averages_are_uniform_if_calibrated(n_classes):
+    generator = torch.Generator().manual_seed(n_classes)
+    preds = (1.5 * torch.randn(2_000, 500, n_classes, generator=generator, dtype=F64)).softmax(-1)
+    target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(2_000, 500)
+    metric = tc.ECE(task="multiclass", num_classes=n_classes, reduction="classwise", batch_shape=(2_000,))
+    metric.update(preds, target)
+    found = metric.evidence(n_replicates=199)
+    check_uniform(found)
+    check_covers(found.low == 0)
+
+
+def miscalibrated(kind, n, n_data, moved, seed=0):
+    """Data sets, and the frequencies that their outcomes have."""
+    p, _, _ = calibrated(kind, n, n_data, seed)
+    frequency = moved(p.clamp(1e-12, 1 - 1e-12).logit()).sigmoid()
+    generator = torch.Generator().manual_seed(seed + 1)
+    return p, (torch.rand(n_data, n, generator=generator, dtype=F64) < frequency).long(), frequency
+
+
+MOVED = {
+    "temperature 1.4": lambda z: z / 1.4,
+    "temperature 0.7": lambda z: z / 0.7,
+    "shift 0.4": lambda z: z + 0.4,
+    "a fifth of the samples": lambda z: torch.where((z > 0) & (z < 0.8), z - 0.8, z),
+}
+
+
+def coverage(error, kind, n, moved, n_data):
+    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
+    truth = metric_of(error, p, frequency).compute()
+    found = metric_of(error, p, y).evidence(n_replicates=199)
+    return float(((found.low <= truth) & (truth <= found.high)).double().mean())
+
+
+@pytest.mark.parametrize(("error", "moved"), [(tc.ECE, "temperature 1.4"), (tc.ESCE, "shift 0.4")])
+def test_intervals_cover_the_error_of_a_miscalibrated_model(error, moved):
+    """At least nine in ten of 300, of 95 %: the bins that have the error are not known, see `evidence_of`."""
+    assert coverage(error, "uniform", 1_000, moved, 300) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIDENCES)
+@pytest.mark.parametrize("n", [200, 2_000])
+@pytest.mark.parametrize("moved", MOVED)
+@pytest.mark.parametrize("name", ["ece", "esce", "mce", "ace"])
+def test_intervals_cover_errors_of_miscalibrated_models(name, moved, n, kind):
+    assert coverage(ERRORS[name][0], kind, n, moved, 1_000) > 0.9
+
+
+# Bands ------------------------------------------------------------------------------------------------------------
+
+
+def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
+    table = tc.bin_table(torch.full((100,), 0.8), torch.ones(100, dtype=torch.int64), task="binary", n_bins=2)
+    low, high = stats.binom.ppf([0.025, 0.975], 100, float(torch.tensor(0.8))) / 100
+    assert float(table.band_low[1]) == pytest.approx(low, abs=1e-6)
+    assert float(table.band_high[1]) == pytest.approx(high, abs=1e-6)
+    assert table.band_low[0].isnan()
+
+
+@pytest.mark.parametrize("bins", ["equal_width", "equal_mass"])
+def test_bands_hold_the_frequencies_of_calibrated_models(bins):
+    p, y, _ = calibrated("uniform", 1_000, 200)
+    table = tc.bin_table(p, y, task="binary", bins=bins, n_bins=10)
+    inside = (table.band_low <= table.frequency) & (table.frequency <= table.band_high)
+    assert 0.94 < float(inside.double().mean()) < 0.98  # of 2,000 bins; above 95 %, for counts are whole
+
+
+def test_bands_stream_and_are_not_known_where_bins_follow_from_the_outcomes():
+    p, y, _ = calibrated("uniform", 500, 1)
+    metric = tc.ECE(task="binary")
+    metric.update(p[0], y[0])
+    plain = tc.bin_table(p[0], y[0], task="binary")
+    close(metric.bin_table().band_low, plain.band_low)
+    close(metric.bin_table().band_high, plain.band_high)
+    assert tc.bin_table(p[0], y[0], task="binary", bins="pava").band_low.isnan().all()
+    assert tc.tce_table(p[0], y[0], task="binary").band_high.isnan().all()
+    assert not tc.tce_table(p[0], y[0], task="binary", bins="equal_mass").band_high.isnan().any()
+
+
+def test_corp_curve_is_the_isotonic_regression_of_scikit_learn():
+    regression = pytest.importorskip("sklearn.isotonic").IsotonicRegression()
+    p, y, _ = calibrated("beta(8,1)", 300, 1)
+    curve = tc.corp_curve(p[0], y[0], task="binary", n_replicates=39)
+    order = p[0].argsort()
+    close(curve.confidence, p[0][order])
+    expected = regression.fit_transform(p[0][order].numpy(), y[0][order].numpy())
+    close(curve.frequency, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
+    p, y, _ = calibrated("uniform", 300, 40)
+    curve = tc.corp_curve(p, y, task="binary", n_replicates=99)
+    inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
+    assert 0.92 < float(inside.double().mean()) < 0.98  # points of a curve go together: 40 curves, no 12,000 points
+    wrong, outcomes, _ = miscalibrated("uniform", 300, 10, MOVED["temperature 1.4"])
+    curve = tc.corp_curve(wrong.square(), outcomes, task="binary", n_replicates=99)
+    outside = (curve.frequency < curve.band_low) | (curve.frequency > curve.band_high)
+    assert float(outside.double().mean()) > 0.5
+
+
+def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():
+    p, y, _ = calibrated("uniform", 3_000, 2)
+    many = tc.corp_curve(p, y, task="binary", n_replicates=39)
+    assert many.n.shape == (2, 1_024)
+    assert many.n.sum(-1).tolist() == [3_000, 3_000]
+    close(many[1].frequency, many.frequency[1])
+    assert tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39).frequency.isnan().all()
+    with pytest.raises(IndexError, match="no batch axis"):
+        many[0][0]
+
+
+@pytest.mark.parametrize("style", ["LIGHT", "DARK"])
+def test_corp_diagram_draws_curve_and_band(style):
+    plots = pytest.importorskip("torchcalib.plots")
+    p, y, _ = calibrated("uniform", 200, 2)
+    curve = tc.corp_curve(p, y, task="binary", n_replicates=39)
+    ax = plots.corp_diagram(curve[0], style=getattr(plots, style), title="one")
+    drawn = ax.lines[1].get_xydata()
+    close(torch.from_numpy(drawn).T.contiguous(), torch.stack((curve[0].confidence, curve[0].frequency)))
+    assert len(ax.collections) == 2  # the band and the points
+    with pytest.raises(ValueError, match="`curve` must be of one series"):
+        plots.corp_diagram(curve)
+    empty = tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
+    assert "no data" in [text.get_text() for text in plots.corp_diagram(empty).texts]
+
+
+def test_reliability_diagram_draws_the_bands_of_its_table():
+    plots = pytest.importorskip("torchcalib.plots")
+    p, y, _ = calibrated("uniform", 2_000, 1)
+    table = tc.bin_table(p[0], y[0], task="binary", n_bins=10)
+    boxes = plots.reliability_diagram(table).containers[0]
+    close(torch.tensor([box.get_y() for box in boxes], dtype=F64), table.band_low)
+    close(torch.tensor([box.get_y() + box.get_height() for box in boxes], dtype=F64), table.band_high)

@@ -34,6 +34,8 @@ TESTED = TCETable(
             [0, torch.nan, 0.8125],  # frequency
             [-1e-7, 0, 0.0625],  # gap
             [torch.nan, torch.nan, torch.nan],  # ecd
+            [torch.nan, torch.nan, torch.nan],  # band_low
+            [torch.nan, torch.nan, torch.nan],  # band_high
             [0, 0, 50],  # rejected
         ],
         dtype=torch.float64,
@@ -205,7 +207,7 @@ def test_tests_have_a_section_with_two_pictures_each_and_a_table_of_their_bins()
 
 
 def test_tests_of_no_data_are_said_to_be_of_none():
-    table = TCETable(*(torch.zeros(1) for _ in range(9)), quantiles=torch.full((1, 33), torch.nan))
+    table = TCETable(*(torch.zeros(1) for _ in range(11)), quantiles=torch.full((1, 33), torch.nan))
     text = render(replace(made("binary"), tables={}, tests={"positive_class": table}))
     assert "no data" in text
     assert "TCE =" not in " ".join(Checker(text).words)

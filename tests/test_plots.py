@@ -3,6 +3,7 @@
 import math
 import runpy
 import sys
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -30,7 +31,7 @@ def mixed() -> BinTable:
     gap[3] = 0.0
     frequency = table.frequency.clone()
     frequency[3] = table.confidence[3]
-    return BinTable(table.lower, table.upper, table.n, table.share, table.confidence, frequency, gap, table.ecd)
+    return replace(table, frequency=frequency, gap=gap)
 
 
 def random_table(n_bins: int, n: int = 500) -> BinTable:

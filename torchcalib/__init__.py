@@ -59,7 +59,20 @@ from torchcalib.comparison import Comparison, compare
 from torchcalib.consistency import Evidence, evidence
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
-from torchcalib.ranked import CORP, GCE, KS, TCE, CORPDecomposition, corp, gce, ks, tce, tce_table
+from torchcalib.ranked import (
+    CORP,
+    GCE,
+    KS,
+    TCE,
+    CORPCurve,
+    CORPDecomposition,
+    corp,
+    corp_curve,
+    gce,
+    ks,
+    tce,
+    tce_table,
+)
 from torchcalib.reductions import TopK
 from torchcalib.report import (
     Report,
@@ -115,6 +128,7 @@ if TYPE_CHECKING:
     from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
     from torchcalib.plots import bin_comparison as bin_comparison
     from torchcalib.plots import confidence_histogram as confidence_histogram
+    from torchcalib.plots import corp_diagram as corp_diagram
     from torchcalib.plots import difference_plot as difference_plot
     from torchcalib.plots import ecd_curve as ecd_curve
     from torchcalib.plots import reliability_diagram as reliability_diagram
@@ -128,6 +142,7 @@ _LAZY = {
     "CalibrationMonitor": "torchcalib.integrations.lightning",
     "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",
+    "corp_diagram": "torchcalib.plots",
     "difference_plot": "torchcalib.plots",
     "ecd_curve": "torchcalib.plots",
     "reliability_diagram": "torchcalib.plots",
@@ -156,6 +171,7 @@ __all__ = [
     "Bootstrapped",
     "Brier",
     "ByGroup",
+    "CORPCurve",
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
@@ -207,6 +223,7 @@ __all__ = [
     "compare",
     "corp",
     "cox",
+    "corp_curve",
     "distinct_rows",
     "ecd",
     "ecd_per_sample",

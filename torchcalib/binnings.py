@@ -37,17 +37,41 @@ class RankedBins(BinStats):
         ends: bin b is the elements `ends[b - 1]` (0 for the first) up to before `ends[b]`; `(..., B)`, int64. Series
             that have fewer bins than others end in empty ones.
         given: edges `(B + 1,)` that were given; None where bins follow from the sample.
+        from_outcomes: whether the outcomes have a say in where the bins are.
     """
 
     in_order: Callable[[], SortedSample]
     ends: Tensor
     given: Tensor | None
+    from_outcomes: bool = False
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
     def sample(self) -> SortedSample:
         """The elements in order."""
         return self.in_order()
+
+    @property
+    def spread(self) -> Tensor:
+        """See `BinStats`."""
+        return self._variances[0]
+
+    @property
+    def noise(self) -> Tensor:
+        """See `BinStats`; NaN where bins follow from the outcomes, which are no independent trials then."""
+        return self._variances[1]
+
+    @once
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        if self.from_outcomes:
+            return torch.full_like(self.n, torch.nan), torch.full_like(self.n, torch.nan)
+        spread, noise = (run_sums(variance, self.ends) for variance in self.sample.variances)
+        return spread, noise
+
+    def with_noise(self) -> BinStats:
+        """Return the bins without their sample, but with the sums of noise."""
+        sums = torch.cat((self.sums, torch.stack((self.spread, self.noise), -2)), -2)
+        return BinStats(sums, has_noise=True)
 
     @property
     def edges(self) -> Tensor:
@@ -177,7 +201,7 @@ class Binning:
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
         ends = ends.minimum(size).contiguous()
-        return RankedBins(self._sums(ordered, ends), lambda: ordered, ends, given)
+        return RankedBins(self._sums(ordered, ends), lambda: ordered, ends, given, self.is_isotonic)
 
     def _edges(self, like: Tensor) -> Tensor:
         if isinstance(self.bins, tuple):

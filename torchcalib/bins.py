@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcalib.kernels.counts import deviations_by_chance
 from torchcalib.statistics import BinStats
 
 
@@ -50,6 +51,17 @@ def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
     return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
 
 
+def consistency_band(b: BinStats, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Return between which frequencies those of a calibrated model lie, bin by bin `(..., B)`; see `BinTable`."""
+    tail = (1 - level) / 2
+    expected, noise = b.sums[..., 1, :].detach(), b.noise
+    ends = []
+    for chance in (tail, 1 - tail):
+        deviation = deviations_by_chance(torch.full_like(noise, chance)[None], b.n.detach(), expected, b.spread, noise)
+        ends.append(((expected + deviation[0] * noise.sqrt()) / b.n.detach()).clamp(0, 1))
+    return ends[0], ends[1]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class BinTable:
     """What every bin holds. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
@@ -62,6 +74,12 @@ class BinTable:
         frequency: mean outcome.
         gap: frequency - confidence; positive is under-confident, for confidences above 0.5.
         ecd: mean entropic calibration difference, in nats.
+        band_low, band_high: between which the frequency lies in 95 % of data sets (or more, where few outcomes are
+            possible), if the confidences are the probabilities of the outcomes: a consistency band, for each bin by
+            itself. NaN where it is not known: of bins that follow from the outcomes, and of sums without noise.
+
+    Source of the band:
+        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
     """
 
     lower: Tensor
@@ -72,12 +90,14 @@ class BinTable:
     frequency: Tensor
     gap: Tensor
     ecd: Tensor
+    band_low: Tensor
+    band_high: Tensor
 
     @classmethod
     def of(cls, b: BinStats, edges: Tensor) -> Self:
         """Read the table of bins between `edges (..., B + 1)`. Bins without sums of ECD have NaN there."""
         lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
-        return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd)
+        return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
 
     def mean(self, column: str) -> Tensor:
         """Mean of a column over all samples `(...)`, such as the mean confidence; NaN without data."""
@@ -102,11 +122,11 @@ class BinTable:
             return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
         # What holds more than one number for a bin is no column of text.
         names = [field.name for field in fields(self) if getattr(self, field.name).dim() == 1]
-        lines = ["".join(f"{name:>12}" for name in names)]
+        lines = ["".join(f"{name:>11}" for name in names)]
         for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
             cells = dict(zip(names, row, strict=True))
             empty = cells["n"] == 0
-            lines.append("".join(f"{_cell(name, cells[name], empty):>12}" for name in names))
+            lines.append("".join(f"{_cell(name, cells[name], empty):>11}" for name in names))
         return "\n".join(lines)
 
 

@@ -168,6 +168,21 @@ class SortedSample:
         return self.size if self.n is None else self.counts.sum(-1)
 
     @once
+    def variances(self) -> tuple[Tensor, Tensor]:
+        """What every element adds to `BinStats.spread` and `BinStats.noise` `(..., M)`.
+
+        Of an element that stands for several samples with soft targets only their sum is known: it counts as labels,
+        which vary more.
+        """
+        n, p = self.counts.to(self.confidence.dtype), self.confidence.detach()
+        spread = (n * p * (1 - p)).masked_fill(~self.counted, 0)
+        if not self.positives.is_floating_point():
+            return spread, spread
+        positives = self.positives.detach().masked_fill(~self.counted, 0)
+        is_soft = (positives != positives.round()).any(-1, keepdim=True) & (n == 1)
+        return spread, torch.where(is_soft, (positives - p).square().masked_fill(~self.counted, 0), spread)
+
+    @once
     def begins(self) -> Tensor:
         """Where a score is higher than the one before it, or is the first `(..., M)`."""
         first = torch.ones_like(self.score, dtype=torch.bool)

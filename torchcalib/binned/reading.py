@@ -10,7 +10,6 @@ from torch import Tensor
 from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, equal_width_edges
 from torchcalib.consistency import Evidence, TestedMetric, evidence_of
-from torchcalib.consistency.samples import with_noise
 from torchcalib.predictions import (
     Average,
     InputFormat,
@@ -115,7 +114,7 @@ def statistic_of(
     with_ecd: bool = False,
 ) -> BinStats | RankedSample:
     """Read the input, and return what a table is read from."""
-    return reading.recipe(with_ecd).of(read_input(task, preds, target, options, **reading.demands))
+    return reading.recipe(with_ecd, with_noise=True).of(read_input(task, preds, target, options, **reading.demands))
 
 
 def evaluate(
@@ -225,13 +224,11 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
         return self.reading.table(self._synced_statistic())
 
-    def evidence_from(
-        self, statistic: BinStats | RankedSample, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0
-    ) -> Evidence:
+    def evidence_from(self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         bins_follow = self.reading.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
-            statistic = with_noise(self.reading.binning.of(statistic))
+            statistic = self.reading.binning.of(statistic).with_noise()
         tested_by = self.from_bins if self.tested_by is None else self.tested_by
         return evidence_of(
             partial(self.reading.read_each, self.from_bins),
@@ -239,10 +236,8 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
             tested_by=partial(self.reading.read_each, tested_by),
             signed=self.is_signed,
             average=self.reading.averages,
-            with_interval=not bins_follow,
-            level=level,
-            n_replicates=n_replicates,
-            seed=seed,
+            with_interval=with_interval and not bins_follow,
+            **how,
         )
 
     def _value(self, statistic: BinStats | RankedSample) -> Tensor:

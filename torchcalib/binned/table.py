@@ -23,7 +23,8 @@ def bin_table(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinTable:
-    """Table of the bins that a binned error is read from: n, share, confidence, frequency, gap, mean ECD, edges.
+    """Table of the bins that a binned error is read from: n, share, confidence, frequency, gap, mean ECD, edges, and
+    between which frequencies those of a calibrated model would lie.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
@@ -48,10 +49,13 @@ def bin_table(
     Example:
         >>> import torch
         >>> table = bin_table(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
+        >>> print(table.to_dict()["gap"].round(4), table.to_dict()["ecd"].round(4))
+        [-0.2  0.2] [-0.2773 -0.237 ]
+        >>> table = bin_table(torch.full((100,), 0.8), torch.tensor([0, 1, 1, 1]).repeat(25), task="binary", n_bins=2)
         >>> print(table)
-               lower       upper           n       share  confidence   frequency         gap         ecd
-              0.0000      0.5000           1      0.3333      0.2000      0.0000     -0.2000     -0.2773
-              0.5000      1.0000           2      0.6667      0.8000      1.0000      0.2000     -0.2370
+              lower      upper          n      share confidence  frequency        gap        ecd   band_low  band_high
+             0.0000     0.5000          0     0.0000          -          -          -          -          -          -
+             0.5000     1.0000        100     1.0000     0.8000     0.7500    -0.0500     0.0693     0.7200     0.8800
     """
     reading = BinReading(task_read_as(task, options), Binning.given(bins, n_bins=n_bins, right=right), reduction)
     return reading.table(statistic_of(reading, task, preds, target, options, with_ecd=True))

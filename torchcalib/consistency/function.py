@@ -18,6 +18,7 @@ def evidence(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
+    with_interval: bool = True,
 ) -> Evidence:
     """Return a calibration error with its noise floor, the p-value of "calibrated" and an interval, in one call.
 
@@ -30,6 +31,7 @@ def evidence(
         level: of the interval, in (0, 1).
         n_replicates: R; the least p-value is 1 / (R + 1).
         seed: of the draws, which are the same on every device.
+        with_interval: False leaves the interval NaN, for which most of the time is needed.
 
     Returns:
         See `TestedMetric.evidence`.
@@ -59,4 +61,4 @@ def evidence(
     of_these = deepcopy(metric)
     of_these.reset()
     of_these.update(preds, target, weights=weights)
-    return of_these.evidence(level=level, n_replicates=n_replicates, seed=seed)
+    return of_these.evidence(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)

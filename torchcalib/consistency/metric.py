@@ -1,7 +1,7 @@
 """Metrics that say how much of their value is chance, from what they have streamed."""
 
 from abc import abstractmethod
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torchcalib.consistency.evidence import Evidence
 from torchcalib.streaming import StreamingMetric
@@ -15,7 +15,9 @@ class TestedMetric(StreamingMetric[S]):
     is_signed: ClassVar[bool] = False
     """Whether the error is the mean gap, on both sides of 0."""
 
-    def evidence(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Evidence:
+    def evidence(
+        self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
+    ) -> Evidence:
         """Return the value with its noise floor, the p-value of "calibrated", and an interval; see `Evidence`.
 
         All follow from what was streamed, by all ranks if `torch.distributed` is running: outcomes are drawn anew as if
@@ -28,6 +30,7 @@ class TestedMetric(StreamingMetric[S]):
             level: of the interval, in (0, 1).
             n_replicates: R; the least p-value is 1 / (R + 1).
             seed: of the draws, which are the same on every device.
+            with_interval: False leaves the interval NaN, for which most of the time is needed.
 
         Returns:
             `Evidence` of the shape of the value. NaN without data. Where an error has no value without noise (of bins
@@ -49,8 +52,14 @@ class TestedMetric(StreamingMetric[S]):
             >>> print(metric.evidence())
             0.1500 (noise floor 0.2311, 95 % 0.0000-0.3490, p = 0.87)
         """
-        return self.evidence_from(self._synced_statistic(), level=level, n_replicates=n_replicates, seed=seed)
+        how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
+        return self.evidence_from(self._synced_statistic(), **how)
 
     @abstractmethod
-    def evidence_from(self, statistic: S, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Evidence:
-        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+    def evidence_from(self, statistic: S, **how: Any) -> Evidence:
+        """Return the evidence of a statistic such as this metric's, which may have further axes in front.
+
+        Args:
+            statistic: with sums of noise, where it is bins.
+            **how: those of `evidence`.
+        """

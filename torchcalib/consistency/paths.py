@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.consistency.counts import counts_by_chance
 from torchcalib.consistency.replicates import Cells
+from torchcalib.kernels.counts import counts_by_chance
 
 N_STEPS = 24
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.consistency.counts import counts_by_chance
+from torchcalib.kernels.counts import deviations_by_chance, unit_of
 from torchcalib.kernels.draws import random_words
 from torchcalib.kernels.once import once
 from torchcalib.samples import RankedSample
@@ -58,11 +58,8 @@ class Cells:
 
     @once
     def unit(self) -> Tensor:
-        """Weight of one independent row: 1 without weights, and less for the share of several votes."""
-        of_all = self.noise.sum(-1, keepdim=True) / self.spread.sum(-1, keepdim=True)
-        of_all = torch.where((of_all > 0) & of_all.isfinite(), of_all, torch.ones_like(of_all))
-        unit = self.noise / self.spread
-        return torch.where((unit > 0) & unit.isfinite(), unit, of_all)
+        """Weight of one independent row."""
+        return unit_of(self.spread, self.noise)
 
     @property
     def are_bins(self) -> bool:
@@ -98,14 +95,7 @@ class Cells:
         counters = torch.arange(first, first + self.n.numel(), device=self.n.device)
         words = random_words(seed, streams, counters).reshape(-1, *self.n.shape)
         chance = (words.to(self.n.dtype) + 0.5) / 2**32
-        ones, zeros = self.expected, self.n - self.expected
-        few = torch.minimum(ones, zeros).clamp(min=0) / self.unit
-        variance = torch.minimum(self.noise / self.unit.square(), few)
-        # Of the rarer outcome, of which more ones are fewer zeros.
-        sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
-        counts = counts_by_chance(0.5 + sign * (chance - 0.5), few, variance)
-        deviation = (counts - few).mul_(sign / variance.sqrt())
-        return torch.where(variance > 0, deviation, torch.special.ndtri(chance))
+        return deviations_by_chance(chance, self.n, self.expected, self.spread, self.noise)
 
 
 def bin_cells(b: BinStats) -> Cells:

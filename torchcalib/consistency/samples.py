@@ -1,39 +1,16 @@
-"""Samples in order as sums whose outcomes can be drawn: the variances of their bins, and short runs of them."""
+"""Samples in order as sums whose outcomes can be drawn: short runs of them."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchcalib.binnings import RankedBins
 from torchcalib.consistency.replicates import Cells
 from torchcalib.kernels.ranking import end_of_ties, run_sums
 from torchcalib.samples import RankedSample, SortedSample
-from torchcalib.statistics import BinStats
 
-MOST_RUNS = 2**12
+MOST_RUNS = 2**11
 _N_GROUPS = 15  # of neighbouring runs, which deviate alike on the paths that intervals are looked for on
-
-
-def with_noise(bins: RankedBins) -> BinStats:
-    """Return bins of a sample, which must not follow from its outcomes, with their sums of noise."""
-    rows = [run_sums(row, bins.ends) for row in _variances(bins.sample)]
-    return BinStats(torch.cat((bins.sums, torch.stack(rows, -2)), -2), has_noise=True)
-
-
-def _variances(s: SortedSample) -> tuple[Tensor, Tensor]:
-    """What every element adds to `BinStats.spread` and `BinStats.noise` `(..., M)`.
-
-    Of an element that stands for several samples with soft targets only their sum is known: it counts as labels, which
-    vary more.
-    """
-    n, p = s.counts.to(s.confidence.dtype), s.confidence
-    spread = (n * p * (1 - p)).masked_fill(~s.counted, 0)
-    if not s.positives.is_floating_point():
-        return spread, spread
-    positives = s.positives.masked_fill(~s.counted, 0)
-    is_soft = (positives != positives.round()).any(-1, keepdim=True) & (n == 1)
-    return spread, torch.where(is_soft, (positives - p).square().masked_fill(~s.counted, 0), spread)
 
 
 def run_cells(sample: RankedSample, at_most: int = MOST_RUNS, *, stable: bool = False) -> Cells:
@@ -53,7 +30,7 @@ def run_cells(sample: RankedSample, at_most: int = MOST_RUNS, *, stable: bool = 
     else:
         ends = end_of_ties(s.score.detach(), (places * size) // n_runs).minimum(size)
     n, p = s.counts.to(s.confidence.dtype), s.confidence
-    columns = (n, (n * p).masked_fill(~s.counted, 0), s.positives, *_variances(s))
+    columns = (n, (n * p).masked_fill(~s.counted, 0), s.positives, *s.variances)
     weight, expected, outcomes, spread, noise = (run_sums(column, ends) for column in columns)
     return Cells(weight, expected, outcomes, spread, noise, _as_sample)
 

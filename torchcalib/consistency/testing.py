@@ -23,7 +23,7 @@ Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
 
-_FEW_RUNS = 2**10  # of a sample that is read at many steps of a path
+_FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
@@ -205,7 +205,7 @@ class _Test:
         rounding = 1e-9 * observed.abs()
         larger = (replicates > observed + rounding).sum(0)
         ties = ((replicates - observed).abs() <= rounding).sum(0)
-        (chance,) = self._chance(observed, first, self.n_replicates, 1)
+        chance = self._chance(observed, first, self.n_replicates, 1)[0]
         return (1 + larger + (chance * (ties + 1)).floor()) / (len(replicates) + 1)
 
     def _chance(self, like: Tensor, first: int, first_stream: int, n_streams: int) -> Tensor:

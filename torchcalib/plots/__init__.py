@@ -13,6 +13,7 @@ except ImportError as error:
 
 from torchcalib.plots.canvas import DARK, LIGHT, Style
 from torchcalib.plots.comparison import bin_comparison
+from torchcalib.plots.corp import corp_diagram
 from torchcalib.plots.differences import difference_plot
 from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
 from torchcalib.plots.reliability import MAX_LABELLED_BINS, confidence_histogram, reliability_diagram
@@ -28,6 +29,7 @@ __all__ = [
     "Style",
     "bin_comparison",
     "confidence_histogram",
+    "corp_diagram",
     "difference_plot",
     "ecd_curve",
     "reliability_diagram",

@@ -19,7 +19,9 @@ def reliability_diagram(
 
     One mark per bin that holds data, at (mean confidence, frequency). Its area grows with the bin's share of the
     samples, so that a bin of few samples is not over-read. A line joins it to the diagonal: the gap. Filled marks lie
-    below the diagonal (over-confident, for confidences above 0.5), hollow ones above. The strip on top counts.
+    below the diagonal (over-confident, for confidences above 0.5), hollow ones above. The strip on top counts. Grey
+    boxes are where the marks of 95 % of calibrated models would lie, bin by bin, if the table knows: a mark outside of
+    its box is more than chance.
 
     Args:
         table: one series of bins.
@@ -53,6 +55,7 @@ def reliability_diagram(
         return ax
     ax.text(0.03, 0.97, "○ more often than claimed", color=style.above, va="top", fontsize="small")
     ax.text(0.97, 0.03, "● less often than claimed", color=style.below, ha="right", fontsize="small")
+    _draw_bands(ax, bins, style)
     _draw_gaps(ax, bins, style)
     _draw_counts(ax, bins, style)
     return ax
@@ -116,6 +119,28 @@ def confidence_histogram(
         fontsize="small",
     )
     return ax
+
+
+def _draw_bands(ax: Axes, bins: Bins, style: Style) -> None:
+    """A box around the diagonal for every bin, as wide as the bin: where its mark would be by chance."""
+    known = (bins.n > 0) & np.isfinite(bins.band_low)
+    if not known.any():
+        return
+    lower, upper, low, high = (x[known] for x in (bins.lower, bins.upper, bins.band_low, bins.band_high))
+    width = upper - lower
+    inset = 0.06 * width if len(bins.n) <= 50 else 0 * width  # neighbours stay apart as long as there is room
+    ax.bar(
+        lower + inset,
+        np.maximum(high - low, 0.004),  # a band of no height still shows
+        width - 2 * inset,
+        np.minimum(low, 0.996),
+        align="edge",
+        color=style.bar,
+        alpha=0.28,
+        linewidth=0,
+        zorder=1.2,
+    )
+    ax.text(0.03, 0.92, "■ 95 % if calibrated", color=style.muted, va="top", fontsize="small")
 
 
 def _draw_gaps(ax: Axes, bins: Bins, style: Style) -> None:

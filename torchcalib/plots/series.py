@@ -20,6 +20,8 @@ class Bins(NamedTuple):
     confidence: Column
     frequency: Column
     gap: Column
+    band_low: Column
+    band_high: Column
 
     @property
     def is_real(self) -> NDArray[np.bool_]:

@@ -4,6 +4,7 @@ TCE and GCE are readings of bins of the sample, and built of `binned`; KS and CO
 """
 
 from torchcalib.ranked.corp import CORP, CORPDecomposition, corp, corp_from_sample
+from torchcalib.ranked.corp_curve import CORPCurve, corp_curve, curve_of
 from torchcalib.ranked.gce import GCE, gce
 from torchcalib.ranked.ks import KS, ks, ks_from_sample
 from torchcalib.ranked.reading import RankedMetric, RankedReading
@@ -14,11 +15,14 @@ __all__ = [
     "GCE",
     "KS",
     "TCE",
+    "CORPCurve",
     "CORPDecomposition",
     "RankedMetric",
     "RankedReading",
     "corp",
+    "corp_curve",
     "corp_from_sample",
+    "curve_of",
     "gce",
     "ks",
     "ks_from_sample",

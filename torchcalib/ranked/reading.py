@@ -145,19 +145,15 @@ class RankedMetric(TestedMetric[RankedSample]):
         )
         self.reading = reading
 
-    def evidence_from(
-        self, statistic: RankedSample, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0
-    ) -> Evidence:
+    def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         return evidence_of(
             partial(by_pieces, self.from_sample),
             statistic,
             signed=self.is_signed,
             average=self.reading.averages,
-            with_interval=self.has_value_without_noise,
-            level=level,
-            n_replicates=n_replicates,
-            seed=seed,
+            with_interval=with_interval and self.has_value_without_noise,
+            **how,
         )
 
     def _value(self, statistic: RankedSample) -> Tensor:

@@ -9,6 +9,42 @@ _N_CELLS = 128  # of a table of probabilities: 8 standard deviations to either s
 _MOST_DEVIATION = 7.5  # this one; where more is expected the distribution is smooth, and an expansion is exact enough
 
 
+def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
+    """Return the weight of one independent row in every cell `(..., K)`; see `BinStats` for both sums.
+
+    It is 1 without weights, and less where an outcome is the share of several votes. Where a cell does not tell, it is
+    that of all cells of the series.
+    """
+    of_all = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
+    of_all = torch.where((of_all > 0) & of_all.isfinite(), of_all, torch.ones_like(of_all))
+    unit = noise / spread
+    return torch.where((unit > 0) & unit.isfinite(), unit, of_all)
+
+
+def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
+    """Return how far sums of outcomes are from what is expected, in standard deviations, if confidences are true.
+
+    Args:
+        chance: in (0, 1), `(R, ..., K)`: the share of sums that are less.
+        n: weight `(..., K)`.
+        expected: sum of confidences.
+        spread: see `BinStats`.
+        noise: see `BinStats`.
+
+    Returns:
+        `(R, ..., K)`. Where there is no noise, quantiles of a normal variable.
+    """
+    unit = unit_of(spread, noise)
+    ones, zeros = expected / unit, (n - expected) / unit
+    few = torch.minimum(ones, zeros).clamp(min=0)
+    variance = torch.minimum(noise / unit.square(), few)
+    # Of the rarer outcome, of which more ones are fewer zeros.
+    sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
+    counts = counts_by_chance(0.5 + sign * (chance - 0.5), few, variance)
+    deviation = (counts - few).mul_(sign / variance.sqrt())
+    return torch.where(variance > 0, deviation, torch.special.ndtri(chance))
+
+
 def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return counts that are rare by as much as `chance`: the inverse of their cumulative distribution.
 

@@ -1,0 +1,156 @@
+"""How often errors tell a miscalibrated model from a calibrated one: the power of their p-values.
+
+    python -m benchmarks.power              writes benchmarks/results/power.json and power.md
+    python -m benchmarks.power --sets 50    fewer data sets in each cell; writes nothing
+
+Every cell draws data sets of N samples from a generator of a source paper, or from confidences whose true frequencies
+are moved by a temperature or a shift of the log-odds, and counts p-values of at most 5 %. Rows named "calibrated" say
+how often a calibrated model is rejected, which should be 5 % of the time.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import torchcalib as tc
+from torchcalib import simulate
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SIZES = (200, 1_000, 5_000)
+LEVEL = 0.05
+N_REPLICATES = 199
+
+Data = tuple[Tensor, Tensor]
+"""P(y=1) and labels of one data set, `(N,)`."""
+
+
+def moved_log_odds(temperature: float, shift: float, n: int, seed: int) -> Data:
+    """Confidences of a skewed model, of which the true log-odds are these divided by a temperature, and shifted."""
+    generator = torch.Generator().manual_seed(seed)
+    log_odds = 1 + 2 * torch.randn(n, generator=generator, dtype=torch.float64)
+    true = (log_odds / temperature + shift).sigmoid()
+    return log_odds.sigmoid(), (torch.rand(n, generator=generator, dtype=torch.float64) < true).long()
+
+
+def mismatched(system: str, n: int, seed: int) -> Data:
+    """Two classes of [EPSR] app. C: P(second class)."""
+    systems = simulate.mismatched_systems(2, n + 1, seed=seed)  # counts are truncated
+    order = torch.randperm(len(systems.target), generator=torch.Generator().manual_seed(seed))[:n]
+    return getattr(systems, system)[order, 1].exp(), systems.target[order]
+
+
+def discriminant(train_share: float, test_share: float, n: int, seed: int) -> Data:
+    """[TCE] sec. 4.1."""
+    sample = simulate.gaussian_discriminant(train_share, test_share, n_test=n, seed=seed)
+    return sample.preds, sample.target
+
+
+def noisy(sigma: float, n: int, seed: int) -> Data:
+    """[ECD] sec. V-A."""
+    return simulate.noisy_evidence(sigma, n, seed=seed)
+
+
+MODELS: dict[str, Callable[[int, int], Data]] = {
+    "calibrated: log-odds N(1, 2^2)": partial(moved_log_odds, 1.0, 0.0),
+    "temperature 1.2 (over-confident)": partial(moved_log_odds, 1.2, 0.0),
+    "temperature 1.5 (over-confident)": partial(moved_log_odds, 1.5, 0.0),
+    "temperature 0.7 (under-confident)": partial(moved_log_odds, 0.7, 0.0),
+    "shift of the log-odds by 0.3": partial(moved_log_odds, 1.0, 0.3),
+    "calibrated: ECD paper, sigma 0": partial(noisy, 0.0),
+    "ECD paper, sigma 0.5": partial(noisy, 0.5),
+    "ECD paper, sigma 2": partial(noisy, 2.0),
+    "calibrated: EPSR paper, cal": partial(mismatched, "cal"),
+    "EPSR paper, mcp (wrong priors)": partial(mismatched, "mcp"),
+    "EPSR paper, mcs (scaled by 5)": partial(mismatched, "mcs"),
+    "TCE paper, 50 % trained, 50 % tested": partial(discriminant, 0.5, 0.5),
+    "TCE paper, 50 % trained, 40 % tested": partial(discriminant, 0.5, 0.4),
+    "TCE paper, 1 % trained, 2 % tested": partial(discriminant, 0.01, 0.02),
+}
+
+ERRORS: dict[str, Callable[..., tc.consistency.TestedMetric]] = {
+    "ECE": tc.ECE,
+    "ESCE": tc.ESCE,
+    "MCE": tc.MCE,
+    "RMSCE": tc.RMSCE,
+    "ACE": tc.ACE,
+    "KS": tc.KS,
+    "CORP MCB": tc.CORP,
+    "TCE": tc.TCE,
+}
+SLOW = {"TCE": 5, "CORP MCB": 2}
+"""Of these there are that many times fewer data sets."""
+
+
+def share_rejected(error: Callable[..., tc.consistency.TestedMetric], preds: Tensor, target: Tensor) -> float:
+    """Return the share of data sets `(D, N)` with a p-value of at most 5 %."""
+    metric = error(task="binary", batch_shape=(len(preds),))
+    metric.update(preds, target)
+    found = metric.evidence(n_replicates=N_REPLICATES, with_interval=False)
+    return float((found.p_value <= LEVEL + 1e-9).double().mean())
+
+
+def table(n_sets: int) -> list[dict[str, object]]:
+    """Return a row for every model and size."""
+    rows: list[dict[str, object]] = []
+    for name, draw in MODELS.items():
+        for n in SIZES:
+            sets = [draw(n, seed) for seed in range(n_sets)]
+            size = min(len(p) for p, _ in sets)
+            preds, target = (torch.stack([part[:size] for part in column]) for column in zip(*sets, strict=True))
+            power = {}
+            for error, make in ERRORS.items():
+                few = max(1, n_sets // SLOW.get(error, 1))
+                power[error] = share_rejected(make, preds[:few], target[:few])
+            rows.append({"model": name, "n": n, "power": power})
+            print(
+                f"{name:40} {n:6,}  " + "  ".join(f"{error} {share:.2f}" for error, share in power.items()), flush=True
+            )
+    return rows
+
+
+def as_markdown(rows: list[dict[str, object]], n_sets: int) -> str:
+    """Return the table for readers."""
+    fewer = ", ".join(f"{name} {n_sets // by}" for name, by in SLOW.items())
+    lines = [
+        "# Power of the p-values",
+        "",
+        f"Share of {n_sets} data sets ({fewer}) in which `evidence()` gives a p-value of at most 5 %, in percent. "
+        "`python -m benchmarks.power` made it.",
+        "",
+        "| model | N | " + " | ".join(ERRORS) + " |",
+        "|---" * (2 + len(ERRORS)) + "|",
+    ]
+    for row in rows:
+        power = row["power"]
+        assert isinstance(power, dict)
+        cells = " | ".join(f"{100 * power[error]:.0f}" for error in ERRORS)
+        lines.append(f"| {row['model']} | {row['n']:,} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", type=int, default=200, help="data sets in each cell (default 200)")
+    n_sets = parser.parse_args().sets
+    start = time.perf_counter()
+    rows = table(n_sets)
+    print(f"{time.perf_counter() - start:.0f} s")
+    if n_sets == parser.get_default("sets"):
+        settings = {"level": LEVEL, "data_sets": n_sets, "fewer": SLOW, "replicates": N_REPLICATES}
+        found = json.dumps(
+            {**settings, "versions": {"torch": torch.__version__, "numpy": np.__version__}, "rows": rows}
+        )
+        (RESULTS / "power.json").write_text(json.dumps(json.loads(found), indent=1) + "\n")
+        (RESULTS / "power.md").write_text(as_markdown(rows, n_sets))
+
+
+if __name__ == "__main__":
+    main()
