@@ -59,6 +59,7 @@ class _Section:
     reliability: Markup
     histogram: Markup
     rows: list[dict[str, Any]]
+    has_band: bool
     is_main: bool
 
 
@@ -185,6 +186,7 @@ def _section(report: Report, name: str, table: BinTable) -> _Section:
             confidence_histogram, table, f"confidence-{name}", f"Histogram of confidence, {called}: {held}."
         ),
         rows=rows,
+        has_band=not bool(table.band_low.isnan().all()),
         is_main=table is report.main_table,
     )
 

@@ -241,14 +241,15 @@ class Report(Mapping[str, float]):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        header = f"{'':16}{'':14}{'value':>12}{'noise floor':>13}  {'p':9}{'95 % interval':24}"
+        width = 24 if any(line.interval for line in self.lines) else 0
+        header = f"{'':16}{'':14}{'value':>12}{'noise floor':>13}  {'p':9}{'95 % interval' if width else '':{width}}"
         rows = [f"{header}{'perfect':>8}{'naive':>10}  unit"]
         group = None
         for line in self.lines:
             shown = "" if line.group == group else line.group
             floor = "" if line.noise_floor is None else f"{line.noise_floor:.6f}"
             p = "" if line.p_value is None else p_words(line.p_value).removeprefix("= ")
-            row = f"{shown:16}{line.name:14}{line.value:12.6f}{floor:>13}  {p:9}{line.interval or ''!s:24}"
+            row = f"{shown:16}{line.name:14}{line.value:12.6f}{floor:>13}  {p:9}{line.interval or ''!s:{width}}"
             rows.append(f"{row}{line.perfect:8.4g}{line.naive:10.4g}  {line.unit}")
             group = line.group
         stage = self.calibration

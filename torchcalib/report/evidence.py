@@ -26,8 +26,8 @@ MOST_IN_ORDER = 2**13
 _RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
 """Runs whose outcomes are drawn, at most; of the ACE they are its bins."""
 
-_MOST_REPLICATES = 1999
-"""The least p-value is then 0.0005."""
+_MOST_REPLICATES = 1039
+"""The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
 
 
 def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
@@ -93,9 +93,10 @@ def evidence_in_order(
             found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
     if not without:
         return found, ()
+    listed = " and ".join([", ".join(without[:-1])] * (len(without) > 1) + without[-1:])
     return found, (
-        f"There is no noise floor of {' and '.join(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of "
-        "their metrics computes it.",
+        f"There is no noise floor of {listed}, {GROUPS[reduction]}, with so many labels; `evidence` of their metrics "
+        "computes it.",
     )
 
 
