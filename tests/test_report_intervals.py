@@ -43,7 +43,7 @@ REPLICATES = 99
 def test_intervals_of_scores_and_of_what_counts_labels_are_those_of_bootstrap(task, few_replicates):
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
-    assert all(line.interval for line in report.lines)
+    assert [line.key for line in report.lines if not line.interval] == ["esce/classwise"] * (task != "binary")
     checked = 0
     for line in report.lines:
         name, *reduction = line.key.split("/")
@@ -67,7 +67,7 @@ def test_every_error_has_the_evidence_of_its_metric(task, few_replicates):
     checked = 0
     for line in report.lines:
         name, *reduction = line.key.split("/")
-        if name not in ERRORS:
+        if name not in ERRORS or line.key == "esce/classwise":  # whose parts cancel
             assert line.noise_floor is line.p_value is None, line.key
             continue
         bins = {} if name in ("tce", "ks", "mcb") else {"n_bins": 5}
@@ -81,9 +81,10 @@ def test_every_error_has_the_evidence_of_its_metric(task, few_replicates):
             assert (line.interval.low, line.interval.high) == pytest.approx(
                 (float(expected.low), float(expected.high)), abs=1e-9
             )
-        assert f"noise floor {line.noise_floor:.4f}"[:16] in str(line)
+        assert f"{line.name} " in str(line)
+        assert "(noise floor " in str(line)
         checked += 1
-    assert checked == {"binary": 18, "multiclass": 14, "multilabel": 9}[task]
+    assert checked == {"binary": 18, "multiclass": 13, "multilabel": 8}[task]
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ _MOST_REPLICATES = 1039
 def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
     """Return the evidence of errors over equal-width bins, by the keys of lines.
 
-    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it.
+    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it. The
+    mean of a signed error over classes has none: its parts cancel, those of all classes of a sample altogether.
 
     Args:
         b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
@@ -56,7 +57,7 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
             draws=draws,
         )
         for name, (from_bins, tested_by, signed) in readings.items()
-        if name == "ece" or not has_most
+        if name == "ece" or not (has_most or (signed and reduction == "classwise"))
     }
 
 
