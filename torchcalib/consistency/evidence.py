@@ -45,5 +45,7 @@ class Evidence:
         """Say it in one line; a line for each, if there are several."""
         if self.value.dim():
             return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.value)))
-        numbers = self.value, self.noise_floor, self.p_value, self.low, self.high
-        return in_one_line(*(float(x) for x in numbers), level=self.level)
+        value, floor, p, low, high = (
+            float(x) for x in (self.value, self.noise_floor, self.p_value, self.low, self.high)
+        )
+        return in_one_line(value, floor, p, low, high, self.level)
