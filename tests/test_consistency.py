@@ -224,7 +224,7 @@ def test_interval_holds_0_just_where_the_test_does_not_reject():
 
 def test_words():
     one = tc.Evidence(*(torch.tensor(x) for x in (0.021, 0.004, 0.0004, 0.018, 0.024)), level=0.95)
-    assert str(one) == "0.0210 (noise floor 0.0040, 95 % 0.0180–0.0240, p < 0.001)"
+    assert str(one) == "0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"
     signed = tc.Evidence(*(torch.tensor(x) for x in (-0.021, 0.004, 0.043, -0.03, 0.01)), level=0.9)
     assert str(signed) == "-0.0210 (noise floor 0.0040, 90 % -0.0300 to 0.0100, p = 0.043)"
     nan = torch.nan

@@ -1,6 +1,7 @@
 """Intervals of a report: those that `bootstrap` finds, on the page, in files and in the terminal."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import torchcalib as tc
 from torchcalib import cli
-from torchcalib.report import ReportBuilder, intervals, kept
+from torchcalib.report import Line, LineInterval, ReportBuilder, evidence, intervals, kept
 
 
 def data(task, n=120, seed=0):
@@ -26,46 +27,95 @@ def corp_part(*args, part, **options):
 
 FUNCTIONS = {
     "nll": tc.nll, "nce": partial(tc.nll, normalize="prior"), "brier": tc.brier_score,
-    "nbs": partial(tc.brier_score, normalize="prior"), "ecd": tc.ecd, "ece": tc.ece, "esce": tc.esce, "mce": tc.mce,
-    "rmsce": tc.rmsce, "ace": tc.ace, "tce": tc.tce, "ks": tc.ks,
+    "nbs": partial(tc.brier_score, normalize="prior"), "ecd": tc.ecd, "tce": tc.tce,
     **{part: partial(corp_part, part=part) for part in ("mcb", "dsc", "unc")},
 }  # fmt: skip
 
 
+ERRORS = {
+    "ece": tc.ECE, "esce": tc.ESCE, "mce": tc.MCE, "rmsce": tc.RMSCE, "ace": tc.ACE,
+    "rmsce_debiased": partial(tc.RMSCE, debiased=True), "tce": tc.TCE, "ks": tc.KS, "mcb": tc.CORP,
+}  # fmt: skip
+REPLICATES = 99
+
+
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_intervals_are_those_of_bootstrap(task):
+def test_intervals_of_scores_and_of_what_counts_labels_are_those_of_bootstrap(task, few_replicates):
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
+    assert [line.key for line in report.lines if not line.interval] == ["esce/classwise"] * (task != "binary")
     checked = 0
     for line in report.lines:
-        if line.name == "RMSCE debiased":  # which a replicate that repeats samples tells nothing of
-            assert line.interval is None
-            continue
-        assert line.interval is not None, line.key
         name, *reduction = line.key.split("/")
         if name not in FUNCTIONS:
             continue
-        bins = {"n_bins": 5} if name in ("ece", "esce", "mce", "rmsce", "ace") else {}
-        options = {**bins, **({"reduction": reduction[0]} if reduction else {}), "n_replicates": 199}
+        options = {**({"reduction": reduction[0]} if reduction else {}), "n_replicates": 199}
         expected = tc.bootstrap(FUNCTIONS[name], preds, target, task=task, **options)
         assert line.value == pytest.approx(float(expected.value), abs=1e-9)
         assert (line.interval.low, line.interval.high) == pytest.approx(
             (float(expected.low), float(expected.high)), abs=1e-9
         )
-        told = line.name in intervals.BIASED and float(expected.bias) > float(expected.standard_error) / 4
-        assert line.interval.bias == (pytest.approx(float(expected.bias), abs=1e-9) if told else None)
         checked += 1
-    assert checked == {"binary": 25, "multiclass": 19, "multilabel": 15}[task]
+    assert checked == {"binary": 13, "multiclass": 9, "multilabel": 9}[task]
 
 
-def test_the_bias_of_a_calibrated_models_ece_is_told_beside_its_interval():
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(300, generator=generator, dtype=torch.float64)
-    target = (torch.rand(300, generator=generator) < preds).long()
-    report = tc.report(preds, target, task="binary", with_calibration=False)
-    line = next(line for line in report.lines if line.key == "ece/positive_class")
-    assert 0.01 < line.interval.bias < line.value
-    assert f"{line.interval.bias:+.2g}" in str(report)
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_every_error_has_the_evidence_of_its_metric(task, few_replicates):
+    preds, target = data(task)
+    report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
+    given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 3})
+    checked = 0
+    for line in report.lines:
+        name, *reduction = line.key.split("/")
+        if name not in ERRORS or line.key == "esce/classwise":  # whose parts cancel
+            assert line.noise_floor is line.p_value is None, line.key
+            continue
+        bins = {} if name in ("tce", "ks", "mcb") else {"n_bins": 5}
+        metric = ERRORS[name](**given, **bins, reduction=reduction[0])
+        metric.update(preds, target)
+        expected = metric.evidence(n_replicates=REPLICATES)
+        assert (line.value, line.noise_floor, line.p_value) == pytest.approx(
+            (float(expected.value), float(expected.noise_floor), float(expected.p_value)), abs=1e-9
+        )
+        if not bool(expected.low.isnan()):
+            assert (line.interval.low, line.interval.high) == pytest.approx(
+                (float(expected.low), float(expected.high)), abs=1e-9
+            )
+        assert f"{line.name} " in str(line)
+        assert "(noise floor " in str(line)
+        checked += 1
+    assert checked == {"binary": 18, "multiclass": 13, "multilabel": 8}[task]
+
+
+@pytest.fixture
+def few_replicates(monkeypatch):
+    """The same number of replicates for every line."""
+    monkeypatch.setattr(evidence, "_MOST_REPLICATES", REPLICATES)
+
+
+def test_one_line_says_it_as_it_is_written_down():
+    line = Line("ece/top_label", "ECE", "top label", 0.021, "probability", 0, 0, "", "", 0.004, 0.0005)
+    assert str(line) == "ECE 0.0210 (noise floor 0.0040, p < 0.001)"
+    assert str(replace(line, interval=LineInterval(0.018, 0.024))) == (
+        "ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"
+    )
+    signed = replace(line, name="ESCE", value=-0.0109, p_value=0.0123, interval=LineInterval(-0.0174, -0.0041))
+    assert str(signed) == "ESCE -0.0109 (noise floor 0.0040, 95 % -0.0174 to -0.0041, p = 0.012)"
+    score = Line("nll", "NLL", "scores", 0.6931472, "nats", 0, 1, "", "", interval=LineInterval(0.61, float("inf")))
+    assert str(score) == "NLL 0.6931 (95 % 0.6100-inf)"
+    small = replace(line, value=0.00021, noise_floor=0.00018, p_value=0.41)
+    assert str(small) == "ECE 0.000210 (noise floor 0.000180, p = 0.41)"
+
+
+def test_without_intervals_the_sentence_is_the_same_and_errors_over_bins_keep_their_noise_floor():
+    preds, target = data("binary")
+    whole = tc.report(preds, target, task="binary", with_calibration=False)
+    quick = tc.report(preds, target, task="binary", with_calibration=False, with_intervals=False)
+    assert quick.sentence == whole.sentence
+    assert not any(line.interval for line in quick.lines)
+    assert quick.main_line.noise_floor == whole.main_line.noise_floor
+    assert quick.main_line.p_value == whole.main_line.p_value
+    assert "95 %" not in str(quick).replace(quick.sentence, "")
 
 
 def test_intervals_of_weights_ignored_rows_and_soft_targets():
@@ -102,20 +152,28 @@ def test_lines_that_would_take_long_have_none_and_a_note_says_so(monkeypatch):
     report = tc.report(preds, target, task="multiclass")
     by_key = {line.key: line.interval for line in report.lines}
     assert by_key["nll"] is not None
-    assert by_key["ece/top_label"] is not None
-    assert by_key["ece/classwise"] is None
-    assert by_key["ks/top_label"] is None
-    said = " ".join(report.notes)
-    assert "equal-width bins, class-wise, above 200 samples times classes" in said
-    assert "samples in order, top label, above 100 samples;" in said
+    assert by_key["tce/top_label"] is None
+    assert "There is no interval of TCE, MCB, DSC and UNC, top label, above 100 samples;" in " ".join(report.notes)
+    for key in ("ece/top_label", "ece/classwise", "ks/top_label"):
+        assert by_key[key] is not None, "evidence has no such limit"
+    monkeypatch.setattr(evidence, "MOST_CELLS", 44)
+    monkeypatch.setattr(evidence, "MOST_IN_ORDER", 100)
+    report = tc.report(preds, target, task="multiclass", with_calibration=False)
+    floors = {line.key: line.noise_floor for line in report.lines}
+    assert floors["ece/classwise"] is not None
+    assert floors["mce/classwise"] is None
+    assert floors["ace/top_label"] is not None
+    assert floors["ks/top_label"] is None
+    assert any(note.startswith("There is no noise floor of KS, TCE and MCB, top label") for note in report.notes)
 
 
 def test_too_many_samples_have_no_intervals_and_a_note_says_so(monkeypatch):
     monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
     report = tc.report(*data("binary"), task="binary")
-    assert not any(line.interval for line in report.lines)
-    assert any(note.startswith("Intervals are left out: ") and "there are more" in note for note in report.notes)
-    assert "95 %" not in str(report)
+    by_key = {line.key: line.interval for line in report.lines}
+    assert by_key["nll"] is by_key["tce/positive_class"] is None
+    assert by_key["ece/positive_class"] is not None, "it follows from what was streamed"
+    assert any(note.startswith("Bootstrap intervals are left out: ") for note in report.notes)
 
 
 def test_intervals_are_in_json_on_the_page_and_in_the_terminal(tmp_path, capsys):
@@ -130,8 +188,18 @@ def test_intervals_are_in_json_on_the_page_and_in_the_terminal(tmp_path, capsys)
     shown = f"{nll['interval']['low']:.4g} to {nll['interval']['high']:.4g}"
     assert shown in said
     assert shown in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    (ece,) = (line for line in lines if line["key"] == "ece/positive_class")
+    floor, p = ece["noise_floor"], ece["p_value"]
+    for text in (said, page):
+        assert "Noise floor: what the number would be on average if the model were perfectly calibrated" in text
+        assert f"ECE {ece['value']:.4f} (noise floor {floor:.4f}, 95 % " in text
+    assert f"{floor:.6f}" in said
+    assert f'<data value="{p}">' in page
     assert cli.main(["report", str(tmp_path / "p.pt"), "--no-intervals"]) == 0
-    assert "95 %" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "95 % interval" not in said
+    assert f"{floor:.6f}" in said
 
 
 def test_an_infinite_score_has_an_infinite_end_that_json_can_hold():

@@ -21,15 +21,16 @@ except ImportError as error:
 
 from torchcalib.bins import BinTable
 from torchcalib.comparison import DIFFERENCE_WORDS, Comparison
+from torchcalib.consistency.words import p_words
 from torchcalib.files import Source, printable
 from torchcalib.monitoring import History
-from torchcalib.report import GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
+from torchcalib.report import EVIDENCE_WORDS, GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
 from torchcalib.subgroups import GroupTable
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
 _WIDTH = 120
-_WHOLE_WIDTH = 118  # which a table of numbers with all its columns takes
+_WHOLE_WIDTH = 110  # which a table of numbers with all its columns takes
 _NAME_WIDTH = 24  # of a system, above a column of its numbers
 
 
@@ -86,9 +87,12 @@ def show(report: Report) -> None:
     console.print()
     console.print(f"[bold]{escape(report.sentence)}[/bold]")
     console.print()
+    console.print(_shown(report.main_line))
+    console.print()
 
     console.print(_number_table(report, console.width))
     console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]")
+    console.print(f"[dim]{EVIDENCE_WORDS}[/dim]")
     if any(line.interval for line in report.lines):
         console.print(f"[dim]{INTERVAL_WORDS}[/dim]")
     for note in report.notes:
@@ -109,28 +113,30 @@ def show(report: Report) -> None:
 
 
 def _number_table(report: Report, width: int) -> Table:
-    """Every number; where intervals would not fit beside the rest, they stand for what is perfect, and for the unit."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    """Every number; on a narrow terminal without what is perfect, and the unit."""
     has_intervals = any(line.interval for line in report.lines)
-    whole = not has_intervals or width >= _WHOLE_WIDTH
-    for header in ("", "number"):
-        drawn.add_column(header, no_wrap=True)
-    for header in ("value", *["perfect"] * whole, "naive"):
+    whole = width >= _WHOLE_WIDTH
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not whole)
+    drawn.add_column("number", no_wrap=True)
+    for header in ("value", "noise floor" if whole else "noise\nfloor"):
         drawn.add_column(header, justify="right", no_wrap=True)
-    for header in (*["unit"] * whole, *["95 % interval"] * has_intervals):
+    for header in (*["95 % interval"] * has_intervals, "p"):
         drawn.add_column(header, no_wrap=True)
-    if has_intervals:
-        drawn.add_column("bias", justify="right", no_wrap=True)
+    for header in (*["perfect"] * whole, "naive"):
+        drawn.add_column(header, justify="right", no_wrap=True)
+    if whole:
+        drawn.add_column("unit", no_wrap=True)
     group = ""
     for line in report.lines:
         if line.group != group:
             drawn.add_section()
-        row = ["" if line.group == group else line.group, line.name]
-        group = line.group
-        row += [f"{round(line.value, 6) + 0:.6f}", *[f"{line.perfect:.4g}"] * whole, f"{line.naive:.4g}"]
-        row += [line.unit] * whole
-        if has_intervals:
-            row += ["", ""] if line.interval is None else [str(line.interval), line.interval.bias_words]
+            drawn.add_row(Text(printable(line.group), "bold"))
+            group = line.group
+        row = [line.name, f"{round(line.value, 6) + 0:.6f}"]
+        row += ["" if line.noise_floor is None else f"{line.noise_floor:.6f}"]
+        row += [str(line.interval or "")] * has_intervals
+        row += ["" if line.p_value is None else p_words(line.p_value).removeprefix("= ")]
+        row += [*[f"{line.perfect:.4g}"] * whole, f"{line.naive:.4g}", *[line.unit] * whole]
         drawn.add_row(*row)
     return drawn
 

@@ -30,7 +30,7 @@ from torchcalib.predictions import (
 from torchcalib.ranked import KS, TCE, RankedMetric
 from torchcalib.report import Line, LineInterval, check_size
 from torchcalib.report.building import MOST_BINS, MOST_COPIES, are_counts
-from torchcalib.report.intervals import BIASED, LEVEL, UNFIT, interval_of
+from torchcalib.report.intervals import LEVEL, interval_of
 from torchcalib.report.lines import ERRORS, SCORES
 from torchcalib.scores import ScoreMetric
 
@@ -43,10 +43,13 @@ _BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m 
 _BETTER["DSC"] = "higher"
 """What is better in a number, by its name; in one that is not here, what is lower."""
 
-_SIZED = (*BIASED, "KS")
+_SIZED = ("ECE", "MCE", "RMSCE", "ACE", "KS")
 """What is a size of chance gaps where there are no others. A replicate doubles their variance, and so makes the number
 of a calibrated system larger by sqrt(2) - 1 of what it is: from the bias of replicates follows what chance adds. Of
 ECE that is known without, and better: a bin without a single outcome has replicates without any, too."""
+
+_UNFIT = ("RMSCE debiased",)
+"""What takes off the noise of its bins, and does not know of that of a replicate, which repeats samples."""
 
 
 def compare(
@@ -368,7 +371,7 @@ def _compared(
     part = {n: None if (a := chance[first]) is None or (b := chance[n]) is None else b - a for n in others}
     card = lines[first]
     better = _BETTER.get(card.name, "lower")
-    known = {name: None if card.name in UNFIT or (drawn := replicates[name]) is None else drawn for name in lines}
+    known = {name: None if card.name in _UNFIT or (drawn := replicates[name]) is None else drawn for name in lines}
     return ComparedLine(
         **{f.name: getattr(card, f.name) for f in fields(ComparedLine) if hasattr(card, f.name)},
         better=better,
@@ -397,7 +400,7 @@ def _difference(
         return Difference(float(value), None, None, "not told apart")
     drawn = Interval(value, _less(replicates[1], replicates[0], better), LEVEL)
     bias = float(drawn.bias)
-    if not abs(bias) > float(drawn.standard_error) / 4:  # as everywhere; nor does NaN or what has no end matter
+    if not abs(bias) > float(drawn.standard_error) / 4:  # nor does NaN or what has no end matter
         bias = 0.0
     found = _if_known(LineInterval(float(drawn.low) - bias, float(drawn.high) - bias))
     if found is None:

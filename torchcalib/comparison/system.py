@@ -12,7 +12,7 @@ from torchcalib.comparison.groups import Draws, GroupedSample, GroupedSums
 from torchcalib.predictions import Predictions
 from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.data import Line
-from torchcalib.report.intervals import Reading, readings
+from torchcalib.report.intervals import Reading, bin_readings, score_readings
 from torchcalib.report.lines import SCORES, error_lines, order_lines, order_values, score_lines
 from torchcalib.samples import ExactSample
 from torchcalib.statistics import EqualWidthBins
@@ -39,7 +39,7 @@ class System:
     def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
         self._task, self._n_bins = like.task, n_bins
         bins = {r: EqualWidthBins(r, n_bins, right) for r in reductions_of(like.task)}
-        found = readings(like, bins, (), has_labels=True)
+        found = [*score_readings(like), *bin_readings(bins)]
         self._sums: list[tuple[Reading, GroupedSums[Any]]] = [
             (reading, GroupedSums(reading.recipe, like))
             for reading in found

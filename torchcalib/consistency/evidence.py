@@ -5,6 +5,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from torchcalib.consistency.words import in_one_line
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -46,9 +48,4 @@ class Evidence:
         value, floor, p, low, high = (
             float(x) for x in (self.value, self.noise_floor, self.p_value, self.low, self.high)
         )
-        between = "" if low != low else f"{100 * self.level:.10g} % {low:.4f}{'–' if low >= 0 else ' to '}{high:.4f}, "
-        return f"{value:.4f} (noise floor {floor:.4f}, {between}p {_in_words(p)})"
-
-
-def _in_words(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.2g}" if p < 0.1 else f"= {p:.2f}"
+        return in_one_line(value, floor, p, low, high, self.level)

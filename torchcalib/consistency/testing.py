@@ -39,6 +39,7 @@ def evidence_of(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
+    draws: dict[int, Tensor] | None = None,
 ) -> Evidence:
     """Return a value with its noise floor, its p-value and its interval, from the statistic alone.
 
@@ -63,6 +64,8 @@ def evidence_of(
         level: of the interval, in (0, 1).
         n_replicates: R; the least p-value is 1 / (R + 1).
         seed: of the draws, which are the same on every device.
+        draws: keeps what is drawn for further readings of the same bins, with arguments that are the same: start with
+            an empty one. Of many classes the draws take longer than a reading of them.
 
     Returns:
         `Evidence` of `(...)`, without the last axis for an average. NaN without data.
@@ -81,7 +84,8 @@ def evidence_of(
         value = from_statistic(statistic)
         value = value.mean(-1) if average else value
         cells = cells_of(statistic, with_interval)
-        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed)
+        kept = {} if draws is None else draws
+        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed, kept)
         parts = [how.of(piece, place) for piece, place in _pieces(cells, n_replicates, average)]
         columns = [torch.cat(column).reshape(value.shape) for column in zip(*parts, strict=True)]
         floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
@@ -146,6 +150,7 @@ class _Test:
     level: float
     n_replicates: int
     seed: int
+    draws: dict[int, Tensor]
 
     def of(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return noise floor, p-value and both ends of the interval for averages over classes `(g)`.
@@ -161,7 +166,7 @@ class _Test:
         at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
         for start in range(0, n_classes, at_once):
             some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
-            z = some.drawn(self.seed, torch.arange(self.n_replicates, device=some.n.device), first + start * n_cells)
+            z = self._drawn(some, first + start * n_cells)
             seen = self.tested_by(some.with_gaps(some, some.gap))
             calibrated = torch.zeros_like(some.n), some.variance.sqrt()
             read = _read(self.tested_by, some, z, *calibrated)
@@ -183,6 +188,13 @@ class _Test:
         of_null = _widened(torch.cat(null, -1).mean(-1), 0, wide)
         low, high = (_mean_of(parts, n_classes, wide) for parts in zip(*paths, strict=True))
         return floor, p_value, *self._interval(torch.cat(observed, -1).mean(-1), of_null, p_value, low, high)
+
+    def _drawn(self, cells: Cells, first: int) -> Tensor:
+        """Draw replicates `(R, g, C, K)`, or return those that were drawn for another reading."""
+        if first not in self.draws:
+            streams = torch.arange(self.n_replicates, device=cells.n.device)
+            self.draws[first] = cells.drawn(self.seed, streams, first)
+        return self.draws[first]
 
     def _p_value(self, observed: Tensor, replicates: Tensor, first: int) -> Tensor:
         """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from torchcalib.consistency.words import p_words
 from torchcalib.files import printable, write_whole
 from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
@@ -56,7 +57,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        number=number, decimals=decimals, count=count, percent=percent, edge=edge, gain=gain, printable=printable
+        number=number,
+        decimals=decimals,
+        count=count,
+        percent=percent,
+        edge=edge,
+        gain=gain,
+        p_value=p_value,
+        printable=printable,
     )
     return made
 
@@ -123,6 +131,11 @@ def gain(rcl: float) -> str:
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
+
+
+def p_value(p: float) -> str:
+    """Write a p-value, or below which one it is."""
+    return p_words(p).removeprefix("= ")
 
 
 def edge(value: float) -> str:

@@ -15,7 +15,7 @@ from torchcalib.bins import BinTable, TCETable
 from torchcalib.html.page import both_themes, count, filled, group_of, percent, pictures, write_folder
 from torchcalib.monitoring import History
 from torchcalib.plots import confidence_histogram, reliability_diagram, tce_diagram, training_curve
-from torchcalib.report import GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
+from torchcalib.report import EVIDENCE_WORDS, GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
 
 WORST_CLASSES = 10
 
@@ -59,6 +59,7 @@ class _Section:
     reliability: Markup
     histogram: Markup
     rows: list[dict[str, Any]]
+    has_band: bool
     is_main: bool
 
 
@@ -127,6 +128,8 @@ def render(report: Report) -> str:
         tests=tests,
         worst=_worst_classes(report),
         has_infinite=any(math.isinf(value) for value in shown),
+        has_evidence=any(line.p_value is not None for line in report.lines),
+        evidence_words=EVIDENCE_WORDS,
         has_intervals=any(line.interval for line in report.lines),
         interval_words=INTERVAL_WORDS,
         group_words=GROUP_WORDS,
@@ -184,6 +187,7 @@ def _section(report: Report, name: str, table: BinTable) -> _Section:
             confidence_histogram, table, f"confidence-{name}", f"Histogram of confidence, {called}: {held}."
         ),
         rows=rows,
+        has_band=not bool(table.band_low.isnan().all()),
         is_main=table is report.main_table,
     )
 

@@ -13,18 +13,19 @@ from torchcalib.binnings import Binning
 from torchcalib.bins import BinTable, TCETable, ece_from_bins, equal_width_edges
 from torchcalib.bounded import BoundedSample
 from torchcalib.calibrators import Calibrator, Transform
+from torchcalib.consistency import Evidence
 from torchcalib.files import Source
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
 from torchcalib.ranked import KS
 from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.calibration import calibration_stage
 from torchcalib.report.data import Line, Report
+from torchcalib.report.evidence import evidence_in_order, evidence_of_bins, with_evidence
 from torchcalib.report.groups import GroupBins
-from torchcalib.report.intervals import readings, with_intervals
+from torchcalib.report.intervals import label_readings, score_readings, with_intervals
 from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
 from torchcalib.report.sentence import sentence_of
-from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import CalibrationCollection, StreamingMetric
 from torchcalib.streaming.faults import unchanged_on_error
 
@@ -79,10 +80,14 @@ def report(
     `preds`, for soft targets, and where a class, or either outcome of a label, has too few samples to be in two folds;
     `notes` says so. DP calibration is not tried where samples times squared classes are more than 2^31.
 
-    Every number has a 95 % percentile bootstrap interval of 199 replicates, up to 2^18 events (samples, or samples
-    times classes), and 2^13 where samples are put in order; `notes` says which have none. Beside that of ECE, MCE,
-    RMSCE and ACE is the upward bias that it shares with the number, where it matters. `torchcalib.bootstrap` computes
-    intervals of anything else, among them those of calibration losses.
+    Every calibration error has a noise floor (what it would be on average if the model were perfectly calibrated), a
+    p-value and, where it has a value without noise, a 95 % interval of that value; see `torchcalib.Evidence`. They
+    follow from what was streamed, at any number of samples. Errors over more than 2^15 bins of classes, and what is
+    read from samples in order of many labels, go without. `sentence` follows from those of the main ECE.
+
+    Scores, TCE and the parts of the Brier score have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18
+    events (samples, or samples times classes), and 2^13 where samples are put in order; `notes` says which have none.
+    `torchcalib.bootstrap` computes intervals of anything else, among them those of calibration losses.
 
     Args:
         preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
@@ -92,7 +97,9 @@ def report(
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
         with_calibration: whether to try calibrators, which takes longer than all the rest and keeps a copy of `preds`.
-        with_intervals: whether to compute intervals, which takes some seconds at most and keeps that copy too.
+        with_intervals: whether to compute intervals, and the evidence of what is read from samples in order; this takes
+            some seconds at most, and keeps that copy too. Noise floors and p-values of errors over equal-width bins,
+            and with them the sentence, are there in any case.
         groups: integers from 0 on of the shape of samples, -1 for a row of no group: the report lists the groups whose
             ECE is furthest above what chance explains (`Report.groups`). At most 10,000.
         group_names: of the groups by their numbers; None where the numbers are the names.
@@ -155,7 +162,6 @@ class ReportBuilder:
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
         self._task = self._format.read_as
-        self._weight = self._weight_square = torch.zeros((), dtype=torch.float64)
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
         self._num_classes: int | None = None
         self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
@@ -192,9 +198,6 @@ class ReportBuilder:
             self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
-        # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
-        w = counted.detach().double() if counted is not None and counted.is_floating_point() else torch.ones(1)
-        self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
 
     def _groups_with(
         self,
@@ -234,11 +237,15 @@ class ReportBuilder:
         tables: dict[NamedReduction, BinTable] = {}
         tests: dict[NamedReduction, TCETable] = {}
         per_class: tuple[float, ...] = ()
+        evidence: dict[str, Evidence] = {}
+        given = {"task": self._task} | ({"num_labels": len(n.n)} if self._task == "multilabel" else {})
+        notes: tuple[str, ...] = ()
         in_order = self._samples if n.total.sum() <= MOST_COPIES else {}
         has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
         for reduction in reductions_of(self._task):
             bins = metrics[reduction].statistic()
             lines += error_lines(bins, reduction)
+            evidence |= evidence_of_bins(bins, reduction, with_intervals=self._with_intervals)
             if reduction == "classwise":
                 per_class = tuple(ece_from_bins(bins).tolist())
             if _has_table(self._task, reduction):
@@ -248,14 +255,22 @@ class ReportBuilder:
                 sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
                 more, tested = order_lines(sample, has_labels, reduction, self._settings["n_bins"], max(priors))
                 lines += more
+                if self._with_intervals:
+                    found, remarks = evidence_in_order(sample, has_labels, reduction, self._settings["n_bins"], given)
+                    evidence, notes = evidence | found, notes + remarks
                 if tested is not None:
                     tests[reduction] = tested
         resolutions = {sample.resolution for sample in in_order.values()}
-        how, notes = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
+        how, remarks = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
+        notes += remarks
+        lines = with_evidence(lines, evidence)
+        main_line = next(line for line in lines if line.key in evidence)
         calibration = None
         if self._kept is not None and self._with_intervals:
-            lines, remarks = self._with_their_intervals(lines, self._kept, list(in_order), has_labels)
+            lines, remarks = self._with_their_intervals(lines, self._kept, list(in_order) if has_labels else [])
             notes += remarks
+        if not self._with_intervals:
+            lines = [replace(line, interval=None) for line in lines]
         if self._kept is not None and self._with_calibration:
             calibration, remarks = calibration_stage(self._kept)
             notes += remarks
@@ -275,7 +290,7 @@ class ReportBuilder:
                 self._task,
                 {line.key: line.value for line in lines},
                 next(iter(tables.values())),
-                samples_per_weight=float(self._weight / self._weight_square),
+                main_line,
             ),
             settings={
                 **self._settings,
@@ -290,19 +305,17 @@ class ReportBuilder:
         )
 
     def _with_their_intervals(
-        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction], has_labels: bool
+        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction]
     ) -> tuple[list[Line], tuple[str, ...]]:
-        """Return the lines with their intervals, and notes of which have none."""
+        """Return the lines with the intervals that need samples, and notes of which have none."""
         if kept.why_not:
-            return lines, (f"Intervals are left out: {kept.why_not}.",)
-        bins = self._settings
-        recipes = {r: EqualWidthBins(r, bins["n_bins"], bins["right"]) for r in reductions_of(self._task)}
+            return lines, (f"Bootstrap intervals are left out: {kept.why_not}.",)
         try:
             p = kept.read()
-            return with_intervals(lines, p, readings(p, recipes, ordered, has_labels))
+            return with_intervals(lines, p, [*score_readings(p), *label_readings(ordered)])
         except (RuntimeError, ValueError) as error:  # no memory, or more copies in a replicate than can be counted
             why_not = f"computing them failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-            return lines, (f"Intervals are left out: {why_not}.",)
+            return lines, (f"Bootstrap intervals are left out: {why_not}.",)
 
     def why_no_calibration(self) -> str:
         """Say, in a clause, why the samples so far were not kept for calibrators; empty if they were."""
@@ -375,8 +388,6 @@ class ReportBuilder:
         self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
         self._groups = groups
         self._parts |= other._parts
-        self._weight = self._weight + other._weight
-        self._weight_square = self._weight_square + other._weight_square
         self.relieve()
 
     def __add__(self, other: "ReportBuilder") -> "ReportBuilder":

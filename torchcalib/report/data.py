@@ -11,45 +11,49 @@ from torchcalib.bins import BinTable, TCETable
 from torchcalib.calibration_loss import Recommendation
 from torchcalib.calibration_loss.recommendation import name_of
 from torchcalib.calibrators import Calibrator
+from torchcalib.consistency.words import in_one_line, p_words
 from torchcalib.monitoring import History
 from torchcalib.predictions import Task
 from torchcalib.reductions import NamedReduction
 from torchcalib.subgroups import GroupTable
 
-INTERVAL_WORDS = (
-    "95 % interval: where the number lies for other samples of this size (bootstrap). "
-    "Bias: chance gaps make the number, and the interval with it, too large by about that much. "
-    "RMSCE debiased has no interval: replicates repeat samples, and it does not know of the noise that this adds."
+EVIDENCE_WORDS = (
+    "Noise floor: what the number would be on average if the model were perfectly calibrated and had predicted the "
+    "same; only what is above it is the model's own error. p: how often such a model would show at least as much. "
+    "Every p-value is of its own line: of twenty lines of a perfectly calibrated model one is below 0.05 by chance."
 )
+"""What a noise floor and a p-value are, and what many of them are not."""
+
+INTERVAL_WORDS = (
+    "95 % interval: of a calibration error where that of the model itself lies, without what chance adds, so that it "
+    "may lie below the number; of scores, and of TCE, MCB, DSC and UNC, where the number lies for other samples of "
+    "this size (bootstrap)."
+)
+"""What the intervals of lines are."""
 
 
 @dataclass(frozen=True)
 class LineInterval:
-    """95 % bootstrap interval of a number; see `torchcalib.Interval`.
+    """95 % interval of a number.
 
     Attributes:
         low: lower end.
         high: upper end.
-        bias: by about how much the number, and the interval with it, is too high, where that is known and matters.
     """
 
     low: float
     high: float
-    bias: float | None = None
 
     def __str__(self) -> str:
         """Ends, to four digits and no more than six decimals."""
         return " to ".join(f"{round(end, 6) + 0:.4g}" for end in (self.low, self.high))  # + 0 turns -0 into 0
 
-    @property
-    def bias_words(self) -> str:
-        """`"+0.012"`, or nothing."""
-        return f"{self.bias:+.2g}" if self.bias else ""
-
 
 @dataclass(frozen=True)
 class Line:
     """One number of a report.
+
+    `str` says it in words: `"ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"`.
 
     Attributes:
         key: unique name, for files: `"nll"`, `"ece/top_label"`.
@@ -61,7 +65,13 @@ class Line:
         naive: what always predicting the class shares of this data gets.
         question: what the number answers.
         source: publication and equation.
-        interval: of the number; None where it was left out.
+        noise_floor: what the number would be on average if the model were perfectly calibrated and had predicted the
+            same; of a signed error that of its size. None of what is no calibration error, or where it was left out.
+        p_value: how often such a model would show at least as much; of this line alone. None where there is no
+            `noise_floor`.
+        interval: of a calibration error that of the model itself, without what chance adds; see `torchcalib.Evidence`.
+            Of scores, and of what has no value without noise (TCE, and the parts of the Brier score), where the number
+            lies for other samples of this size; see `torchcalib.Interval`. None where it was left out.
     """
 
     key: str
@@ -73,7 +83,14 @@ class Line:
     naive: float
     question: str
     source: str
+    noise_floor: float | None = None
+    p_value: float | None = None
     interval: LineInterval | None = None
+
+    def __str__(self) -> str:
+        floor, p = (math.nan if x is None else x for x in (self.noise_floor, self.p_value))
+        ends = () if self.interval is None else (self.interval.low, self.interval.high)
+        return f"{self.name} {in_one_line(self.value, floor, p, *ends)}"
 
 
 @dataclass(frozen=True)
@@ -180,6 +197,11 @@ class Report(Mapping[str, float]):
         return next(iter(self.tables.values()))
 
     @property
+    def main_line(self) -> Line:
+        """The calibration error that the sentence is about: the ECE of the confidence that is looked at first."""
+        return next(line for line in self.lines if line.key.startswith("ece/"))
+
+    @property
     def recommendation(self) -> Recommendation | None:
         """Whether to add a calibration stage, and which; None where calibrators were not tried."""
         return None if self.calibration is None else self.calibration.recommendation
@@ -223,22 +245,22 @@ class Report(Mapping[str, float]):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        has_intervals = any(line.interval for line in self.lines)
-        rows = [f"{'':16}{'':14}{'value':>12}{'perfect':>10}{'naive':>10}  unit"]
-        if has_intervals:
-            rows[0] = f"{rows[0]:84}95 % interval         bias"
+        width = 24 if any(line.interval for line in self.lines) else 0
+        header = f"{'':16}{'':14}{'value':>12}{'noise floor':>13}  {'p':9}{'95 % interval' if width else '':{width}}"
+        rows = [f"{header}{'perfect':>8}{'naive':>10}  unit"]
         group = None
         for line in self.lines:
             shown = "" if line.group == group else line.group
-            row = f"{shown:16}{line.name:14}{line.value:12.6f}{line.perfect:10.4g}{line.naive:10.4g}  {line.unit}"
-            rows.append(
-                row if line.interval is None else f"{row:84}{line.interval!s:22}{line.interval.bias_words}".rstrip()
-            )
+            floor = "" if line.noise_floor is None else f"{line.noise_floor:.6f}"
+            p = "" if line.p_value is None else p_words(line.p_value).removeprefix("= ")
+            row = f"{shown:16}{line.name:14}{line.value:12.6f}{floor:>13}  {p:9}{line.interval or ''!s:{width}}"
+            rows.append(f"{row}{line.perfect:8.4g}{line.naive:10.4g}  {line.unit}")
             group = line.group
         stage = self.calibration
         advice = [] if stage is None else ["", " ".join([stage.recommendation.text, *stage.notes])]
         groups = [] if self.groups is None else ["", str(self.groups)]
-        return "\n".join([self.sentence, *advice, "", *rows, *self.notes, "", str(self.main_table), *groups])
+        parts = [self.sentence, *advice, "", str(self.main_line), "", *rows, *self.notes, "", str(self.main_table)]
+        return "\n".join([*parts, *groups])
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Intervals of a report's lines: every replicate is read as the data are."""
+"""Bootstrap intervals of what has none by its evidence: every replicate is read as the data are."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +13,12 @@ from torchcalib.bootstrap import Interval, Resampling
 from torchcalib.predictions import Predictions, replicates_at_once
 from torchcalib.reductions import NamedReduction
 from torchcalib.report.data import Line, LineInterval
-from torchcalib.report.lines import GROUPS, SCORES, error_values, order_values, score_values
+from torchcalib.report.lines import GROUPS, SCORES, error_values, label_values, score_values
 from torchcalib.samples import ExactSample
 from torchcalib.statistics import EqualWidthBins, ScoreRecipe
 
 LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
 """Five replicates lie below an interval, and five above."""
-
-BIASED = ("ECE", "MCE", "RMSCE", "ACE")
-"""What chance gaps make too large. The bias is told where it matters, which by Efron and Tibshirani (1993, ch. 10.2) is
-from a quarter of the standard error on."""
-
-UNFIT = ("RMSCE debiased",)
-"""What takes off the noise of its bins, and does not know of that of a replicate, which repeats samples."""
 
 MOST_EVENTS = 2**18
 """Events (samples, or samples times classes) up to which there are intervals of what is read from sums."""
@@ -50,26 +43,38 @@ class Reading(NamedTuple):
     name: str
 
 
-def readings(
-    p: Predictions,
-    bins: Mapping[NamedReduction, EqualWidthBins],
-    ordered: Sequence[NamedReduction],
-    has_labels: bool,
-) -> list[Reading]:
-    """Return what the lines of a report are read from: scores, bins, and samples in order of these reductions."""
-    found = [
+def score_readings(p: Predictions) -> list[Reading]:
+    """Return what the scores of a report are read from."""
+    return [
         Reading(m.score.recipe(by_class=True), partial(score_values, m, task=p.task), MOST_EVENTS, m.__name__)
         for m in SCORES
     ]
-    for reduction, recipe in bins.items():
-        name = f"the errors over equal-width bins, {GROUPS[reduction]}"
-        found.append(Reading(recipe, partial(error_values, reduction=reduction), MOST_EVENTS, name))
-    for reduction in ordered:
-        n_bins = bins[reduction].n_bins
-        values = partial(order_values, has_labels=has_labels, reduction=reduction, n_bins=n_bins)
-        name = f"what is read from samples in order, {GROUPS[reduction]}"
-        found.append(Reading(ExactSample(reduction), values, MOST_IN_ORDER, name))
-    return found
+
+
+def label_readings(ordered: Sequence[NamedReduction]) -> list[Reading]:
+    """Return what TCE and the parts of the Brier score are read from: samples in order of these reductions."""
+    return [
+        Reading(
+            ExactSample(reduction),
+            partial(label_values, reduction=reduction),
+            MOST_IN_ORDER,
+            f"TCE, MCB, DSC and UNC, {GROUPS[reduction]}",
+        )
+        for reduction in ordered
+    ]
+
+
+def bin_readings(bins: Mapping[NamedReduction, EqualWidthBins]) -> list[Reading]:
+    """Return what the errors over equal-width bins are read from."""
+    return [
+        Reading(
+            recipe,
+            partial(error_values, reduction=reduction),
+            MOST_EVENTS,
+            f"the errors over equal-width bins, {GROUPS[reduction]}",
+        )
+        for reduction, recipe in bins.items()
+    ]
 
 
 def with_intervals(
@@ -78,9 +83,7 @@ def with_intervals(
     """Return lines with their intervals, where this does not take long, and notes of which have none."""
     replicates = _replicates(p, [reading for reading in read if reading.recipe.n_events(p) <= reading.most])
     found = [
-        replace(line, interval=interval_of(line, replicates[line.key]))
-        if line.key in replicates and line.name not in UNFIT
-        else line
+        replace(line, interval=interval_of(line, replicates[line.key])) if line.key in replicates else line
         for line in lines
     ]
     notes = tuple(
@@ -111,7 +114,4 @@ def _replicates(p: Predictions, read: Sequence[Reading]) -> dict[str, Tensor]:
 def interval_of(line: Line, replicates: Tensor) -> LineInterval:
     """Return the interval of a line, given the values of its replicates `(R,)`."""
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
-    found = LineInterval(*(float(x) for x in (interval.low, interval.high)))
-    if line.name not in BIASED or not float(interval.bias) > float(interval.standard_error) / 4:
-        return found
-    return replace(found, bias=float(interval.bias))
+    return LineInterval(float(interval.low), float(interval.high))

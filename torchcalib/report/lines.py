@@ -94,21 +94,23 @@ def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReducti
         reduction: what the scores are of.
         n_bins: of the ACE.
     """
-    readings: dict[str, Callable[[RankedSample], Tensor]] = {
-        "ace": lambda part: ece_from_bins(Binning("equal_mass", n_bins).of(part)),
-        "ks": ks_from_sample,
+    values = {
+        f"ace/{reduction}": _read(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction),
+        f"ks/{reduction}": _read(ks_from_sample, sample, reduction),
     }
-    if has_labels:
-        readings["tce"] = lambda part: tce_from_bins(_TESTED.of(part), alpha=_ALPHA, test="binomial", norm="l1")
-        readings["corp"] = partial(corp_from_sample, score="brier")
-    values = {}
-    for name, read in readings.items():
-        value = by_pieces(read, sample)
-        values[name] = value.mean(sample.score.dim() - 2) if reduction == "classwise" else value
-    if has_labels:
-        parts = CORPDecomposition(*values.pop("corp").unbind(-1))
-        values |= {name: getattr(parts, name) for name in _PARTS}
-    return {f"{name}/{reduction}": value for name, value in values.items()}
+    return values | (label_values(sample, reduction) if has_labels else {})
+
+
+def label_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
+    """What counts labels, and has no value without noise: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
+    tce = _read(lambda s: tce_from_bins(_TESTED.of(s), alpha=_ALPHA, test="binomial", norm="l1"), sample, reduction)
+    parts = CORPDecomposition(*_read(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
+    return {f"tce/{reduction}": tce} | {f"{name}/{reduction}": getattr(parts, name) for name in _PARTS}
+
+
+def _read(read: Callable[[RankedSample], Tensor], sample: RankedSample, reduction: NamedReduction) -> Tensor:
+    value = by_pieces(read, sample)
+    return value.mean(sample.score.dim() - 2) if reduction == "classwise" else value
 
 
 def order_lines(

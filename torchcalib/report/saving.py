@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.bounded import BoundedSample
-from torchcalib.files import InputError, Source, load_saved, saved_tensor, saved_value, write_whole
+from torchcalib.files import InputError, Source, load_saved, saved_value, write_whole
 from torchcalib.reductions import reductions_of
 from torchcalib.report.building import ReportBuilder, sample_name, with_samples
 from torchcalib.report.groups import GroupBins
@@ -108,7 +108,6 @@ def _state_of(builder: ReportBuilder) -> dict[str, Any]:
         "samples": {reduction: sample.state() for reduction, sample in builder._samples.items()},
         "kept": None if kept is None else kept.state(),
         "groups": None if builder._groups is None else builder._groups.state(),
-        "weight": torch.stack((builder._weight, builder._weight_square)),
     }
 
 
@@ -123,7 +122,6 @@ def _builder_of(state: Any) -> ReportBuilder:
         )
     settings, source = saved_value(state, "settings", dict), state.get("source")
     builder = ReportBuilder(**settings, source=None if source is None else Source.of_state(source))
-    builder._weight, builder._weight_square = saved_tensor(state, "weight", torch.float64, (2,)).unbind()
     builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
     samples = saved_value(state, "samples", dict)
     builder._samples = {reduction: held for reduction, held in builder._samples.items() if reduction in samples}

@@ -4,30 +4,33 @@ import math
 from collections.abc import Mapping
 
 from torchcalib.bins import BinTable
+from torchcalib.consistency.words import decimals, fixed, in_clauses
 from torchcalib.predictions import Task
+from torchcalib.report.data import Line
+
+LEVEL = 0.05
+"""A p-value from which on a model is not said to be miscalibrated."""
+
+SLIGHT, BAD = 0.02, 0.1
+"""Errors, without what chance adds, below and above which probabilities are slightly and badly off."""
 
 
-def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, samples_per_weight: float) -> str:
-    """What the numbers say, in one plain sentence."""
-    ece = float((table.share * table.gap.abs()).sum())
-    expected, spread = _ece_by_chance(table, samples_per_weight)
+def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: Line) -> str:
+    """What the numbers say, in one plain sentence.
+
+    Args:
+        task: what was predicted.
+        values: of lines, by their keys.
+        table: of the bins that the ECE is of.
+        ece: the line of the ECE, with its evidence.
+    """
     claimed, came_true = float(table.mean("confidence")), float(table.mean("frequency"))
     claim = {
         "binary": f"it gives P(y=1) = {claimed:.1%} on average and y = 1 in {came_true:.1%} of samples",
         "multiclass": f"it claims to be right with {claimed:.1%} on average and is right in {came_true:.1%} of samples",
         "multilabel": f"it gives its labels {claimed:.1%} on average and {came_true:.1%} of them hold",
     }[task]
-    if ece <= expected + 2 * spread:
-        verdict = "As far as this sample can tell the probabilities can be trusted"
-    else:
-        degree = "slightly" if ece < 0.02 else "clearly" if ece < 0.1 else "badly"
-        if abs(came_true - claimed) < ece / 2:
-            direction = "off, too high in some ranges and too low in others"
-        elif task == "multiclass":
-            direction = "over-confident" if claimed > came_true else "under-confident"
-        else:
-            direction = "too high" if claimed > came_true else "too low"
-        verdict = f"The {'model is' if task == 'multiclass' else 'probabilities are'} {degree} {direction}"
+    verdict, apart = _found(task, ece, came_true - claimed)
     nce = values["nce"]
     if math.isfinite(nce):
         worth = f"; its NLL is {nce:.0%} of what always predicting the class shares gets"
@@ -35,19 +38,32 @@ def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, sample
         worth = "; its NLL is infinite, for it gave probability 0 to something that happened" * math.isinf(
             values["nll"]
         )
-    return (
-        f"{verdict}: {claim}, with frequency and probability {ece:.4f} apart (ECE; chance alone would show about "
-        f"{expected:.4f}){worth}."
-    )
+    return f"{verdict}: {claim}, {apart}{worth}."
 
 
-def _ece_by_chance(table: BinTable, samples_per_weight: float) -> tuple[float, float]:
-    """Mean and standard deviation of the ECE that a calibrated model of this size would show.
-
-    A bin's gap is then about normal with variance c (1 - c) / n, and bins are independent; |gap| has sqrt(2 / pi) of
-    that deviation as its mean and 1 - 2 / pi of that variance. With weights n is Kish's effective number of samples.
-    """
-    n = table.n * samples_per_weight
-    deviation = (table.share * (table.confidence * (1 - table.confidence) / n).sqrt()).nan_to_num()
-    spread = (1 - 2 / math.pi) * float(deviation.square().sum())
-    return math.sqrt(2 / math.pi) * float(deviation.sum()), math.sqrt(spread)
+def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
+    """The verdict, and the ECE with what there is to know of it, as two clauses."""
+    floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
+    low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
+    places = decimals(ece.value, floor, high)
+    name = "ECE, mean over labels" if task == "multilabel" else "ECE"
+    apart = f"with frequency and probability {fixed(ece.value, places)} apart"
+    excess = ece.value - floor
+    if excess <= 0 or not p_value < LEVEL:
+        by_chance = f"which a calibrated model of this size shows too: {in_clauses(floor, p_value, places=places)}"
+        if not high >= BAD:
+            return "As far as this sample can tell the probabilities can be trusted", f"{apart} ({name}, {by_chance})"
+        return (
+            "This sample is too small to tell whether the probabilities can be trusted",
+            f"{apart} ({name}, {by_chance}; so might one that is off by {fixed(high, places)})",
+        )
+    degree = "slightly" if excess < SLIGHT else "clearly" if excess < BAD else "badly"
+    if abs(difference) < ece.value / 2:
+        direction = "off, too high in some ranges and too low in others"
+    elif task == "multiclass":
+        direction = "over-confident" if difference < 0 else "under-confident"
+    else:
+        direction = "too high" if difference < 0 else "too low"
+    verdict = f"The {'model is' if task == 'multiclass' else 'probabilities are'} {degree} {direction}"
+    known = in_clauses(floor, p_value, low, high, places=places)
+    return verdict, f"{apart} ({name}, {known})"

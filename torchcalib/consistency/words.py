@@ -1,0 +1,66 @@
+"""One line of words for a number and what chance has to do with it."""
+
+import math
+
+
+def in_one_line(
+    value: float,
+    noise_floor: float = math.nan,
+    p_value: float = math.nan,
+    low: float = math.nan,
+    high: float = math.nan,
+    level: float = 0.95,
+) -> str:
+    """Say `"0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"`, without what is NaN.
+
+    Example:
+        >>> in_one_line(-0.0109, 0.0034, 0.012, -0.0174, -0.0041)
+        '-0.0109 (noise floor 0.0034, 95 % -0.0174 to -0.0041, p = 0.012)'
+        >>> in_one_line(0.693147)
+        '0.6931'
+    """
+    places = decimals(value, noise_floor, high)
+    said = in_clauses(noise_floor, p_value, low, high, places=places, level=level)
+    return fixed(value, places) + (f" ({said})" if said else "")
+
+
+def in_clauses(
+    noise_floor: float,
+    p_value: float,
+    low: float = math.nan,
+    high: float = math.nan,
+    *,
+    places: int,
+    level: float = 0.95,
+) -> str:
+    """Say `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`, without what is NaN."""
+    said = []
+    if not math.isnan(noise_floor):
+        said.append(f"noise floor {fixed(noise_floor, places)}")
+    if not (math.isnan(low) or math.isnan(high)):
+        ends = fixed(low, places), fixed(high, places)
+        between = " to " if ends[0].startswith("-") else "-"  # so that no minus is taken for a hyphen
+        said.append(f"{100 * level:.10g} % {between.join(ends)}")
+    if not math.isnan(p_value):
+        said.append(f"p {p_words(p_value)}")
+    return ", ".join(said)
+
+
+def p_words(p_value: float) -> str:
+    """Say `"< 0.001"`, `"= 0.012"` or `"= 0.41"`."""
+    if p_value < 0.001:
+        return "< 0.001"
+    return f"= {p_value:.2g}" if p_value < 0.095 else f"= {p_value:.2f}"
+
+
+def decimals(*numbers: float) -> int:
+    """Return how many decimals numbers are shown with: 4, more where all are below 0.01, and 2 from 10 on."""
+    largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
+    if largest >= 10:
+        return 2
+    return min(max(4, 2 - math.floor(math.log10(largest))), 8) if largest > 1e-12 else 4
+
+
+def fixed(number: float, places: int) -> str:
+    """Write a number with so many decimals; what would be -0 is 0."""
+    return f"{round(number, places) + 0:.{places}f}" if math.isfinite(number) else f"{number}"

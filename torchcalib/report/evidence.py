@@ -1,0 +1,119 @@
+"""What chance has to do with the calibration errors of a report: from what was streamed, at any number of samples."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from torchcalib.binned import ACE, BinnedMetric
+from torchcalib.bins import rmsce_from_bins
+from torchcalib.consistency import Evidence, evidence_of
+from torchcalib.ranked import CORP, KS, TCE, RankedMetric
+from torchcalib.reductions import NamedReduction
+from torchcalib.report.data import Line, LineInterval
+from torchcalib.report.lines import ERRORS, GROUPS
+from torchcalib.samples import RankedSample
+from torchcalib.statistics import BinStats
+
+MOST_CELLS = 2**15
+"""Bins of all classes together up to which all errors over them have evidence, and not the ECE alone."""
+
+MOST_IN_ORDER = 2**13
+"""Runs of samples in order, of all labels together, up to which what is read from them has evidence."""
+
+_RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
+"""Runs whose outcomes are drawn, at most; of the ACE they are its bins."""
+
+_MOST_REPLICATES = 1039
+"""The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
+
+
+def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
+    """Return the evidence of errors over equal-width bins, by the keys of lines.
+
+    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it. The
+    mean of a signed error over classes has none: its parts cancel, those of all classes of a sample altogether.
+
+    Args:
+        b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
+        reduction: what the confidences are of.
+        with_intervals: whether to look for those of the others.
+    """
+    readings: dict[str, _Reading] = {m.__name__.lower(): (m.from_bins, m.from_bins, m.is_signed) for m in ERRORS}
+    readings["rmsce_debiased"] = partial(rmsce_from_bins, debiased=True), rmsce_from_bins, False
+    has_most = b.n.numel() > MOST_CELLS
+    draws: dict[int, Tensor] = {}
+    return {
+        f"{name}/{reduction}": evidence_of(
+            from_bins,
+            b,
+            tested_by=tested_by,
+            signed=signed,
+            average=reduction == "classwise",
+            with_interval=not has_most and (with_intervals or name == "ece"),
+            n_replicates=_replicates(2**18 // b.n.numel(), at_least=39),
+            draws=draws,
+        )
+        for name, (from_bins, tested_by, signed) in readings.items()
+        if name == "ece" or not (has_most or (signed and reduction == "classwise"))
+    }
+
+
+_Reading = tuple[Callable[[BinStats], Tensor], Callable[[BinStats], Tensor], bool]
+"""A value, what it is tested by, and whether it is signed; see `evidence_of`."""
+
+
+def evidence_in_order(
+    sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, given: Mapping[str, Any]
+) -> tuple[dict[str, Evidence], tuple[str, ...]]:
+    """Return the evidence of errors of a sample in order, by the keys of lines, and a note of which have none.
+
+    Args:
+        sample: `(N,)`, or `(L, N)` for labels.
+        has_labels: whether outcomes are labels; if not, what counts labels is left out.
+        reduction: what the scores are of.
+        n_bins: of the ACE.
+        given: arguments of metrics: the task, and how many labels.
+    """
+    metrics: dict[str, BinnedMetric | RankedMetric] = {
+        "ace": ACE(**given, reduction=reduction, n_bins=n_bins),
+        "ks": KS(**given, reduction=reduction),
+    }
+    if has_labels:
+        metrics |= {"tce": TCE(**given, reduction=reduction), "mcb": CORP(**given, reduction=reduction)}
+    *series, length = sample.score.shape
+    found, without = {}, []
+    for name, metric in metrics.items():
+        n_cells = max([1, *series]) * (min(length, _RUNS[name]) or n_bins)
+        if n_cells > MOST_IN_ORDER:
+            without.append(name.upper())
+        else:
+            n_replicates = _replicates(2**17 // n_cells, at_least=99)
+            found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
+    if not without:
+        return found, ()
+    listed = " and ".join([", ".join(without[:-1])] * (len(without) > 1) + without[-1:])
+    return found, (
+        f"There is no noise floor of {listed}, {GROUPS[reduction]}, with so many labels; `evidence` of their metrics "
+        "computes it.",
+    )
+
+
+def _replicates(affordable: int, at_least: int) -> int:
+    """Return how many replicates are drawn, of what costs more the fewer."""
+    return min(max(affordable, at_least), _MOST_REPLICATES)
+
+
+def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True) -> list[Line]:
+    """Return lines with what was found of them."""
+    return [_with(line, found[line.key], with_intervals) if line.key in found else line for line in lines]
+
+
+def _with(line: Line, evidence: Evidence, with_interval: bool) -> Line:
+    floor, p_value, low, high = (
+        float(x) for x in (evidence.noise_floor, evidence.p_value, evidence.low, evidence.high)
+    )
+    interval = LineInterval(low, high) if with_interval and low <= high else None  # NaN where there is none
+    return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
