@@ -57,32 +57,6 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
     )
 
 
-ONE_GROUP = "the same without groups"
-
-
-def by_group(n: int, num_classes: int | None = None, num_groups: int = 1_000) -> Sides:
-    """ECE of every group of rows, against that of all rows; each side makes its metric."""
-    groups = torch.randint(0, num_groups, (n,), generator=torch.Generator().manual_seed(0))
-    if num_classes is None:
-        preds, target = like_imagenet_dogs(n)
-        preds, given = preds.float(), {"task": "binary"}
-    else:
-        preds, target = network_logits(n, num_classes)
-        given = {"num_classes": num_classes, **GIVEN}
-
-    def whole() -> Tensor:
-        metric = tc.ECE(**given)
-        metric.update(preds, target)
-        return metric.compute()
-
-    def ours() -> Tensor:
-        metric = tc.ByGroup(tc.ECE(**given), num_groups=num_groups)
-        metric.update(preds, target, groups=groups)
-        return metric.compute()
-
-    return Sides(ours, {ONE_GROUP: whole})
-
-
 def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric:
     """Return the metric after these batches."""
     for preds, target in batches:
@@ -239,13 +213,6 @@ WITH_NUMBA = [
             grows=OF_BINS if n == 1_000_000 else (),
         )
         for n, size, goal in ((50_000, "50,000", 2.5), (1_000_000, "1 million", 0.7), (10_000_000, "10 million", 1.0))
-    ),
-    *(
-        Job(f"ECE of 1,000 groups, {size}", partial(by_group, **sizes), (Peer(ONE_GROUP, 2.0),))
-        for size, sizes in (
-            ("binary, 1 million", {"n": 1_000_000}),
-            ("50,000 x 1,000", {"n": 50_000, "num_classes": 1_000}),
-        )
     ),
     *(
         Job(

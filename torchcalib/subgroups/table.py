@@ -15,7 +15,7 @@ from torchcalib.predictions import check_choice, check_count
 SMALL_P = 0.05
 """A group whose p-value is not below it is within what chance shows."""
 
-_REPLICATES_IN_ALL = 1000
+_REPLICATES_IN_ALL = 400
 """Replicates for each group that holds samples, which are spent on those groups that few replicates tell nothing of."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
