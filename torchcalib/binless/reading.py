@@ -29,8 +29,8 @@ from torchcalib.streaming import StreamingMetric
 
 S = TypeVar("S", bound=Sums)
 
-# Events of a series that are summed at a time: in cache, and by one thread, which waits for no other.
-_EVENTS = 2**15
+# Events of a series that are summed at a time: by one thread, in memory that is at hand.
+_EVENTS = 2**13
 _MOST = 2**22  # numbers that the series read at a time hold
 
 
@@ -89,14 +89,14 @@ class EventSums(Generic[S]):
             part = _some_events(events, slice(start, start + _EVENTS))
             columns = self.columns(part, p)
             cell = self.cell(self._wide(part)[0])
-            sums = [self._of_cells(cell, column) for column in columns]
-            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
+            if self.n_cells == 1:
+                sums = [column.sum(-1, keepdim=True) for column in columns]
+                totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
+                continue
+            if not totals:
+                totals = [column.new_zeros((*column.shape[:-1], self.n_cells)) for column in columns]
+            totals = [total.scatter_add_(-1, cell, column) for total, column in zip(totals, columns, strict=True)]
         return self.wrap(torch.stack(totals, -2))
-
-    def _of_cells(self, cell: Tensor, column: Tensor) -> Tensor:
-        if self.n_cells == 1:
-            return column.sum(-1, keepdim=True)
-        return column.new_zeros((*column.shape[:-1], self.n_cells)).scatter_add(-1, cell, column)
 
     def cells(self, p: Predictions) -> Cells:
         """Say in which cell every event counts, and what is counted of it."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
+from torchcalib.consistency import Evidence, TestedMetric, evidence_of
 from torchcalib.kernels.smoothing import FINEST, LEVELS, N_CELLS, best_width, cell_index, smoothed_error
 from torchcalib.predictions import Average, InputOptions, Predictions, Task, task_read_as
 from torchcalib.reductions import Events, Reduction, resolve_reduction
@@ -196,7 +197,7 @@ def _checked(bandwidth: object) -> float | None:
     return float(bandwidth)
 
 
-class SmECE(EventMetric[BinStats]):
+class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
     """Smooth calibration error, streamed; see `smece`.
 
     The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the
@@ -216,8 +217,16 @@ class SmECE(EventMetric[BinStats]):
         super().__init__(recipe=partial(SmoothingRecipe, with_noise=True), **options)
         self.bandwidth = checked
 
+    def evidence_from(self, statistic: BinStats, **how: Any) -> Evidence:
+        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+        averages = self.reading.classwise and self.reading.average is not None
+        return evidence_of(self._from_cells, statistic, average=averages, **how)
+
     def _value(self, statistic: BinStats) -> Tensor:
-        return self.reading.read(partial(smece_from_cells, bandwidth=self.bandwidth), statistic)
+        return self.reading.read(self._from_cells, statistic)
+
+    def _from_cells(self, cells: BinStats) -> Tensor:
+        return smece_from_cells(cells, self.bandwidth)
 
     def width(self) -> Tensor:
         """Return the width that is chosen, over all ranks if `torch.distributed` is running; see `smece_width`."""

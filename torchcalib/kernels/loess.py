@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-# Pairs of points that are worked on at a time: in cache, and by one thread, which waits for no other.
-_TOGETHER = 2**15
+# Pairs of points that are worked on at a time: by one thread, in memory that is at hand.
+_TOGETHER = 2**13
 _FLAT = 1e-10  # share of its usual size from which on what spreads the points around one is rounding
 
 

@@ -60,11 +60,21 @@ def cell_index(confidence: Tensor) -> Tensor:
     Returns:
         int64 in 0 to `N_CELLS` - 1.
     """
-    value = confidence.detach().nan_to_num(0)
+    index: Tensor = _cell_index(confidence.detach())
+    return index
+
+
+@operation(
+    "smoothing_cells(Tensor confidence) -> Tensor",
+    fake=lambda confidence: torch.empty_like(confidence, dtype=torch.int64),
+)
+def _cell_index(confidence: Tensor) -> Tensor:
+    value = confidence.nan_to_num(0)
     total = torch.zeros_like(value, dtype=torch.int32)
+    scaled, whole = torch.empty_like(value), torch.empty_like(total)
     for steps in GRIDS:  # a conversion rounds down what is not negative, and at less cost than `floor`
-        total = total + (value * steps).to(torch.int32)
-    return total.clamp(0, N_CELLS - 1).long()
+        total += whole.copy_(torch.mul(value, steps, out=scaled))
+    return total.clamp_(0, N_CELLS - 1).long()
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
