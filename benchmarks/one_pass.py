@@ -19,6 +19,7 @@ TORCHMETRICS = "torchmetrics functional calibration error"
 TORCHMETRICS_CLASS = "torchmetrics MulticlassCalibrationError"
 PROBMETRICS = "probmetrics log loss + Brier + ECE + accuracy"
 RELPLOT = "relplot binnedECE"
+ONE_GROUP = "the same of all rows as one group"
 CROSS_ENTROPY = "torch cross_entropy, forward + backward"
 
 network_logits = partial(overconfident_logits, separation=4.0)  # of 1,000 classes, seven in ten are right
@@ -54,6 +55,32 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
             TORCHMETRICS_CLASS: lambda updates: state_bytes(streamed(theirs(), batches[:updates])),
         },
     )
+
+
+ONE_GROUP = "the same without groups"
+
+
+def by_group(n: int, num_classes: int | None = None, num_groups: int = 1_000) -> Sides:
+    """ECE of every group of rows, against that of all rows; each side makes its metric."""
+    groups = torch.randint(0, num_groups, (n,), generator=torch.Generator().manual_seed(0))
+    if num_classes is None:
+        preds, target = like_imagenet_dogs(n)
+        preds, given = preds.float(), {"task": "binary"}
+    else:
+        preds, target = network_logits(n, num_classes)
+        given = {"num_classes": num_classes, **GIVEN}
+
+    def whole() -> Tensor:
+        metric = tc.ECE(**given)
+        metric.update(preds, target)
+        return metric.compute()
+
+    def ours() -> Tensor:
+        metric = tc.ByGroup(tc.ECE(**given), num_groups=num_groups)
+        metric.update(preds, target, groups=groups)
+        return metric.compute()
+
+    return Sides(ours, {ONE_GROUP: whole})
 
 
 def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric:
@@ -109,6 +136,31 @@ def binary_ece(n: int = 1_000_000, n_bins: int = 15) -> Sides:
         },
         error=lambda: abs(ours().item() - float64_ece(preds, target, n_bins)),
     )
+
+
+def ece_of_groups(n: int = 1_000_000, num_classes: int | None = None, num_groups: int = 1_000) -> Sides:
+    """ECE of every group of rows, drawn at random, against that of all rows; both are given them in one batch."""
+    if num_classes is None:
+        preds, target = like_imagenet_dogs(n)
+        preds, given = preds.float(), {"task": "binary"}
+    else:
+        preds, target = network_logits(n, num_classes)
+        given = {"num_classes": num_classes, **GIVEN}
+    groups = torch.randint(num_groups, (n,), generator=torch.Generator().manual_seed(1))
+
+    by_group, whole = tc.ByGroup(tc.ECE(**given), num_groups=num_groups), tc.ECE(**given)
+
+    def ours() -> Tensor:
+        by_group.reset()
+        by_group.update(preds, target, groups=groups)
+        return by_group.compute()
+
+    def theirs() -> Tensor:
+        whole.reset()
+        whole.update(preds, target)
+        return whole.compute()
+
+    return Sides(ours, {ONE_GROUP: theirs})
 
 
 def float64_ece(p: Tensor, y: Tensor, n_bins: int) -> float:
@@ -187,6 +239,22 @@ WITH_NUMBA = [
             grows=OF_BINS if n == 1_000_000 else (),
         )
         for n, size, goal in ((50_000, "50,000", 2.5), (1_000_000, "1 million", 0.7), (10_000_000, "10 million", 1.0))
+    ),
+    *(
+        Job(f"ECE of 1,000 groups, {size}", partial(by_group, **sizes), (Peer(ONE_GROUP, 2.0),))
+        for size, sizes in (
+            ("binary, 1 million", {"n": 1_000_000}),
+            ("50,000 x 1,000", {"n": 50_000, "num_classes": 1_000}),
+        )
+    ),
+    *(
+        Job(
+            f"ECE of 1,000 groups, {size}",
+            partial(ece_of_groups, n=n, num_classes=num_classes),
+            (Peer(ONE_GROUP, 2.0),),
+            grows=tuple({"n": n, "num_groups": g} for g in (1, 10, 100, 1_000, 10_000)),
+        )
+        for n, num_classes, size in ((1_000_000, None, "binary, 1 million"), (50_000, 1_000, "50,000 x 1,000"))
     ),
     *(
         Job(

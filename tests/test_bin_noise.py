@@ -279,7 +279,7 @@ def test_with_noise_they_are_operations_as_torch_wants_them():
     confidence, outcome, weights, ecd = events(20)
     for noise, w, d in (("labels", None, None), ("shares", weights, ecd)):
         given = confidence.clone().requires_grad_(), outcome, w, d
-        torch.library.opcheck(event_sums.registered, (*given, 5, False, noise, False, "auto"))
+        torch.library.opcheck(event_sums.registered, (*given, None, 1, 5, False, noise, False, "auto"))
     values, target, weights = class_case(12, 7, True)
     found = rows(values, target, from_logits=True)
     given = values.clone().requires_grad_(), target, weights, found.top, found.confidence

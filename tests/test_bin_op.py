@@ -437,7 +437,8 @@ def test_registered_as_torch_wants_an_operation():
     confidence, outcome, weights, ecd = events(20)
     for w, d in ((None, None), (weights, ecd)):
         torch.library.opcheck(
-            event_sums.registered, (confidence.clone().requires_grad_(), outcome, w, d, 5, False, "none", True, "auto")
+            event_sums.registered,
+            (confidence.clone().requires_grad_(), outcome, w, d, None, 1, 5, False, "none", True, "auto"),
         )
     values, target, weights = class_case(12, 7, True)
     found = rows(values, target, from_logits=True)

@@ -1,6 +1,6 @@
 """Scores and errors over equal-width bins against the slow loops: values, and gradients by finite differences of them.
 
-Metrics of a sample in order have loops of their own, in test_ranked.
+Metrics of a sample in order have loops of their own, in test_ranked, and those without bins in test_binless.
 """
 
 import math
@@ -12,6 +12,7 @@ import torch
 from conftest import CASES, N_CLASSES, Case
 
 import torchcalib as tc
+from torchcalib.binless import EventMetric
 from torchcalib.scores import ScoreMetric
 from torchcalib.states import SumsKind
 
@@ -36,7 +37,11 @@ SCORES = {
 ERRORS = {"ece": oracles.ece, "esce": oracles.esce, "mce": oracles.mce, "rmsce": oracles.rmsce}
 
 
-ADDITIVE = [case for case in CASES if isinstance(case.metric().kind, SumsKind) and not case.in_blocks]
+ADDITIVE = [
+    case
+    for case in CASES
+    if isinstance(case.metric().kind, SumsKind) and not (case.in_blocks or issubclass(case.cls, EventMetric))
+]
 
 
 @pytest.fixture(params=ADDITIVE, ids=str)

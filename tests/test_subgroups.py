@@ -12,6 +12,28 @@ from torchcalib.kernels.bin_sums import cell_sums
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 SOME = [case for case in CASES if str(case).startswith(NAMES)]
 some_cases = pytest.mark.parametrize("case", SOME, ids=str)
+# What keeps sums and cannot say in which cell a sample counts; `by_group` takes their functions.
+WITHOUT_CELLS = (tc.SKCE,)
+
+
+@pytest.fixture(params=[case for case in CASES if case.cls not in WITHOUT_CELLS], ids=str)
+def case(request):
+    return request.param
+
+
+@pytest.mark.parametrize("cls", WITHOUT_CELLS)
+def test_sums_without_cells_are_refused(cls):
+    with pytest.raises(ValueError, match="`metric` must keep sums over cells, or samples, got"):
+        tc.ByGroup(cls(task="binary"), num_groups=2)
+
+
+def test_blocks_of_each_group_by_the_function():
+    preds, target = torch.rand(60, dtype=torch.float64), torch.arange(60) % 2
+    groups = some_groups(60, 3)
+    values = tc.by_group(tc.skce, preds, target, groups, task="binary", estimator="linear")
+    for k in range(len(values)):
+        rows = groups == k
+        close(values[k], tc.skce(preds[rows], target[rows], task="binary", estimator="linear"))
 
 
 def close(a, b, **tolerance):
@@ -357,3 +379,105 @@ def test_sums_over_cells_are_those_of_a_loop(requires_grad):
     close(cell_sums(index[0, 0], columns[0, 0], 7).detach(), expected[0, 0])
     assert cell_sums(index[..., :0], columns[..., :0], 7).eq(0).all()
     assert sums.requires_grad == requires_grad
+
+
+def biased(n, num_groups, off, seed=0):
+    """Calibrated but for groups in which outcomes are more frequent than predicted."""
+    g = torch.Generator().manual_seed(seed)
+    groups = (torch.rand(n, generator=g) ** 2 * num_groups).long()
+    p = torch.rand(n, generator=g, dtype=torch.float64) * 0.6
+    shift = torch.zeros(num_groups, dtype=torch.float64)
+    shift[list(off)] = 0.3
+    return p, (torch.rand(n, generator=g) < p + shift[groups]).long(), groups
+
+
+@pytest.mark.parametrize("make", [lambda: tc.ECE(task="binary", n_bins=5), lambda: tc.ACE(task="binary", n_bins=5)])
+def test_evidence_of_groups_is_that_of_each_alone(make):
+    p, y, groups = biased(600, 6, {2})
+    groups[groups == 4] = 0
+    metric = tc.ByGroup(make(), num_groups=6)
+    metric.update(p, y, groups=groups)
+    found = metric.evidence(n_replicates=99)
+    close(found.value, metric.compute())
+    assert found.p_value[4].isnan()
+    for k in (0, 2, 5):
+        alone = tc.evidence(make(), p[groups == k], y[groups == k], n_replicates=499)
+        close(found.noise_floor[k], alone.noise_floor, rtol=0.25, atol=0)  # 99 replicates: 5 standard errors
+        close(found.p_value[k], alone.p_value, rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.ESCE, tc.ACE])
+def test_the_worst_groups_are_those_that_chance_does_not_explain(cls):
+    p, y, groups = biased(6_000, 60, {3, 20})
+    metric = tc.ByGroup(cls(task="binary", n_bins=5), num_groups=60)
+    metric.update(p, y, groups=groups)
+    table = metric.worst(8)
+    assert set(table.group[:2]) == {3, 20}
+    assert max(table.p_value[:2]) < 0.01
+    assert min(table.p_value[2:]) > 0.05
+    assert not any(table.by_chance[:2])
+    assert table.n_groups == 60
+    assert list(table.n) == groups.bincount()[list(table.group)].tolist()
+    by_value = metric.worst(None, by="value")
+    assert sorted(by_value.group) == list(range(60))
+    assert list(map(abs, by_value.value)) == sorted(map(abs, by_value.value), reverse=True)
+    assert set(metric.worst(2, by="p_value").group) == {3, 20}
+    assert "within chance" in str(by_value)
+    assert table.to_dict()["group"] == list(table.group)
+    assert [row["group"] for row in table.rows()] == list(table.group)
+
+
+def test_small_groups_are_drawn_to_the_mean_and_large_ones_stay():
+    p, y, groups = biased(6_000, 60, set())
+    groups[:2000] = 0
+    metric = tc.ByGroup(tc.ECE(task="binary", n_bins=5), num_groups=60)
+    metric.update(p, y, groups=groups)
+    table = metric.worst(None)
+    value, shrunk = torch.tensor(table.value), torch.tensor(table.shrunk)
+    assert shrunk.std() < 0.5 * value.std()  # all are calibrated: what they differ by is noise
+    assert sum(table.by_chance) > 50
+
+
+def test_shrinking_is_the_formula_of_its_source_in_a_loop():
+    from torchcalib.subgroups.table import shrunk_to_mean
+
+    x = [0.10, 0.12, 0.50, 0.05, float("nan")]
+    s = [0.05, 0.01, 0.20, 0.03, 0.1]
+    pairs = list(zip(x[:4], s[:4], strict=True))
+    w = [1 / si**2 for _, si in pairs]
+    fixed = sum(wi * xi for wi, (xi, _) in zip(w, pairs, strict=True)) / sum(w)
+    q = sum(wi * (xi - fixed) ** 2 for wi, (xi, _) in zip(w, pairs, strict=True))
+    tau2 = max(0, (q - 3) / (sum(w) - sum(wi**2 for wi in w) / sum(w)))
+    assert tau2 > 0
+    mean = sum(xi / (tau2 + si**2) for xi, si in pairs) / sum(1 / (tau2 + si**2) for _, si in pairs)
+    expected = [mean + tau2 / (tau2 + si**2) * (xi - mean) for xi, si in pairs]
+    found = shrunk_to_mean(torch.tensor(x, dtype=torch.float64), torch.tensor(s, dtype=torch.float64))
+    close(found[:4], torch.tensor(expected, dtype=torch.float64), rtol=1e-9)
+    assert found[4].isnan()
+
+
+def test_adjusted_p_values_are_those_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    from torchcalib.subgroups.table import adjusted_p_values
+
+    p = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3
+    p[7] = p[8]
+    close(adjusted_p_values(p), torch.from_numpy(stats.false_discovery_control(p.numpy())))
+    assert len(adjusted_p_values(p[:0])) == 0
+
+
+def test_scores_have_no_noise_floor_and_worst_groups_need_one_value_each():
+    p, y, groups = biased(60, 3, set())
+    metric = tc.ByGroup(tc.NLL(task="binary"), num_groups=3)
+    metric.update(p, y, groups=groups)
+    with pytest.raises(TypeError, match="must be a calibration error to have a noise floor, got NLL"):
+        metric.worst()
+    metric = tc.ByGroup(tc.ECE(task="multilabel", num_labels=2, average=None), num_groups=3)
+    metric.update(torch.stack((p, p), -1), torch.stack((y, y), -1), groups=groups)
+    with pytest.raises(ValueError, match=r"must have one value for each group, got shape \(3, 2\)"):
+        metric.worst(n_replicates=39)
+    metric = tc.ByGroup(tc.ECE(task="binary"), num_groups=3)
+    metric.update(p, y, groups=groups)
+    with pytest.raises(ValueError, match="`by` must be one of 'excess', 'value', 'shrunk', 'p_value', got 'n'"):
+        metric.worst(by="n", n_replicates=39)
+    assert len(tc.ByGroup(tc.ECE(task="binary"), num_groups=3).evidence(n_replicates=39).value) == 3

@@ -1,8 +1,9 @@
 """How far a classifier's probabilities can be trusted, on torch.
 
 Scores (`nll`, `brier_score`, `ecd`, `bayes_risk`) and calibration errors, over bins (`ece`, `esce`, `mce`, `rmsce`), of
-samples in order (`ace`, `tce`, `gce`, `ks`, `corp`) and by what a calibrator would gain (`calibration_loss`, `rcl`), as
-functions; and as metrics that stream, under the same names in capitals (`NLL`, `ECE`, `TCE`, `CalibrationCollection`).
+samples in order (`ace`, `tce`, `gce`, `ks`, `corp`), without bins (`smece`, `ici`, `cox`, `spiegelhalter`) and by what
+a calibrator would gain (`calibration_loss`, `rcl`), as functions; and as metrics that stream, under the same names in
+capitals (`NLL`, `ECE`, `TCE`, `CalibrationCollection`).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,15 @@ from torchcalib.calibrators import (
 from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
 from torchcalib.comparison import Comparison, compare
 from torchcalib.consistency import Evidence, evidence
+from torchcalib.losses import (
+    CanonicalLoss,
+    ECELoss,
+    MMCELoss,
+    SKCELoss,
+    SoftBinnedECELoss,
+    mmce,
+    soft_binned_ece,
+)
 from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
 from torchcalib.predictions import InputOptions
 from torchcalib.ranked import (
@@ -120,7 +130,7 @@ from torchcalib.scores import (
     votes_distance_per_sample,
 )
 from torchcalib.streaming import CalibrationCollection, distinct_rows
-from torchcalib.subgroups import ByGroup, by_group
+from torchcalib.subgroups import ByGroup, GroupTable, by_group
 
 if TYPE_CHECKING:
     from torchcalib.html import save_comparison as save_comparison
@@ -175,26 +185,32 @@ __all__ = [
     "CORPDecomposition",
     "CalibrationCollection",
     "CalibrationTest",
+    "CanonicalLoss",
     "Comparison",
     "CostMatrix",
     "Cox",
     "CoxCalibration",
     "DPCalibration",
+    "ECELoss",
     "EntropyDifference",
     "Evidence",
+    "GroupTable",
     "HistogramBinning",
     "History",
     "InputOptions",
     "Interval",
     "Isotonic",
     "KLDivergence",
+    "MMCELoss",
     "Monitor",
     "OverConfidenceWarning",
     "Recommendation",
     "Report",
     "ReportBuilder",
+    "SKCELoss",
     "ScoreDivergence",
     "SmECE",
+    "SoftBinnedECELoss",
     "Spiegelhalter",
     "SpiegelhalterTest",
     "TCETable",
@@ -242,6 +258,7 @@ __all__ = [
     "load_calibrator",
     "load_report_state",
     "mce",
+    "mmce",
     "nees",
     "nees_per_sample",
     "nll",
@@ -258,6 +275,7 @@ __all__ = [
     "skce_test",
     "smece",
     "smece_width",
+    "soft_binned_ece",
     "spiegelhalter",
     "tce",
     "tce_table",

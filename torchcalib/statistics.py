@@ -265,6 +265,23 @@ class EqualWidthBins:
         finite = not self.with_ecd
         return self.wrap(sums_of_replicates(index, quantities, events.weights, self.n_bins, finite=finite))
 
+    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
+        """Put the events of `p` into bins, those of every group apart: `(G, ..., F, B)`.
+
+        Args:
+            p: predictions, weighed in one way.
+            groups: the group of every sample in [0, G), int64 `(..., N)`, of multi-label ones `(..., 1, N)`.
+            num_groups: G.
+        """
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
+        groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
+        sums = event_bins(
+            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
+            noise=noise, copies=p.copies, groups=groups, n_groups=num_groups,
+        )  # fmt: skip
+        return self.wrap(sums.movedim(-3, 0))
+
     def cells(self, p: Predictions) -> Cells:
         """Say in which bin every event counts."""
         events = reduce_to_events(p, self.reduction, self.with_ecd)

@@ -20,14 +20,23 @@ _SHARES: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
 
 def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
     """Mean or a quantile `(...)` of |confidence - smoothed outcome| over the samples, pooled if they are many."""
-    points = Binning("equal_mass", max(1, min(n_points, sample.score.shape[-1]))).of(sample)
-    n, empty = points.n.detach(), points.n == 0
-    confidence = points.confidence.masked_fill(empty, 0)
-    smooth = loess(confidence, points.frequency.masked_fill(empty, 0), n, span, degree)
-    distance = (confidence - smooth).abs()
+    confidence, frequency, n = _points(sample, n_points)
+    empty = n == 0
+    confidence, frequency = confidence.masked_fill(empty, 0), frequency.masked_fill(empty, 0)
+    distance = (confidence - loess(confidence, frequency, n, span, degree)).abs()
     if component == "ici":
-        return (points.share * distance).sum(-1)
+        return (n * distance).sum(-1) / n.sum(-1)
     return _quantile(distance, n, _SHARES[component])
+
+
+def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return confidence, frequency and number of samples of every point `(..., M)`, in order of the confidence."""
+    if sample.score.shape[-1] > n_points:
+        bins = Binning("equal_mass", n_points).of(sample)
+        return bins.confidence, bins.frequency, bins.n.detach()
+    s = sample.sorted()
+    n = s.counts.to(s.confidence.dtype)
+    return s.confidence, s.positives / n, n
 
 
 def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_sums import bin_sums
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import (
     Average,
@@ -25,12 +24,13 @@ from torchcalib.predictions import (
     task_read_as,
 )
 from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events, resolve_reduction
-from torchcalib.statistics import Sums, series_shape, sums_of_replicates, weighted
+from torchcalib.statistics import Cells, Sums, series_shape, sums_of_replicates, weighted
 from torchcalib.streaming import StreamingMetric
 
 S = TypeVar("S", bound=Sums)
 
-_EVENTS = 2**16  # of a series that are summed at a time: their columns stay in cache
+# Events of a series that are summed at a time: in cache, and by one thread, which waits for no other.
+_EVENTS = 2**15
 _MOST = 2**22  # numbers that the series read at a time hold
 
 
@@ -44,8 +44,12 @@ class EventSums(Generic[S]):
 
     reduction: Reduction
 
-    n_quantities: ClassVar[int]
     n_cells: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def n_quantities(self) -> int:
+        """How many quantities are summed."""
 
     @abstractmethod
     def cell(self, confidence: Tensor) -> Tensor:
@@ -54,6 +58,11 @@ class EventSums(Generic[S]):
     @abstractmethod
     def quantities(self, confidence: Tensor, outcome: Tensor) -> Sequence[Tensor]:
         """Return what is summed of every event, one for each, from `(..., N)` of the dtype of sums."""
+
+    def columns(self, events: Events, p: Predictions) -> list[Tensor]:  # noqa: ARG002
+        """Return what each event of `p` adds, weighed, one for each quantity."""
+        confidence, outcome = self._wide(events)
+        return [weighted(x, events.weights, x.dtype) for x in self.quantities(confidence, outcome)]
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
@@ -67,26 +76,33 @@ class EventSums(Generic[S]):
         """Take the sums over the events of `p`."""
         events = reduce_to_events(p, self.reduction)
         if not p.replicates or events.weights is None:
-            return self.of_events(events)
+            return self.of_events(events, p)
         confidence, outcome = self._wide(events)
         columns = self.quantities(confidence, outcome)
         return self.wrap(sums_of_replicates(self.cell(confidence), columns, events.weights, self.n_cells))
 
-    def of_events(self, events: Events) -> S:
-        """Take the sums over events."""
+    def of_events(self, events: Events, p: Predictions) -> S:
+        """Take the sums over events of `p`."""
         n = events.confidence.shape[-1]
-        total: Tensor | None = None
+        totals: list[Tensor] = []
         for start in range(0, max(1, n), _EVENTS):
             part = _some_events(events, slice(start, start + _EVENTS))
-            confidence, outcome = self._wide(part)
-            columns = [weighted(x, part.weights, x.dtype) for x in self.quantities(confidence, outcome)]
-            if self.n_cells == 1:
-                sums = torch.stack([column.sum(-1, keepdim=True) for column in columns], -2)
-            else:
-                sums = bin_sums(self.cell(confidence), columns, self.n_cells)
-            total = sums if total is None else total + sums
-        assert total is not None  # there is one part at least
-        return self.wrap(total)
+            columns = self.columns(part, p)
+            cell = self.cell(self._wide(part)[0])
+            sums = [self._of_cells(cell, column) for column in columns]
+            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
+        return self.wrap(torch.stack(totals, -2))
+
+    def _of_cells(self, cell: Tensor, column: Tensor) -> Tensor:
+        if self.n_cells == 1:
+            return column.sum(-1, keepdim=True)
+        return column.new_zeros((*column.shape[:-1], self.n_cells)).scatter_add(-1, cell, column)
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say in which cell every event counts, and what is counted of it."""
+        events = reduce_to_events(p, self.reduction)
+        cell = self.cell(self._wide(events)[0])
+        return Cells(cell, torch.stack(self.columns(events, p), -2), self.n_cells)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of sums where these are more."""
@@ -163,8 +179,8 @@ class EventReading(Generic[S]):
             *lead, n = events.confidence.shape
             most = max(1, _MOST // max(1, n, self.recipe.n_quantities * self.recipe.n_cells))
             if not lead or math.prod(lead) <= most:
-                return self.read(from_sums, self.recipe.of_events(events))
-            values = torch.cat([from_sums(self.recipe.of_events(some)) for some in _series(events, most)])
+                return self.read(from_sums, self.recipe.of_events(events, p))
+            values = torch.cat([from_sums(self.recipe.of_events(some, p)) for some in _series(events, most)])
             return self.averaged(values.reshape(*lead, *values.shape[1:]), len(lead) - 1)
 
         return by_replicates(value_of, p, self.recipe.n_events(p)).to(p.dtype)

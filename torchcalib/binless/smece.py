@@ -9,42 +9,36 @@ from torch import Tensor
 
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
 from torchcalib.kernels.smoothing import FINEST, LEVELS, N_CELLS, best_width, cell_index, smoothed_error
-from torchcalib.predictions import Average, InputOptions, Task, task_read_as
-from torchcalib.reductions import Reduction, resolve_reduction
-from torchcalib.statistics import BinStats
+from torchcalib.predictions import Average, InputOptions, Predictions, Task, task_read_as
+from torchcalib.reductions import Events, Reduction, resolve_reduction
+from torchcalib.statistics import BinStats, noise_of
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothingCells(BinStats):
     """Bins between the nodes of all grids that residuals are smoothed on; see `kernels.smoothing.cell_index`.
 
-    Beside weight, confidence and outcome there are the sums of confidence times 1 - confidence, and of confidence
-    times outcome (last), so that rounding a sample to the nodes on its sides can wait until a grid is chosen.
+    Beside weight, confidence and outcome there are the sums of confidence times 1 - confidence, then `noise` if it was
+    asked for, and of confidence times outcome (last). So rounding a sample to the nodes on its sides can wait until a
+    grid is chosen.
     """
-
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Return weight and residual, each alone and times the confidence, `(..., 2, K)`."""
-        n, confidence, outcome, spread = self.sums[..., :4, :].unbind(-2)
-        residual = torch.stack((confidence - outcome, confidence - spread - self.sums[..., -1, :]), -2)
-        return torch.stack((n, confidence), -2), residual
-
-    def with_outcomes(self, outcomes: Tensor) -> "SmoothingCells":
-        """Return the same samples with other outcomes, of which the sums `(..., K)` are given.
-
-        Within a cell, which is at most 1 / 5,120 wide, they are taken to be spread as the weight is.
-        """
-        joint = outcomes * self.confidence.nan_to_num()
-        kept = self.sums.expand(*outcomes.shape[:-1], *self.sums.shape[-2:])
-        rows = (kept[..., :2, :], outcomes.unsqueeze(-2), kept[..., 3:-1, :], joint.unsqueeze(-2))
-        return SmoothingCells(torch.cat(rows, -2))
 
 
 @dataclass(frozen=True)
-class SmoothingRecipe(EventSums[SmoothingCells]):
-    """The sums of `SmoothingCells`."""
+class SmoothingRecipe(EventSums[BinStats]):
+    """The sums of `SmoothingCells`.
 
-    n_quantities = 5
+    Attributes:
+        with_noise: sum `BinStats.noise` too.
+    """
+
     n_cells = N_CELLS
+    with_noise: bool = False
+
+    @property
+    def n_quantities(self) -> int:
+        """Return 5, or 6 with noise."""
+        return 5 + self.with_noise
 
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the cell of every event."""
@@ -55,21 +49,41 @@ class SmoothingRecipe(EventSums[SmoothingCells]):
         ones = torch.ones_like(confidence)
         return ones, confidence, outcome, confidence * (1 - confidence), confidence * outcome
 
+    def columns(self, events: Events, p: Predictions) -> list[Tensor]:
+        """Return what each event adds, with the noise before the last."""
+        *columns, last = super().columns(events, p)
+        return [*columns, noise_of(events, p)[1], last] if self.with_noise else [*columns, last]
+
     def wrap(self, sums: Tensor) -> SmoothingCells:
         """Return `sums` as `SmoothingCells`."""
-        return SmoothingCells(sums)
+        return SmoothingCells(sums, has_noise=self.with_noise)
 
 
-def smece_from_cells(cells: SmoothingCells, bandwidth: float | None = None) -> Tensor:
+def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
+    """Return weight and residual, each alone and times the confidence, `(..., 2, K)`.
+
+    Bins that are no `SmoothingCells` hold less, as those in which outcomes were drawn do. All of a cell is then taken
+    to lie at its mean confidence: cells are at most 1 / 5,120 wide, and smoothing leaves nothing of that.
+    """
+    sums = cells.sums
+    n, confidence, outcome = sums[..., :3, :].unbind(-2)
+    if isinstance(cells, SmoothingCells):
+        of_residual = confidence - sums[..., 3, :] - sums[..., -1, :]
+    else:
+        of_residual = (confidence - outcome) * (confidence / n.masked_fill(n == 0, 1))
+    return torch.stack((n, confidence), -2), torch.stack((confidence - outcome, of_residual), -2)
+
+
+def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
     """Smooth calibration error `(...)`: mean |residual smoothed by the kernel|, at a width or at that of the data."""
-    weight, residual = cells.parts()
+    weight, residual = _parts(cells)
     width = best_width(weight, residual) if bandwidth is None else bandwidth
     return smoothed_error(weight, residual, width)
 
 
-def width_from_cells(cells: SmoothingCells) -> Tensor:
+def width_from_cells(cells: BinStats) -> Tensor:
     """Width that smECE chooses `(...)`; NaN without data."""
-    weight, residual = cells.parts()
+    weight, residual = _parts(cells)
     return best_width(weight, residual).masked_fill(~(cells.total > 0), torch.nan)
 
 
@@ -166,7 +180,7 @@ def smece_width(
 
 def _reading(
     task: Task, reduction: Reduction | None, average: Average | None, options: InputOptions
-) -> EventReading[SmoothingCells]:
+) -> EventReading[BinStats]:
     read_as = task_read_as(task, options)
     return EventReading(read_as, SmoothingRecipe(resolve_reduction(read_as, reduction)), average)
 
@@ -182,13 +196,13 @@ def _checked(bandwidth: object) -> float | None:
     return float(bandwidth)
 
 
-class SmECE(EventMetric[SmoothingCells]):
+class SmECE(EventMetric[BinStats]):
     """Smooth calibration error, streamed; see `smece`.
 
-    The state is 5 sums over each of 15,888 cells, 636 kB for each class, whatever the number of samples: cells of the
+    The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the
     confidence between the nodes of the grids. Samples are rounded to a grid linearly, so that the value follows from
     these sums to the last digits, with any weights; a sketch of the samples could not promise that, and whole samples
-    would grow.
+    would grow. As the cells are bins, what chance would make of the value is read from them too.
     """
 
     unit = "probability"
@@ -199,10 +213,10 @@ class SmECE(EventMetric[SmoothingCells]):
 
     def __init__(self, *, bandwidth: float | None = None, **options: Any) -> None:
         checked = _checked(bandwidth)
-        super().__init__(recipe=SmoothingRecipe, **options)
+        super().__init__(recipe=partial(SmoothingRecipe, with_noise=True), **options)
         self.bandwidth = checked
 
-    def _value(self, statistic: SmoothingCells) -> Tensor:
+    def _value(self, statistic: BinStats) -> Tensor:
         return self.reading.read(partial(smece_from_cells, bandwidth=self.bandwidth), statistic)
 
     def width(self) -> Tensor:

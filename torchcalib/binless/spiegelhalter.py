@@ -31,8 +31,12 @@ class SpiegelhalterTest(NamedTuple):
 class SpiegelhalterRecipe(EventSums[Sums]):
     """Weight, excess of the Brier score over its expectation, and the variance of that."""
 
-    n_quantities = 3
     n_cells = 1
+
+    @property
+    def n_quantities(self) -> int:
+        """Return 3."""
+        return 3
 
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the only cell."""

@@ -79,16 +79,24 @@ def _log_share_of_many(p: Tensor, n: Tensor) -> Tensor:
 def entropy_of_counts(shares: Tensor, n: Tensor) -> Tensor:
     """Return an estimate of the entropy that n votes were drawn from, in nats, from their shares `(..., N, C)`.
 
-    sum_k t_k (psi(n) - psi(n t_k)): the plug-in entropy with digamma in the place of log. It is unbiased for the first
-    n - 1 terms of the series sum_v sum_k p_k (1-p_k)^v / v that is the entropy, so that it is too small by
-    sum_k p_k sum_(v >= n) (1-p_k)^v / v, which falls like (1-p)^n where the plug-in's bias falls like 1/n.
+    sum_k t_k (psi(n) - psi(n t_k)), the plug-in entropy with digamma in the place of log, is unbiased for the first
+    n - 1 terms of the series sum_v sum_k p_k (1-p_k)^v / v that is the entropy. What is returned is the jackknife of
+    that, which adds the share of votes that are the only one for their class: their expectation,
+    sum_k p_k (1-p_k)^(n-1), stands for the terms that are missing. So it is too large by exactly
+
+        sum_k p_k ((1-p_k)^(n-1) - sum_(v >= n) (1-p_k)^v / v),
+
+    of either sign and next to 0 where votes are many or all but a few are for few classes; where the plug-in entropy is
+    too small by about (C - 1) / 2n. It may exceed log C.
 
     Args:
         shares: shares of votes, classes last.
-        n: numbers of votes `(..., N, 1)`.
+        n: numbers of votes `(..., N, 1)`, at least 2.
 
-    Source: Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012); in this form
-    Schürmann: A note on entropy estimation (Neural Computation 27, 2015).
+    Source: Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012), by digamma as in Schürmann:
+    A note on entropy estimation (Neural Computation 27, 2015); Zahl: Jackknifing an index of diversity (Ecology 58,
+    1977).
     """
     counts = (shares * n).round()
-    return xmul(shares, torch.digamma(n) - torch.digamma(counts)).sum(-1)
+    known = xmul(shares, torch.digamma(n) - torch.digamma(counts)).sum(-1)
+    return known + (counts == 1).sum(-1) / n.squeeze(-1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from torchcalib.binless.smece import SmoothingRecipe
 from torchcalib.bootstrap.interval import Interval, check_level
 from torchcalib.kernels.draws import poisson_counts
 from torchcalib.kernels.row_stats import wide_dtype
@@ -109,7 +110,8 @@ class Bootstrapped(WrappedMetric[S]):
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         recipe: Any = metric.kind.recipe
-        if isinstance(recipe, EqualWidthBins):  # replicates show what chance does, without sums that say it
+        # Replicates show what chance does, without sums that say it.
+        if isinstance(recipe, EqualWidthBins | SmoothingRecipe):
             recipe = replace(recipe, with_noise=False)
         super().__init__(metric, recipe, **kwargs)
 

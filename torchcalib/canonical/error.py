@@ -1,5 +1,6 @@
 """L_p canonical calibration error, by the Dirichlet kernel."""
 
+from dataclasses import dataclass
 from typing import Literal, Unpack
 
 import torch
@@ -74,6 +75,25 @@ def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int 
     return chosen
 
 
+@dataclass(frozen=True)
+class DirichletReading:
+    """From predictions to the error, and the checks of what it is read with; see `canonical_error`."""
+
+    p: Literal[1, 2]
+    bandwidth: float | Literal["likelihood"]
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("p", self.p, (1, 2))
+        check_bandwidth(self.bandwidth, "likelihood")
+        if self.chunk is not None:
+            check_count("chunk", self.chunk)
+
+    def of(self, p: Predictions) -> Tensor:
+        """Read the error of each series, to the power p."""
+        return _error(p, self.p, self.bandwidth, self.chunk)
+
+
 def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None) -> Tensor:
     """The error of each series, to the power p."""
     log_q, q, target = _log_distributions(p)
@@ -145,15 +165,12 @@ def canonical_error(
         >>> import torch
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
         >>> canonical_error(preds, torch.tensor([0, 0, 1]), task="multiclass", bandwidth=0.1)
-        tensor(0.8000)
+        tensor(0.4667)
     """
     read_as = task_read_as(task, options)
-    check_choice("p", p, (1, 2))
-    check_bandwidth(bandwidth, "likelihood")
-    if chunk is not None:
-        check_count("chunk", chunk)
+    reading = DirichletReading(p, bandwidth, chunk)
     check_average(average, read_as == "multilabel")
     given = read_input(task, preds, target, options, whole_weights=True)
     elements = given.samples.numel() * given.num_classes
-    value = by_replicates(lambda some: _error(some, p, bandwidth, chunk), given, elements)
+    value = by_replicates(reading.of, given, elements)
     return (value.mean(-1) if read_as == "multilabel" and average is not None else value).to(given.dtype)

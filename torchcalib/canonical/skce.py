@@ -149,7 +149,8 @@ def skce(
         estimator: `"unbiased"`: the mean over all pairs of different samples, O(N^2) time. `"biased"`: over all pairs,
             each sample with itself too; never negative, too large by the mean of h(x, x) / N. `"block"`: the mean over
             the unbiased estimates of blocks of `block_size` samples, in the order given, without the rest; O(N)
-            time, unbiased, and more variable. `"linear"`: that with blocks of two.
+            time, unbiased if the order is random (not sorted by class, say), and more variable. `"linear"`: that with
+            blocks of two.
         kernel: `"laplacian"` exp(-d / bandwidth) of the total variation d = sum_k |p_k - p'_k| / 2 of two predictions,
             or `"gaussian"` exp(-d^2 / (2 bandwidth^2)) of their Euclidean distance; times the identity over classes.
         bandwidth: a number; total variation lies in [0, 1], Euclidean distance in [0, sqrt(2)]. Or "median", the median
@@ -181,7 +182,7 @@ def skce(
         >>> import torch
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])
         >>> skce(preds, torch.tensor([1, 1, 1]), task="multiclass")
-        tensor(0.3922)
+        tensor(0.3850)
     """
     reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
     p = read_input(task, preds, target, options, **reading.demands)
@@ -213,7 +214,7 @@ class SKCE(StreamingMetric[BlockStats]):
         >>> metric = SKCE(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]]), torch.tensor([1, 1]))
         >>> metric.compute()
-        tensor(0.0549, dtype=torch.float64)
+        tensor(0.1317, dtype=torch.float64)
     """
 
     perfect, unit = 0.0, "squared probability"

@@ -34,7 +34,8 @@ def skce_test(
         target: see `skce`.
         task: see `skce`.
         estimator: `"linear"` or `"block"`: the blocks are independent, so their mean is normal if they are many, and
-            its standard deviation is that of the blocks; the test is asymptotic, and larger blocks have more power.
+            its standard deviation is that of the blocks; the test is asymptotic, and larger blocks have more power. The
+            order must be random.
             `"unbiased"`: a bound of the p-value that holds for every sample size, exp(-floor(N / 2) value^2 / 8) for a
             positive value (Hoeffding's, as |h| <= 2); it needs far more data to reject.
         kernel: see `skce`.
@@ -62,9 +63,9 @@ def skce_test(
         >>> g = torch.Generator().manual_seed(0)
         >>> preds = torch.randn(1000, 3, generator=g).softmax(-1)
         >>> target = torch.multinomial(preds, 1, generator=g).squeeze(-1)
-        >>> skce_test(preds, target, task="multiclass").p_value > 0.05
+        >>> skce_test(preds, target, task="multiclass", estimator="block").p_value > 0.05
         tensor(True)
-        >>> skce_test(preds, (target + 1) % 3, task="multiclass").p_value < 1e-3
+        >>> skce_test(preds, (target + 1) % 3, task="multiclass", estimator="block").p_value < 1e-9
         tensor(True)
     """
     reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
 from torchcalib.predictions import Predictions, in_all_replicates
 
 
@@ -33,8 +33,8 @@ def vectors(p: Predictions) -> Vectors:
 def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     """Return probabilities, and targets less probabilities, `(..., N, C)` in the dtype of sums; 0 in rows left out."""
     values, target = vectors(p)
-    wide = (p.values if p.task == "multiclass" else values).to(wide_dtype(values.device))  # without +inf
-    q = wide.softmax(-1) if p.from_logits else wide
+    wide = values.to(wide_dtype(values.device))
+    q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
     if p.hard:
         classes = torch.arange(q.shape[-1], device=q.device)
         target = target.unsqueeze(-1) == classes

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from torchcalib.consistency.words import p_words
-from torchcalib.files import write_whole
+from torchcalib.files import printable, write_whole
 from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")
@@ -57,7 +57,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        number=number, decimals=decimals, count=count, percent=percent, edge=edge, gain=gain, p_value=p_value
+        number=number,
+        decimals=decimals,
+        count=count,
+        percent=percent,
+        edge=edge,
+        gain=gain,
+        p_value=p_value,
+        printable=printable,
     )
     return made
 

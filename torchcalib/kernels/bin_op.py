@@ -29,9 +29,11 @@ def event_bins(
     right: bool = False,
     noise: Noise = "none",
     copies: bool = True,
+    groups: Tensor | None = None,
+    n_groups: int = 1,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum over the events in each bin of their confidence.
+    """Sum over the events in each bin of their confidence, with `groups` those of each group apart.
 
     Args:
         confidence: `(..., N)` in [0, 1], floating. NaN falls in the first bin, and makes its sum NaN.
@@ -43,10 +45,13 @@ def event_bins(
         noise: sum the variances of the outcomes o of events of confidence p too: w p (1 - p), and v w (with `copies`)
             or v w^2. Of "labels" v is p (1 - p), of "shares" (o - p)^2.
         copies: whether weights are numbers of copies.
+        groups: the group of every event, int64 in [0, G) and broadcastable to `(..., N)`; None for no groups.
+        n_groups: G. However many there are, every event is read once.
         backend: see `dispatch`.
 
     Returns:
-        Weight, confidence, outcome, the two of `noise`, and ECD, if given: `(..., F, B)` in the dtype of sums.
+        Weight, confidence, outcome, the two of `noise`, and ECD, if given: `(..., F, B)` in the dtype of sums; with
+        groups `(..., G, F, B)`.
 
     Gradient: in all but the bin and the two of `noise`; a constant where the weight is 0. In reverse and in forward
     mode, of any order.
@@ -55,7 +60,8 @@ def event_bins(
     # The compiler takes the operation as it is, and no function that has a forward mode.
     compiled = torch.compiler.is_compiling()
     take = event_sums.direct if compiled or is_plain(confidence, outcome, weights, ecd) else _EventBins.apply
-    sums: Tensor = take(confidence, outcome, weights, ecd, n_bins, right, noise, copies, backend)
+    groups = None if groups is None else groups.expand_as(confidence)
+    sums: Tensor = take(confidence, outcome, weights, ecd, groups, n_groups, n_bins, right, noise, copies, backend)
     return sums
 
 
@@ -109,11 +115,12 @@ def class_bins(
 
 
 @operation(
-    "event_sums(Tensor confidence, Tensor outcome, Tensor? weights, Tensor? ecd, int n_bins, bool right, str noise, "
-    "bool copies, str backend) -> Tensor",
-    fake=lambda confidence, outcome, weights, ecd, n_bins, right, noise, copies, backend: confidence.new_empty(  # noqa: ARG005
-        (*confidence.shape[:-1], _n_sums(ecd is not None, noise != "none"), n_bins),
-        dtype=wide_dtype(confidence.device),
+    "event_sums(Tensor confidence, Tensor outcome, Tensor? weights, Tensor? ecd, Tensor? groups, int n_groups, "
+    "int n_bins, bool right, str noise, bool copies, str backend) -> Tensor",
+    fake=lambda confidence, outcome, weights, ecd, groups, n_groups, n_bins, right, noise, copies, backend: (  # noqa: ARG005
+        confidence.new_empty(
+            _shape_of_sums(confidence, ecd, groups, n_groups, n_bins, noise), dtype=wide_dtype(confidence.device)
+        )
     ),
 )
 def event_sums(
@@ -121,6 +128,8 @@ def event_sums(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
+    n_groups: int,
     n_bins: int,
     right: bool,
     noise: Noise,
@@ -128,15 +137,31 @@ def event_sums(
     backend: Backend,
 ) -> Tensor:
     """Return what `event_bins` says, of tensors of one shape."""
-    columns = [None if x is None else x.detach() for x in (confidence, outcome, weights, ecd)]
-    shape = (*confidence.shape[:-1], _n_sums(ecd is not None, noise != "none"), n_bins)
+    columns = [None if x is None else x.detach() for x in (confidence, outcome, weights, ecd, groups)]
+    shape = _shape_of_sums(confidence, ecd, groups, n_groups, n_bins, noise)
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
         source = implementation("bins", choose("bins", confidence.device, backend).backend)
         n = confidence.shape[-1]
-        series = [None if x is None else x.reshape(-1, n) for x in columns]
-        source.event_sums(*series, right, noise, copies, sums.view(-1, *sums.shape[-2:]))
+        *series, of_groups = [None if x is None else x.reshape(-1, n) for x in columns]
+        if of_groups is None:
+            source.event_sums(*series, right, noise, copies, sums.view(-1, *sums.shape[-2:]))
+        else:
+            source.group_sums(*series, of_groups, right, noise, copies, sums.view(-1, *sums.shape[-3:]))
     return sums
+
+
+def _shape_of_sums(
+    confidence: Tensor, ecd: Tensor | None, groups: Tensor | None, n_groups: int, n_bins: int, noise: Noise
+) -> tuple[int, ...]:
+    lead = (*confidence.shape[:-1], *(() if groups is None else (n_groups,)))
+    return (*lead, _n_sums(ecd is not None, noise != "none"), n_bins)
+
+
+def _cell(confidence: Tensor, groups: Tensor | None, n_bins: int, right: bool) -> Tensor:
+    """Return the bin of every event, those of one group after those of the other."""
+    index = bin_index(confidence, n_bins, right)
+    return index if groups is None else groups * n_bins + index
 
 
 def _n_sums(has_ecd: bool, has_noise: bool) -> int:
@@ -162,6 +187,7 @@ def _event_gradient(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
     n_bins: int,
     right: bool,
     noise: bool,
@@ -169,7 +195,10 @@ def _event_gradient(
 ) -> list[Tensor | None]:
     """Return the gradients in the first four, by operations that have derivatives of their own."""
     grads = _differentiable(grads, ecd is not None) if noise else grads
-    index = bin_index(confidence, n_bins, right).unsqueeze(-2)
+    if groups is not None:
+        grads = grads.movedim(-3, -2)
+        grads = grads.reshape(*grads.shape[:-2], -1)
+    index = _cell(confidence, groups, n_bins, right).unsqueeze(-2)
     at = grads.gather(-1, index.expand(*index.shape[:-2], grads.shape[-2], index.shape[-1])).unbind(-2)
     columns = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
     of_weights = None
@@ -185,15 +214,16 @@ def _event_gradient(
 
 
 def _keep_events(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    *columns, ctx.n_bins, ctx.right, ctx.noise, _, _ = inputs
+    *columns, ctx.n_groups, ctx.n_bins, ctx.right, ctx.noise, _, _ = inputs
     ctx.save_for_backward(*columns)
 
 
 def _events_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-    confidence, outcome, weights, ecd = ctx.saved_tensors
-    found = _event_gradient(confidence, outcome, weights, ecd, ctx.n_bins, ctx.right, ctx.noise != "none", grads)
+    confidence, outcome, weights, ecd, groups = ctx.saved_tensors
+    options = ctx.n_bins, ctx.right, ctx.noise != "none"
+    found = _event_gradient(confidence, outcome, weights, ecd, groups, *options, grads)
     wanted = (grad if need else None for grad, need in zip(found, ctx.needs_input_grad, strict=False))
-    return (*wanted, *(None,) * 5)
+    return (*wanted, *(None,) * 7)
 
 
 torch.library.register_autograd("torchcalib::event_sums", _events_backward, setup_context=_keep_events)
@@ -215,12 +245,12 @@ class _EventBins(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep what the derivatives are made of."""
         _keep_events(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:5])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """Return the sums of what each event adds."""
-        confidence, outcome, weights, ecd = ctx.saved_tensors
+        confidence, outcome, weights, ecd, groups = ctx.saved_tensors
         wide = wide_dtype(confidence.device)
         changes = [None, *tangents[:2], *(() if ecd is None else (tangents[3],))]
         values = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
@@ -232,7 +262,10 @@ class _EventBins(torch.autograd.Function):
             if weights is not None and tangents[2] is not None:
                 column = column + value.to(wide) * tangents[2]
             columns.append(column if weights is None else column.masked_fill(weights == 0, 0))
-        sums = bin_sums(bin_index(confidence, ctx.n_bins, ctx.right), columns, ctx.n_bins)
+        index = _cell(confidence, groups, ctx.n_bins, ctx.right)
+        sums = bin_sums(index, columns, ctx.n_bins if groups is None else ctx.n_groups * ctx.n_bins)
+        if groups is not None:
+            sums = sums.reshape(*sums.shape[:-1], ctx.n_groups, ctx.n_bins).movedim(-2, -3)
         return _with_constants(sums, ctx.noise != "none")
 
 

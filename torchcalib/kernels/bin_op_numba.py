@@ -18,6 +18,7 @@ from torchcalib.kernels.threads import in_threads
 
 _PIECE = 2**16  # events
 _PIECES = 64  # at most: each has sums of its own
+_PER_CELL = 32  # events of a piece for each cell of groups: what is added afterwards is less than what is read
 _TURNS = 8  # a power of two. A sum waits for the one before it: events that fall in one bin take turns
 _PROBE = 64  # entries among which those that reach 1/B are looked for
 _F = np.float32
@@ -139,6 +140,83 @@ def _countable_events(confidence: Any, outcome: Any, noise: Any, edges: Any, rig
         if noise is not None:
             sums[3, k] += totals[2 * i + 1]
             sums[4, k] += totals[2 * i + 1]
+
+
+@step
+def _grouped_cells(confidence: Any, groups: Any, edges: Any, right: Any, first: Any, out: Any) -> None:
+    """Fill in the cells of a block, those of one group after those of the other."""
+    n_bins = edges.size - 1
+    for i in range(confidence.size):
+        first[i] = np.int32(groups[i] * n_bins)
+    if _cells(confidence, n_bins, first, out):
+        for i in range(confidence.size):
+            out[i] = first[i] + _bin(np.float64(confidence[i]), edges, right)
+
+
+@compiled_loop
+def _grouped_events(
+    confidence: Any,
+    outcome: Any,
+    weights: Any,
+    ecd: Any,
+    groups: Any,
+    noise: Any,
+    edges: Any,
+    right: Any,
+    sums: Any,
+) -> None:
+    """Add events to cells `(G * B, W)`, of which each is a part of one line of a cache.
+
+    `noise` is that of `_events`; its second sum is left out where it is the first one. ECD comes last.
+    """
+    apart = False if noise is None else noise[0] or noise[1]
+    last = (3 if noise is None else 4) + np.intp(apart)
+    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    w = 1.0
+    for start in range(0, confidence.size, BLOCK):
+        values = confidence[start : start + BLOCK]
+        _grouped_cells(values, groups[start : start + BLOCK], edges, right, first, cells)
+        for i in range(values.size):
+            if weights is not None:
+                w = weights[start + i]
+                if w == 0:
+                    continue
+            cell, value, hit = np.uintp(cells[i]), np.float64(values[i]), np.float64(outcome[start + i])
+            sums[cell, 0] += w
+            sums[cell, 1] += w * value
+            sums[cell, 2] += w * hit
+            if noise is not None:
+                spread = value * (1.0 - value)
+                sums[cell, 3] += w * spread
+                if apart:
+                    variance = (hit - value) ** 2 if noise[0] else spread
+                    sums[cell, 4] += w * variance * (w if noise[1] else 1.0)
+            if ecd is not None:
+                sums[cell, last] += w * ecd[start + i]
+
+
+@compiled_loop
+def _countable_grouped_events(
+    confidence: Any, outcome: Any, groups: Any, noise: Any, edges: Any, right: Any, counts: Any, sums: Any
+) -> None:
+    """Add the same for integer outcomes, with as few additions as `_countable_events`.
+
+    A cell is four numbers: the two counts in `counts`, which is the memory of `sums` as integers; the confidence; the
+    noise; and the outcomes of blocks in which some are neither 0 nor 1.
+    """
+    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    for start in range(0, confidence.size, BLOCK):
+        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        _grouped_cells(values, groups[start : start + BLOCK], edges, right, first, cells)
+        is_label = not _all_bits(outcomes) & ~1
+        for i in range(values.size):
+            cell, value = np.uintp(cells[i]) * np.uintp(4), np.float64(values[i])
+            counts[cell] += 1 + ((np.int64(outcomes[i]) << 32) if is_label else 0)
+            sums[cell + np.uintp(1)] += value
+            if noise is not None:
+                sums[cell + np.uintp(2)] += value * (1.0 - value)
+            if not is_label:
+                sums[cell + np.uintp(3)] += outcomes[i]
 
 
 @lanes
@@ -353,6 +431,61 @@ def event_sums(
         in_threads(add, len(starts), n)
         if len(starts) > 1:
             into[:] = pieces.sum(0)
+
+
+def group_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    groups: Tensor,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.group_sums`."""
+    n = confidence.shape[-1]
+    n_groups, _, n_bins = sums.shape[1:]
+    edges, n_cells = _edges(n_bins), n_groups * n_bins
+    kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
+    countable = weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
+    size = -(-n // max(1, min(_PIECES, n // max(_PIECE, _PER_CELL * n_cells))))
+    starts = range(0, n, size)
+    for series, into in enumerate(sums.numpy()):
+        pieces = _lines(len(starts), n_cells, 4 if countable else 8)
+
+        def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
+            for piece in range(begin, end):
+                held = slice(starts[piece], starts[piece] + size)
+                given = confidence, outcome, weights, ecd, groups
+                part = [None if x is None else _array(x[series, held]) for x in given]
+                if countable:
+                    flat = pieces[piece].reshape(-1)
+                    of_labels = part[0], part[1], part[4]
+                    _countable_grouped_events(*of_labels, kind, edges, right, flat.view(np.int64), flat)
+                else:
+                    _grouped_events(*part, kind, edges, right, pieces[piece])
+
+        in_threads(add, len(starts), n)
+        columns = _columns_of_labels(pieces) if countable else list(pieces.sum(0).T)
+        if kind is not None and not any(kind):  # one sum of noise is both
+            columns.insert(4, columns[3])
+        for row, column in zip(into.swapaxes(0, 1), columns, strict=False):
+            row[:] = column.reshape(n_groups, n_bins)
+
+
+def _columns_of_labels(pieces: Any) -> list[Any]:
+    """Return the sums of pieces of `_countable_grouped_events`."""
+    counts, (confidence, spread, others) = pieces.view(np.int64)[..., 0], pieces[..., 1:].sum(0).T
+    return [(counts & 0xFFFFFFFF).sum(0), confidence, (counts >> 32).sum(0) + others, spread]
+
+
+def _lines(n_pieces: int, n_cells: int, width: int) -> Any:
+    """Return zeros `(P, K, W)`, where no cell of 4 or 8 numbers lies across two lines of 64 bytes."""
+    memory = np.zeros(n_pieces * n_cells * width + 8)
+    start = -(memory.ctypes.data // 8) % 8
+    return memory[start : start + n_pieces * n_cells * width].reshape(n_pieces, n_cells, width)
 
 
 def class_sums(

@@ -55,26 +55,69 @@ def event_sums(
                 into[0] += counts.sum(0)
                 into[2] += counts[1]
                 continue
-            w = None if weights is None else weights[series, held]
-            index, ones = index.long(), torch.ones_like(values, dtype=wide)
-            columns = [(ones, w), (values, w), (outcomes, w)]
-            if noise != "none":
-                columns += noise_columns(values.to(wide), outcomes, w, noise, copies)
-            columns += [] if ecd is None else [(ecd[series, held], w)]
-            for row, (column, share) in zip(into, columns, strict=True):
-                weighted = column.to(wide)
-                if share is not None:
-                    weighted = (weighted * share).masked_fill(share == 0, 0)
-                row.scatter_add_(0, index, weighted)
+            w, more = None if weights is None else weights[series, held], None if ecd is None else ecd[series, held]
+            index, columns = index.long(), weighed_columns(values, outcomes, w, more, noise, copies, wide)
+            for row, column in zip(into, columns, strict=True):
+                row.scatter_add_(0, index, column)
 
 
-def noise_columns(
-    confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Return what the two sums of noise are made of, each with its weights."""
-    spread = confidence * (1 - confidence)
-    variance = (outcome.to(confidence) - confidence).square() if noise == "shares" else spread
-    return [(spread, weights), (variance, weights if weights is None or copies else weights.square())]
+def group_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    groups: Tensor,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """Add what `bin_op.event_bins` says of every series and group.
+
+    Args:
+        confidence: see `event_sums`.
+        outcome: see `event_sums`.
+        weights: see `event_sums`.
+        ecd: see `event_sums`.
+        groups: `(S, N)` int64.
+        right: see `event_sums`.
+        noise: see `event_sums`.
+        copies: see `event_sums`.
+        sums: zeros `(S, G, F, B)`.
+    """
+    n_groups, n_sums, n_bins = sums.shape[1:]
+    size = max(_SAMPLES, n_groups * n_bins)
+    for series, into in enumerate(sums):
+        found = sums.new_zeros(n_sums, n_groups * n_bins)
+        for start in range(0, confidence.shape[-1], size):
+            held = slice(start, start + size)
+            values, outcomes = confidence[series, held], outcome[series, held]
+            w, more = None if weights is None else weights[series, held], None if ecd is None else ecd[series, held]
+            cell = groups[series, held] * n_bins + _bins(values, n_bins, right)
+            columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+            for row, column in zip(found, columns, strict=True):
+                row += torch.bincount(cell, column, n_groups * n_bins)
+        into.copy_(found.view(n_sums, n_groups, n_bins).movedim(0, 1))
+
+
+def weighed_columns(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    noise: str,
+    copies: bool,
+    wide: torch.dtype,
+) -> list[Tensor]:
+    """Return what every event adds to each sum, 0 where its weight is."""
+    p = confidence.to(wide)
+    columns = [(torch.ones_like(p), weights), (p, weights), (outcome.to(wide), weights)]
+    if noise != "none":
+        spread = p * (1 - p)
+        variance = (columns[2][0] - p).square() if noise == "shares" else spread
+        columns += [(spread, weights), (variance, weights if weights is None or copies else weights.square())]
+    columns += [] if ecd is None else [(ecd.to(wide), weights)]
+    return [column if share is None else (column * share).masked_fill(share == 0, 0) for column, share in columns]
 
 
 def class_sums(

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.looking import look
+
 _N_CELLS = 128  # of a table of probabilities: 8 standard deviations to either side of the mean up to
 _MOST_DEVIATION = 7.5  # this one; where more is expected the distribution is smooth, and an expansion is exact enough
 
@@ -42,6 +44,8 @@ def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Te
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
     counts = counts_by_chance(0.5 + sign * (chance - 0.5), few, variance)
     deviation = (counts - few).mul_(sign / variance.sqrt())
+    if look((variance > 0).all()):
+        return deviation
     return torch.where(variance > 0, deviation, torch.special.ndtri(chance))
 
 
@@ -78,8 +82,9 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     drawn = torch.searchsorted(above, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
     counts = first + drawn.clamp(max=_N_CELLS - 1).to(mean.dtype)
     deviation = variance.sqrt()
-    expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
-    counts = torch.where(deviation > _MOST_DEVIATION, expanded.round().maximum(torch.zeros_like(expanded)), counts)
+    if look((deviation > _MOST_DEVIATION).any()) is not False:
+        expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
+        counts = torch.where(deviation > _MOST_DEVIATION, expanded.round().clamp(min=0), counts)
     return torch.where(variance > 0, counts, mean)
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-_TOGETHER = 2**18  # pairs of points that are worked on at a time: they stay in cache
+# Pairs of points that are worked on at a time: in cache, and by one thread, which waits for no other.
+_TOGETHER = 2**15
 _FLAT = 1e-10  # share of its usual size from which on what spreads the points around one is rounding
 
 

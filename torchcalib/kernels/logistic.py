@@ -9,7 +9,8 @@ from torch import Tensor
 from torchcalib.kernels.looking import look
 from torchcalib.kernels.operation import operation
 
-_PIECE = 2**16  # elements of a series that are worked on at a time: they stay in cache
+# Elements of a series that are worked on at a time: in cache, and by one thread, which waits for no other.
+_PIECE = 2**15
 _ROUNDS = 40
 _DECREMENT = 1e-22  # what a further step would take off the mean NLL, at which the unknowns are exact to rounding
 _NOISE = 1e-13  # what rounding does to the mean NLL

@@ -7,11 +7,15 @@ together leave: of weight and residual, each also times the confidence. They are
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from torchcalib.kernels.looking import look
 from torchcalib.kernels.operation import operation
 
 LEVELS = 1024  # widths are multiples of 1 / LEVELS: ten halvings of [0, 1]
@@ -56,11 +60,11 @@ def cell_index(confidence: Tensor) -> Tensor:
     Returns:
         int64 in 0 to `N_CELLS` - 1.
     """
-    value = confidence.detach()
-    total = torch.zeros_like(value)
-    for steps in GRIDS:
-        total = total + (value * steps).floor()
-    return total.nan_to_num(0).clamp(0, N_CELLS - 1).long()
+    value = confidence.detach().nan_to_num(0)
+    total = torch.zeros_like(value, dtype=torch.int32)
+    for steps in GRIDS:  # a conversion rounds down what is not negative, and at less cost than `floor`
+        total = total + (value * steps).to(torch.int32)
+    return total.clamp(0, N_CELLS - 1).long()
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
@@ -75,26 +79,14 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
     Returns:
         `(...)`; NaN without data.
 
-    Gradient: in the sums; none in the width.
+    Gradient: in the sums, in reverse and in forward mode; none in the width.
     """
     sums = torch.stack((residual, weight), -3)
-    value = _error_at(sums, width) if isinstance(width, float) else _Candidates(sums)((width * LEVELS).round().long())
+    slopes: Tensor = _slopes(sums.detach(), *((width, 0.0) if isinstance(width, Tensor) else (None, width)))
+    # Both sums are as homogeneous in the sums over the cells as their slopes are constant.
+    distance, density = (slopes * sums).sum((-1, -2)).unbind(-1)
+    value = distance / (density + _n_points(width) * _EPS)
     return value.masked_fill(weight[..., 0, :].sum(-1) == 0, torch.nan)
-
-
-@operation(
-    "best_width(Tensor weight, Tensor residual) -> Tensor",
-    fake=lambda weight, residual: weight.new_empty(weight.shape[:-2]),  # noqa: ARG005
-)
-def _best_width(weight: Tensor, residual: Tensor) -> Tensor:
-    errors = _Candidates(torch.stack((residual, weight), -3).detach())
-    low = torch.zeros(weight.shape[:-2], dtype=torch.int64, device=weight.device)
-    high = torch.full_like(low, LEVELS)
-    for _ in range(int(math.log2(LEVELS))):
-        middle = (low + high) // 2
-        reached = (middle < FINEST) | (middle / LEVELS < errors(middle))
-        low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)
-    return high.to(weight.dtype) / LEVELS
 
 
 def best_width(weight: Tensor, residual: Tensor) -> Tensor:
@@ -104,55 +96,158 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
 
     Gradient: none.
     """
-    width: Tensor = _best_width(weight.detach(), residual.detach())
+    width: Tensor = _best_width(torch.stack((residual, weight), -3).detach())
     return width
 
 
+@operation(
+    "smoothed_slopes(Tensor sums, Tensor? width, float at) -> Tensor",
+    fake=lambda sums, width, at: torch.empty_like(sums),  # noqa: ARG005
+)
+def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
+    """Slopes in the sums `(..., 2, 2, K)` of the |residuals| and of the densities, each summed over the points.
+
+    Args:
+        sums: of residual and weight, alone and times the confidence, `(..., 2, 2, K)`.
+        width: see `smoothed_error`; None for `at`.
+        at: the width of all series.
+    """
+    if width is not None:
+        return _Candidates(sums).read(_slopes_on_grid, (width * LEVELS).round().long())
+    grid = _Grid(_spectrum(_at_nodes(sums, _steps_for(at))), torch.full_like(sums[..., 0, 0, 0], at), _n_points(at))
+    return _slopes_on_grid(grid)
+
+
+@operation("best_width(Tensor sums) -> Tensor", fake=lambda sums: sums.new_empty(sums.shape[:-3]))
+def _best_width(sums: Tensor) -> Tensor:
+    candidates = _Candidates(sums)
+    low = torch.zeros(sums.shape[:-3], dtype=torch.int64, device=sums.device)
+    high = torch.full_like(low, LEVELS)
+    for _ in range(int(math.log2(LEVELS))):
+        middle = (low + high) // 2
+        reached = (middle < FINEST) | (middle / LEVELS < candidates.read(_error_on_grid, middle))
+        low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)
+    return high.to(sums.dtype) / LEVELS
+
+
 class _Candidates:
-    """Errors of the same samples at one width after another; what depends on the samples alone is computed once.
+    """The same samples at one width after another; what depends on the samples alone is computed once.
 
     On the CPU grids of their own are made for the widths that are asked for. Elsewhere the host would have to wait to
-    learn which these are, and each has its grid from the start.
+    learn which these are, and each is read.
     """
 
     def __init__(self, sums: Tensor) -> None:
         self._sums = sums
-        self._spectrum = _spectrum(_at_nodes(sums, _COARSE_STEPS))
-        self._own: dict[int, Tensor] = {}
+        self._spectra = {_COARSE_STEPS: _spectrum(_at_nodes(sums, _COARSE_STEPS))}
 
-    def __call__(self, level: Tensor) -> Tensor:
-        """Return the error of every series at its width, in 1024ths: int64 `(...)` to `(...)`."""
-        value = self._on_shared_grid(level.clamp(min=_COARSEST_OWN + 1))
+    def read(self, read: Callable[["_Grid"], Tensor], level: Tensor) -> Tensor:
+        """Read every series at its width, in 1024ths: int64 `(...)` to `(..., *)`."""
+        shared = _Grid(
+            self._spectra[_COARSE_STEPS],
+            level.clamp(min=_COARSEST_OWN + 1).to(self._sums.dtype) / LEVELS,
+            _n_points((_COARSEST_OWN + 1) / LEVELS),
+        )
+        value = read(shared)
         for own in range(FINEST, _COARSEST_OWN + 1):
             chosen = level == own
-            if level.device.type == "cpu" and look(chosen.any()) is False:
+            if level.device.type == "cpu" and not chosen.any():
                 continue
-            if own not in self._own:
-                self._own[own] = _error_at(self._sums, own / LEVELS)
-            value = torch.where(chosen, self._own[own], value)
+            width = own / LEVELS
+            if (steps := steps_of(width)) not in self._spectra:
+                self._spectra[steps] = _spectrum(_at_nodes(self._sums, steps))
+            at_own = read(_Grid(self._spectra[steps], torch.full_like(shared.width, width), _n_points(width)))
+            value = torch.where(chosen.reshape(level.shape + (1,) * (value.dim() - level.dim())), at_own, value)
         return value
 
-    def _on_shared_grid(self, level: Tensor) -> Tensor:
-        width = level.to(self._sums.dtype) / LEVELS
-        n_points = (10 / width).round().clamp(min=_FEWEST_POINTS)
-        return _error(self._spectrum, width, n_points, _points_of((_COARSEST_OWN + 1) / LEVELS))
+
+@dataclass(frozen=True)
+class _Grid:
+    """What is smoothed, and by how much.
+
+    Attributes:
+        spectrum: of residual and weight at the nodes `(..., 2, m + 1)`.
+        width: `(...)`.
+        most_points: how many points are looked at in the series where they are most.
+    """
+
+    spectrum: Tensor
+    width: Tensor
+    most_points: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of the grid, m."""
+        return self.spectrum.shape[-1] - 1
+
+    def kernel(self) -> Tensor:
+        """Fourier transform of the kernel `(..., 1, m + 1)`."""
+        return _transform(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
+
+    def points(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return node below every point `(..., 1, P)`, how far above it in steps, and whether it is one of the series.
+
+        They are equally spaced from 0 to 1.
+        """
+        point = torch.arange(self.most_points, dtype=self.width.dtype, device=self.width.device)
+        last = _n_points(self.width).unsqueeze(-1) - 1
+        place = (point / last).clamp(max=1) * self.steps
+        node = place.floor().clamp(max=self.steps - 1)
+        return node.long().unsqueeze(-2), (place - node).unsqueeze(-2), (point <= last).unsqueeze(-2)
+
+    def at_points(self) -> Tensor:
+        """Return smoothed residual and density at the points `(..., 2, P)`, 0 at those that are none of the series."""
+        m = self.steps
+        smoothed = _inverse(self.spectrum * self.kernel())[..., : m + 1]
+        node, above, is_point = self.points()
+        node = node.expand(*smoothed.shape[:-1], -1)
+        value: Tensor = smoothed.gather(-1, node) * (1 - above) + smoothed.gather(-1, node + 1) * above
+        return value.masked_fill(~is_point, 0)
 
 
-def _error_at(sums: Tensor, width: float) -> Tensor:
-    """Error of every series at one width; `sums (..., 2, 2, K)` are residual and weight, alone and by confidence."""
-    n_points = _points_of(width)
-    at = torch.full((), width, dtype=sums.dtype, device=sums.device)
-    return _error(_spectrum(_at_nodes(sums, _steps_for(width))), at, torch.full_like(at, n_points), n_points)
+def _error_on_grid(grid: _Grid) -> Tensor:
+    """Mean of |smoothed residual| over the points, weighed by the smoothed density, `(...)`."""
+    residual, density = grid.at_points().unbind(-2)
+    return residual.abs().sum(-1) / (density.sum(-1) + _n_points(grid.width) * _EPS)
+
+
+def _slopes_on_grid(grid: _Grid) -> Tensor:
+    """See `_slopes`: each step of smoothing, transposed, in reverse order."""
+    m = grid.steps
+    residual, density = grid.at_points().unbind(-2)
+    node, above, is_point = grid.points()
+    of_points = torch.stack((residual.sign(), torch.ones_like(density)), -2).masked_fill(~is_point, 0)
+    node = node.expand(of_points.shape)
+    of_smoothed = of_points.new_zeros((*of_points.shape[:-1], 2 * m))
+    of_smoothed = of_smoothed.scatter_add(-1, node, of_points * (1 - above)).scatter_add(
+        -1, node + 1, of_points * above
+    )
+    of_reflected = _inverse(_transform(of_smoothed) * grid.kernel().conj())
+    of_nodes = of_reflected[..., : m + 1] + pad(of_reflected[..., m + 1 :].flip(-1), (1, 1))
+    below = _node_below(m, of_nodes)
+    lower, upper = of_nodes[..., below], of_nodes[..., below + 1]
+    return torch.stack((lower + below * (lower - upper), m * (upper - lower)), -2)
+
+
+@overload
+def _n_points(width: float) -> int: ...
+
+
+@overload
+def _n_points(width: Tensor) -> Tensor: ...
+
+
+def _n_points(width: Tensor | float) -> Tensor | int:
+    """Return how many points are looked at; Python and torch round halves alike."""
+    if isinstance(width, Tensor):
+        return (10 / width).round().clamp(min=_FEWEST_POINTS)
+    return max(round(10 / width), _FEWEST_POINTS)
 
 
 def _steps_for(width: float) -> int:
     """Steps of the grid for a width: as published, or where the cells do not know that grid, the finest there is."""
     steps = steps_of(width)
     return steps if any(own % steps == 0 for own in GRIDS) else FINEST_STEPS
-
-
-def _points_of(width: float) -> int:
-    return max(round(10 / width), _FEWEST_POINTS)
 
 
 def _at_nodes(sums: Tensor, steps: int) -> Tensor:
@@ -165,8 +260,7 @@ def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     Returns:
         `(..., steps + 1)`.
     """
-    middle = _MIDDLE.to(sums)
-    below = (middle * steps).floor().clamp(max=steps - 1).long()
+    below = _node_below(steps, sums)
     alone, by_confidence = sums.unbind(-2)
     upper = by_confidence * steps - alone * below
     at_nodes = sums.new_zeros((*alone.shape[:-1], steps + 1))
@@ -174,37 +268,34 @@ def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     return at_nodes.scatter_add(-1, index, alone - upper).scatter_add(-1, index + 1, upper)
 
 
+def _node_below(steps: int, like: Tensor) -> Tensor:
+    """Return the node of a grid below every cell, int64 `(K,)`."""
+    return (_MIDDLE.to(like) * steps).floor().clamp(max=steps - 1).long()
+
+
 def _spectrum(at_nodes: Tensor) -> Tensor:
     """Fourier transform of `(..., m + 1)` nodes, reflected at both ends: a function of period 2 m."""
-    spectrum: Tensor = torch.fft.rfft(torch.cat((at_nodes, at_nodes[..., 1:-1].flip(-1)), -1))
+    return _transform(torch.cat((at_nodes, at_nodes[..., 1:-1].flip(-1)), -1))
+
+
+def _transform(x: Tensor) -> Tensor:
+    """Fourier transform of real numbers `(..., 2 m)`: `(..., m + 1)`.
+
+    On the CPU by numpy: torch deals even one short transform out to threads, which on busy cores wait for each other.
+    """
+    if x.device.type == "cpu":
+        return torch.from_numpy(np.fft.rfft(x.numpy()))
+    spectrum: Tensor = torch.fft.rfft(x)
     return spectrum
 
 
-def _error(spectrum: Tensor, width: Tensor, n_points: Tensor, most_points: int) -> Tensor:
-    """Mean of |smoothed residual| at equally spaced points, weighed by the smoothed density.
-
-    Args:
-        spectrum: of residual and weight at the nodes `(..., 2, m + 1)`.
-        width: broadcastable to `(...)`.
-        n_points: how many points, of the shape of `width`.
-        most_points: the largest of them.
-
-    Returns:
-        `(...)`.
-    """
-    m = spectrum.shape[-1] - 1
-    of_kernel = torch.fft.rfft(_kernel(m, width.unsqueeze(-1)))
-    smoothed = torch.fft.irfft(spectrum * of_kernel.unsqueeze(-2), n=2 * m)[..., : m + 1]
-    point = torch.arange(most_points, dtype=smoothed.dtype, device=smoothed.device)
-    last = n_points.unsqueeze(-1) - 1
-    place = (point / last).clamp(max=1) * m
-    node = place.floor().clamp(max=m - 1)
-    above = (place - node).unsqueeze(-2)
-    index = node.long().expand(*smoothed.shape[:-2], most_points).unsqueeze(-2).expand(*smoothed.shape[:-1], -1)
-    value = smoothed.gather(-1, index) * (1 - above) + smoothed.gather(-1, index + 1) * above
-    residual, density = value.masked_fill((point > last).unsqueeze(-2), 0).unbind(-2)
-    error: Tensor = residual.abs().sum(-1) / (density.sum(-1) + n_points * _EPS)
-    return error
+def _inverse(spectrum: Tensor) -> Tensor:
+    """Return what `_transform` took the transform of."""
+    n = 2 * (spectrum.shape[-1] - 1)
+    if spectrum.device.type == "cpu":
+        return torch.from_numpy(np.fft.irfft(spectrum.resolve_conj().numpy(), n))
+    x: Tensor = torch.fft.irfft(spectrum, n=n)
+    return x
 
 
 def _kernel(m: int, width: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Options of input and of readings that are no tensors, and their checks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
@@ -86,6 +87,15 @@ def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = 
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
     if at_most is not None and value > at_most:
         raise ValueError(f"`{name}` must be at most {at_most:,}, got {value:,}.")
+
+
+def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
+    """Raise unless `value` is a finite number above 0, and of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"`{name}` must be a number, got {value!r}.")
+    if not (0 < value < math.inf and value >= at_least):
+        rule = f"at least {at_least:g}" if at_least else "above 0"
+        raise ValueError(f"`{name}` must be finite and {rule}, got {value}.")
 
 
 def check_seed(seed: object) -> None:

@@ -90,6 +90,7 @@ class InputFormat:
         *,
         batch_shape: tuple[int, ...] | None = None,
         drop_invalid: bool = False,
+        wait: bool = True,
     ) -> Predictions:
         """Check and convert one batch of input.
 
@@ -101,6 +102,7 @@ class InputFormat:
             batch_shape: None keeps leading axes as a batch. A tuple names the leading axes to keep apart; all others
                 but the class axis are samples and are flattened.
             drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
+            wait: where False, bad rows get NaN weights instead of raising, without waiting for the device.
 
         Raises:
             TypeError: for a wrong dtype or a thing that is no tensor.
@@ -146,12 +148,12 @@ class InputFormat:
             copies=copies,
         )
         if self.nan_policy == "drop":
-            p = self._complete(p, absent, target_tolerance, drop_invalid)
+            p = self._complete(p, absent, target_tolerance, wait and not drop_invalid)
             weights = p.weights
             absent = None if weights is None else in_all_replicates(weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
-        weights, broken = settle(rules, weights, absent, drop_invalid, wide)
+        weights, broken = settle(rules, weights, absent, drop_invalid, wide, wait)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
@@ -392,19 +394,17 @@ class InputFormat:
                 )
         return True
 
-    def _complete(
-        self, p: Predictions, absent: Tensor | None, target_tolerance: float, drop_invalid: bool
-    ) -> Predictions:
+    def _complete(self, p: Predictions, absent: Tensor | None, target_tolerance: float, wait: bool) -> Predictions:
         """Return predictions without the rows that are missing, in themselves or in their soft targets."""
         # Where values can be looked at, rows that keep the rules are none of these, and are not looked at once more.
-        if not drop_invalid and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
+        if wait and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
             return p
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
         if p.n_votes is not None:
             missing = missing | (p.n_votes == 0)
         if absent is not None:
             missing = missing & ~absent
-        return p if not drop_invalid and look(missing.any()) is False else p.without_missing(missing)
+        return p if wait and look(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""
@@ -431,6 +431,7 @@ def read_input(
     hard_targets: bool = False,
     whole_weights: bool = False,
     least_votes: int = 0,
+    wait: bool = True,
 ) -> Predictions:
     """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
     unknown = [name for name in options if name not in _OPTIONS]
@@ -440,4 +441,4 @@ def read_input(
     reading = InputFormat(
         task, hard_targets=hard_targets, whole_weights=whole_weights, least_votes=least_votes, **named
     )
-    return reading.read(preds, target, options.get("weights"))
+    return reading.read(preds, target, options.get("weights"), wait=wait)

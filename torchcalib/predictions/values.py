@@ -50,20 +50,21 @@ def settle(
     absent: Tensor | None,
     drop_invalid: bool,
     wide: torch.dtype,
+    wait: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise on broken rows; or weigh them 0; or, where values cannot be looked at, weigh them NaN.
+    """Raise on broken rows; or weigh them 0; or, where values cannot or, not to `wait`, must not be looked at, NaN.
 
     Returns:
         The weights, and a mask of the rows that were broken, or None if there was none.
     """
-    if not rules or (not drop_invalid and keeps(rules)):
+    if not rules or (wait and not drop_invalid and keeps(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
     ones = torch.ones((), dtype=wide, device=broken.device)
     if drop_invalid:
         return torch.where(broken, 0.0, ones if weights is None else weights), broken
-    seen = look(broken.any())
+    seen = look(broken.any()) if wait else None
     if seen is None:
         return torch.where(broken, torch.nan, ones if weights is None else weights), broken
     for problem in (problem for rule in rules for problem in rule.problems()) if seen else ():

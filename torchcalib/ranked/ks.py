@@ -96,8 +96,4 @@ class KS(RankedMetric):
     def __init__(self, *, norm: DriftNorm = "max", **options: Any) -> None:
         check_choice("norm", norm, get_args(DriftNorm))
         super().__init__(**options)
-        self.norm = norm
-
-    def from_sample(self, sample: RankedSample) -> Tensor:
-        """Read the value."""
-        return ks_from_sample(sample, self.norm)
+        self.from_sample = partial(ks_from_sample, norm=norm)

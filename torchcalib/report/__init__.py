@@ -15,11 +15,13 @@ from torchcalib.report.data import (
     LineInterval,
     Report,
 )
+from torchcalib.report.groups import GROUP_WORDS
 from torchcalib.report.ranks import gather_report
 from torchcalib.report.saving import load_report_state, save_report_state
 
 __all__ = [
     "EVIDENCE_WORDS",
+    "GROUP_WORDS",
     "INTERVAL_WORDS",
     "CalibrationGain",
     "CalibrationStage",

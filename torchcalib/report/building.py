@@ -1,6 +1,6 @@
 """From predictions to a `Report`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 from uuid import uuid4
@@ -21,6 +21,7 @@ from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.calibration import calibration_stage
 from torchcalib.report.data import Line, Report
 from torchcalib.report.evidence import evidence_in_order, evidence_of_bins, with_evidence
+from torchcalib.report.groups import GroupBins
 from torchcalib.report.intervals import label_readings, score_readings, with_intervals
 from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
@@ -55,6 +56,8 @@ def report(
     right: bool = False,
     with_calibration: bool = True,
     with_intervals: bool = True,
+    groups: Tensor | None = None,
+    group_names: Sequence[str] | None = None,
     **options: Unpack[InputOptions],
 ) -> Report:
     """Compute every score and calibration error of a set of predictions.
@@ -97,6 +100,9 @@ def report(
         with_intervals: whether to compute intervals, and the evidence of what is read from samples in order; this takes
             some seconds at most, and keeps that copy too. Noise floors and p-values of errors over equal-width bins,
             and with them the sentence, are there in any case.
+        groups: integers from 0 on of the shape of samples, -1 for a row of no group: the report lists the groups whose
+            ECE is furthest above what chance explains (`Report.groups`). At most 10,000.
+        group_names: of the groups by their numbers; None where the numbers are the names.
         **options: see `torchcalib.InputOptions`.
 
     Returns:
@@ -120,7 +126,7 @@ def report(
         with_intervals=with_intervals,
         **options,
     )
-    builder.update(preds, target, weights=weights)
+    builder.update(preds, target, weights=weights, groups=groups, group_names=group_names)
     return builder.report()
 
 
@@ -161,16 +167,30 @@ class ReportBuilder:
         self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
         self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
         self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
+        self._groups: GroupBins | None = None
 
-    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add predictions. If they are bad an error is raised and nothing is added."""
+    def update(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        *,
+        weights: Tensor | None = None,
+        groups: Tensor | None = None,
+        group_names: Sequence[str] | None = None,
+    ) -> None:
+        """Add predictions, with groups or all without. If they are bad an error is raised and nothing is added.
+
+        Groups are told apart by their names, whatever their numbers are in this piece; a number is its digits.
+        """
         self._format.check(preds, target, weights)
         preds, target, counted = self._format.with_missing_marked(preds, target, weights)
         num_classes = self._classes_of(preds) if self._metrics is None else self._num_classes
         metrics = self._metrics or self._made_for(num_classes, preds.device)
         samples = self._samples if are_counts(counted) else {}
         metrics = with_samples(metrics, samples)
+        of_groups = self._groups_with(num_classes, preds, target, weights, groups, group_names)
         metrics.update(preds, target, weights=weights)
+        self._groups = of_groups
         self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
         self._parts = self._parts or frozenset((uuid4().hex,))
         if self._kept is not None:
@@ -178,6 +198,26 @@ class ReportBuilder:
             self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
+
+    def _groups_with(
+        self,
+        num_classes: int | None,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None,
+        groups: Tensor | None,
+        names: Sequence[str] | None,
+    ) -> GroupBins | None:
+        """The bins of groups with those of more rows."""
+        if self._metrics is not None and (groups is None) != (self._groups is None):
+            raise ValueError(
+                "`groups` must be given with all predictions of a report, or with none, got some of each. "
+                "Give rows that belong to no group the number -1."
+            )
+        if groups is None:
+            return None
+        bins = self._groups or GroupBins(self._ece_of_groups(num_classes))
+        return bins.with_rows(preds, target, weights, groups, names)
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Read everything off what was kept.
@@ -261,6 +301,7 @@ class ReportBuilder:
             tests=tests,
             calibration=calibration,
             notes=notes,
+            groups=None if self._groups is None else self._groups.table(),
         )
 
     def _with_their_intervals(
@@ -326,6 +367,8 @@ class ReportBuilder:
                 are here already, as a copy of a part does; nothing is added then.
         """
         source = self._joined_source(other)
+        if None not in (self._metrics, other._metrics) and (self._groups is None) != (other._groups is None):
+            raise ValueError("`other` must have groups if this one has some, got one of each. Make parts alike.")
         if self._parts & other._parts:
             raise ValueError(
                 "`other` must hold other predictions than those here, got some that are here already: the same part "
@@ -333,6 +376,7 @@ class ReportBuilder:
             )
         samples = {r: sample + other._samples[r] for r, sample in self._samples.items() if r in other._samples}
         kept = None if self._kept is None or other._kept is None else self._kept + other._kept
+        groups = self._groups + other._groups if self._groups and other._groups else self._groups or other._groups
         metrics = self._metrics
         if other._metrics is not None:
             metrics = with_samples(metrics or self._made_for(other._num_classes), samples)
@@ -342,6 +386,7 @@ class ReportBuilder:
                     mine.merge_state(theirs)
             self._num_classes = other._num_classes
         self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
+        self._groups = groups
         self._parts |= other._parts
         self.relieve()
 
@@ -386,12 +431,21 @@ class ReportBuilder:
         """How many classes or labels predictions have, where they have any."""
         return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
 
+    def _ece_of_groups(self, num_classes: int | None) -> ECE:
+        """The error that groups are put in order by: that of the main reduction."""
+        return ECE(**self._given(num_classes), **self._settings, reduction=reductions_of(self._task)[0])
+
+    def _given(self, num_classes: int | None) -> dict[str, Any]:
+        """Arguments that all metrics have in common."""
+        given: dict[str, Any] = {"task": self._format.task, **self._options}
+        if num_classes is not None:
+            given["num_labels" if self._format.task == "multilabel" else "num_classes"] = num_classes
+        return given
+
     def _made_for(self, num_classes: int | None, device: torch.device | str = "cpu") -> CalibrationCollection:
         """The metrics that a report is read from: every score by class, bins of every reduction, and samples."""
-        task = self._format.task
-        given: dict[str, Any] = {"task": task, **self._options}
+        given = self._given(num_classes)
         if num_classes is not None:
-            given["num_labels" if task == "multilabel" else "num_classes"] = num_classes
             check_size(self._task, num_classes, self._settings["n_bins"])
         members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
         for reduction in reductions_of(self._task):

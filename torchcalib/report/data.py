@@ -15,6 +15,7 @@ from torchcalib.consistency.words import in_one_line, p_words
 from torchcalib.monitoring import History
 from torchcalib.predictions import Task
 from torchcalib.reductions import NamedReduction
+from torchcalib.subgroups import GroupTable
 
 EVIDENCE_WORDS = (
     "Noise floor: what the number would be on average if the model were perfectly calibrated and had predicted the "
@@ -168,6 +169,7 @@ class Report(Mapping[str, float]):
         n_dropped: samples (multi-label: entries) that `nan_policy="drop"` left out of all of this; `notes` say so too.
         history: of the validations of the training that the predictions came from, if a `torchcalib.Monitor` kept it:
             `dataclasses.replace(report, history=monitor.history)`.
+        groups: the worst groups of rows, by their ECE of the main reduction; None where no groups were given.
         version: of torchcalib.
     """
 
@@ -186,6 +188,7 @@ class Report(Mapping[str, float]):
     notes: tuple[str, ...] = ()
     n_dropped: int = 0
     history: History | None = None
+    groups: GroupTable | None = None
     version: str = __version__
 
     @property
@@ -224,11 +227,12 @@ class Report(Mapping[str, float]):
 
         Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
         """
-        nested = ("lines", "tables", "tests", "calibration", "history")
+        nested = ("lines", "tables", "tests", "calibration", "history", "groups")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
         values["lines"] = [asdict(line) for line in self.lines]
         values["calibration"] = None if self.calibration is None else self.calibration.to_dict()
         values["history"] = None if self.history is None else self.history.to_dict()
+        values["groups"] = None if self.groups is None else self.groups.to_dict()
         for tables in ("tables", "tests"):
             values[tables] = {
                 name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}
@@ -254,8 +258,9 @@ class Report(Mapping[str, float]):
             group = line.group
         stage = self.calibration
         advice = [] if stage is None else ["", " ".join([stage.recommendation.text, *stage.notes])]
+        groups = [] if self.groups is None else ["", str(self.groups)]
         parts = [self.sentence, *advice, "", str(self.main_line), "", *rows, *self.notes, "", str(self.main_table)]
-        return "\n".join(parts)
+        return "\n".join([*parts, *groups])
 
 
 def plain(value: Any) -> Any:

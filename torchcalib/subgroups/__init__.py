@@ -2,5 +2,6 @@
 
 from torchcalib.subgroups.function import by_group
 from torchcalib.subgroups.streaming import ByGroup
+from torchcalib.subgroups.table import GroupTable
 
-__all__ = ["ByGroup", "by_group"]
+__all__ = ["ByGroup", "GroupTable", "by_group"]

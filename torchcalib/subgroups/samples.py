@@ -43,6 +43,18 @@ class GroupedSample:
         n_batch = self.groups.dim() - 1
         return values.reshape(*self.groups.shape[:-1], self.num_groups, *values.shape[1:]).movedim(n_batch, 0)
 
+    def of_groups(self, numbers: Tensor) -> "GroupedSample":
+        """Return the samples of some groups, given by their numbers, which become 0, 1 ..."""
+        renumbered = torch.full((self.num_groups,), -1, device=numbers.device)
+        renumbered[numbers] = torch.arange(len(numbers), device=numbers.device)
+        groups = renumbered[self.groups.long()]
+        held = groups >= 0  # one series of groups; those of a batch have elements of their own
+        whole, n = self.whole, self.whole.n
+        some = RankedSample(
+            whole.score[..., held], whole.positives[..., held], n if n is None else n[..., held], whole.from_logits
+        )
+        return GroupedSample(some, groups[held], len(numbers))
+
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
         """Yield groups of like sizes together, so that what pads them is less than what they hold.
 

@@ -2,8 +2,10 @@
 
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
+from torchcalib.consistency import Evidence, TestedMetric
 from torchcalib.predictions import check_count, check_groups, in_groups
 from torchcalib.samples import RankedSample
 from torchcalib.states import SamplesKind, StateKind, SumsKind
@@ -11,6 +13,7 @@ from torchcalib.streaming import StreamingMetric, WrappedMetric
 from torchcalib.streaming.faults import refuse_if_synced
 from torchcalib.subgroups.samples import MOST_GROUPS, GroupedSample, GroupedSamplesKind
 from torchcalib.subgroups.sums import SumsByGroup
+from torchcalib.subgroups.table import By, GroupTable, resolved
 
 S = TypeVar("S")
 
@@ -93,9 +96,85 @@ class ByGroup(WrappedMetric[Any]):
         Over all ranks if `torch.distributed` is running. Of labels, of which each may have entries of its own that are
         ignored, it is that of the label with the most.
         """
-        statistic = self._synced_statistic()
-        total = statistic.read(_size) if isinstance(statistic, GroupedSample) else statistic.total
+        return self._n_of(self._synced_statistic())
+
+    def _n_of(self, statistic: Any) -> Tensor:
+        total: Tensor = statistic.read(_size) if isinstance(statistic, GroupedSample) else statistic.total
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
+
+    def evidence(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Evidence:
+        """Return the value of every group with its noise floor, the p-value of "calibrated there", and an interval.
+
+        Args:
+            level: of the interval, in (0, 1).
+            n_replicates: R; the least p-value is 1 / (R + 1).
+            seed: of the draws, which are the same on every device.
+
+        Returns:
+            `Evidence` of `(G, ...)`; NaN for a group without samples. The p-values are those of each group alone.
+
+        Raises:
+            TypeError: the metric is no error of calibration.
+            ValueError: for bad arguments, and if rows that came on CUDA were bad.
+        """
+        return self._evidence_of(self._synced_statistic(), level=level, n_replicates=n_replicates, seed=seed)
+
+    def _evidence_of(self, statistic: Any, **how: Any) -> Evidence:
+        metric = self.metric
+        if not isinstance(metric, TestedMetric):
+            raise TypeError(
+                f"`metric` must be a calibration error to have a noise floor, got {type(metric).__name__}. "
+                "Use ECE, KS or another one; `compute` has the values of any."
+            )
+        if not isinstance(statistic, GroupedSample):
+            return metric.evidence_from(statistic, **how)
+
+        def columns(sample: RankedSample) -> Tensor:
+            found = metric.evidence_from(sample, **how)
+            return torch.stack((found.value, found.noise_floor, found.p_value, found.low, found.high), -1)
+
+        value, noise_floor, p_value, low, high = statistic.read(columns).unbind(-1)
+        return Evidence(value=value, noise_floor=noise_floor, p_value=p_value, low=low, high=high, level=how["level"])
+
+    def worst(self, k: int | None = 10, *, by: By = "excess", n_replicates: int = 199, seed: int = 0) -> GroupTable:
+        """Return the k worst groups, over all ranks if `torch.distributed` is running.
+
+        A small group of a calibrated model has a large error by chance alone. So groups are put in order by the part of
+        their value that chance does not explain, p-values are adjusted for how many groups were looked at, and groups
+        whose value is within what chance shows are marked.
+
+        Args:
+            k: how many; None for all that hold samples.
+            by: "excess": the value less its noise floor; "value"; "shrunk"; "p_value". Of signed errors the absolute
+                value.
+            n_replicates: R, for every group; those that no replicate reaches get more, so that p-values are small
+                enough to be adjusted.
+            seed: of the draws.
+
+        Returns:
+            A `GroupTable`. Print it, or take `rows()`.
+
+        Raises:
+            TypeError: the metric is no error of calibration.
+            ValueError: for bad arguments, or if there is more than one value for a group.
+        """
+        statistic = self._synced_statistic()
+        found = self._evidence_of(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
+        if found.value.dim() > 1:
+            raise ValueError(
+                f"`metric` must have one value for each group, got shape {tuple(found.value.shape)}. "
+                "Average over classes, and keep no batch axes apart."
+            )
+
+        def again(groups: Tensor, n_replicates: int) -> Evidence:
+            if isinstance(statistic, GroupedSample):
+                some: Any = statistic.of_groups(groups)
+            else:
+                some = self.recipe.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a recipe of sums
+            return self._evidence_of(some, level=0.95, n_replicates=n_replicates, seed=seed)
+
+        found = resolved(found, again, n_replicates)
+        return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
 
     def _state_kind(self) -> StateKind[Any, Any]:
         kind = self.metric.kind

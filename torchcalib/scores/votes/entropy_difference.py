@@ -60,7 +60,7 @@ def entropy_difference(
         **options: see `torchcalib.InputOptions`.
 
     Returns:
-        `(...)` in [-log C, log C] (corrected also a little less), in the dtype of `preds` (at least float32); NaN
+        `(...)` in [-log C, log C] (corrected also less), in the dtype of `preds` (at least float32); NaN
         without data.
 
     Raises:
@@ -72,8 +72,8 @@ def entropy_difference(
 
     Source:
         [TALK] Pavlovic: Beyond Accuracy: Understanding Model Calibration (human-uncertainty calibration); Baan, Aziz,
-        Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Correction: Zhang:
-        Entropy estimation in Turing's perspective (Neural Computation 24, 2012).
+        Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Correction: the
+        jackknife of Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012).
 
     Example:
         >>> import torch
@@ -81,7 +81,7 @@ def entropy_difference(
         >>> entropy_difference(preds, votes, task="multiclass")
         tensor(0.1429)
         >>> entropy_difference(preds, votes, task="multiclass", component="corrected")
-        tensor(0.0808)
+        tensor(0.0308)
     """
     score = votes_score(_PARTS, component)
     return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)

@@ -55,13 +55,13 @@ def kl_divergence(
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         component: `"value"`; `"noise_floor"`, what the value would be on average if the votes had been drawn from the
             predictions, exact for up to 49 votes a sample (else within 2e-9 nats a class); or `"corrected"`, with an
-            estimate of the entropy behind the votes in the place of theirs. What remains of its bias is too much by
-            sum_k p_k sum_(v >= n) (1-p_k)^v / v for n votes drawn from p.
+            estimate of the entropy behind the votes in the place of theirs. What remains of its bias, for n votes
+            drawn from p, is sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)), of either sign.
         average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
         **options: see `torchcalib.InputOptions`.
 
     Returns:
-        `(...)` in [0, inf] (corrected also a little less), in the dtype of `preds` (at least float32); NaN without
+        `(...)` in [0, inf] (corrected also less than 0), in the dtype of `preds` (at least float32); NaN without
         data.
 
     Raises:
@@ -74,7 +74,7 @@ def kl_divergence(
     Source:
         [TALK] Pavlovic: Beyond Accuracy: Understanding Model Calibration (human-uncertainty calibration); Peterson,
         Battleday, Griffiths, Russakovsky: Human Uncertainty Makes Classification More Robust (ICCV 2019). Correction:
-        Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012).
+        the jackknife of Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012).
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ def kl_divergence(
         >>> kl_divergence(preds, votes, task="multiclass")
         tensor(0.0582)
         >>> kl_divergence(preds, votes, task="multiclass", component="corrected")
-        tensor(-0.0039)
+        tensor(-0.0539)
     """
     score = votes_score(_PARTS, component)
     return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
