@@ -51,11 +51,12 @@ def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     excess = ece.value - floor
     if excess <= 0 or not p_value < LEVEL:
         by_chance = f"which a calibrated model of this size shows too: {in_clauses(floor, p_value, places=places)}"
-        if not high >= BAD:
+        if not (high >= BAD or floor >= BAD):
             return "As far as this sample can tell the probabilities can be trusted", f"{apart} ({name}, {by_chance})"
+        off = f"; so might one that is off by {fixed(high, places)}" * (high >= BAD)
         return (
             "This sample is too small to tell whether the probabilities can be trusted",
-            f"{apart} ({name}, {by_chance}; so might one that is off by {fixed(high, places)})",
+            f"{apart} ({name}, {by_chance}{off})",
         )
     degree = "slightly" if excess < SLIGHT else "clearly" if excess < BAD else "badly"
     if abs(difference) < ece.value / 2:
