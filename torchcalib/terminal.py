@@ -21,7 +21,7 @@ except ImportError as error:
 
 from torchcalib.bins import BinTable
 from torchcalib.comparison import DIFFERENCE_WORDS, Comparison
-from torchcalib.consistency.words import p_words
+from torchcalib.consistency.words import fixed, p_words
 from torchcalib.files import Source, printable
 from torchcalib.monitoring import History
 from torchcalib.report import EVIDENCE_WORDS, GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
@@ -132,10 +132,10 @@ def _number_table(report: Report, width: int) -> Table:
             drawn.add_section()
             drawn.add_row(Text(printable(line.group), "bold"))
             group = line.group
-        row = [line.name, f"{round(line.value, 6) + 0:.6f}"]
-        row += ["" if line.noise_floor is None else f"{line.noise_floor:.6f}"]
+        row = [line.name, fixed(line.value, 6)]
+        row += ["" if line.noise_floor is None else fixed(line.noise_floor, 6)]
         row += [str(line.interval or "")] * has_intervals
-        row += ["" if line.p_value is None else p_words(line.p_value).removeprefix("= ")]
+        row += ["" if line.p_value is None else p_words(line.p_value)]
         row += [*[f"{line.perfect:.4g}"] * whole, f"{line.naive:.4g}", *[line.unit] * whole]
         drawn.add_row(*row)
     return drawn
@@ -229,7 +229,7 @@ def _difference_table(comparison: Comparison, name: str) -> Table:
         if line.group != group:
             drawn.add_section()
         found = line.differences[name]
-        numbers = [f"{round(x, 6) + 0:.6f}" for x in (line.values[first], line.values[name])]
+        numbers = [fixed(x, 6) for x in (line.values[first], line.values[name])]
         verdict = "" if found.interval is None else found.verdict
         color = {"better": "bold", "worse": "bold"}.get(verdict, "dim")
         drawn.add_row(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from torchcalib.comparison.data import ComparedLine, Difference
+from torchcalib.consistency.words import listed
 
 _CALIBRATION, _OTHERS = "ECE", ("Accuracy", "NLL", "Brier")
 """What tells whether one is better calibrated, of the confidence that is looked at first; and what else is told."""
@@ -25,9 +26,9 @@ def sentence_of(lines: Sequence[ComparedLine], first: str, second: str) -> str:
     others = {line.name: line.differences[second] for line in lines if line.name in _OTHERS}
     for verdict in ("better", "worse"):
         told = [f"{name} ({_by(found, ', 95 % {}')})" for name, found in others.items() if found.verdict == verdict]
-        said += [f"It is {verdict} in {_listed(told)}"] if told else []
+        said += [f"It is {verdict} in {listed(told)}"] if told else []
     alike = [name for name, found in others.items() if found.verdict == "not told apart"]
-    said += [f"No difference can be told in {_listed(alike)}"] if alike else []
+    said += [f"No difference can be told in {listed(alike)}"] if alike else []
     return ". ".join(said) + "."
 
 
@@ -41,8 +42,3 @@ def _by(found: Difference, ends_words: str = " (95 % {})") -> str:
     ends = (found.interval.low, found.interval.high)
     low, high = ends if found.value >= 0 else (-end for end in reversed(ends))
     return words + ends_words.format(f"{round(low, 6) + 0:.3g} to {round(high, 6) + 0:.3g}")
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Say `"a, b and c"`."""
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])

@@ -1,6 +1,7 @@
-"""One line of words for a number and what chance has to do with it."""
+"""Numbers, and what chance has to do with them, in words."""
 
 import math
+from collections.abc import Sequence
 
 
 def in_one_line(
@@ -42,15 +43,15 @@ def in_clauses(
         between = " to " if ends[0].startswith("-") else "-"  # so that no minus is taken for a hyphen
         said.append(f"{100 * level:.10g} % {between.join(ends)}")
     if not math.isnan(p_value):
-        said.append(f"p {p_words(p_value)}")
+        said.append(f"p {p_words(p_value, equals='= ')}")
     return ", ".join(said)
 
 
-def p_words(p_value: float) -> str:
-    """Say `"< 0.001"`, `"= 0.012"` or `"= 0.41"`."""
+def p_words(p_value: float, equals: str = "") -> str:
+    """Say `"< 0.001"`, `"0.012"` or `"0.41"`, a number behind `equals`."""
     if p_value < 0.001:
         return "< 0.001"
-    return f"= {p_value:.2g}" if p_value < 0.095 else f"= {p_value:.2f}"
+    return equals + (f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}")
 
 
 def decimals(*numbers: float) -> int:
@@ -64,3 +65,8 @@ def decimals(*numbers: float) -> int:
 def fixed(number: float, places: int) -> str:
     """Write a number with so many decimals; what would be -0 is 0."""
     return f"{round(number, places) + 0:.{places}f}" if math.isfinite(number) else f"{number}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Say `"a, b and c"`."""
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])

@@ -63,7 +63,7 @@ def _environment() -> Environment:
         percent=percent,
         edge=edge,
         gain=gain,
-        p_value=p_value,
+        p_value=p_words,
         printable=printable,
     )
     return made
@@ -131,11 +131,6 @@ def gain(rcl: float) -> str:
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
-
-
-def p_value(p: float) -> str:
-    """Write a p-value, or below which one it is."""
-    return p_words(p).removeprefix("= ")
 
 
 def edge(value: float) -> str:

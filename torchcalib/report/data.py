@@ -252,7 +252,7 @@ class Report(Mapping[str, float]):
         for line in self.lines:
             shown = "" if line.group == group else line.group
             floor = "" if line.noise_floor is None else f"{line.noise_floor:.6f}"
-            p = "" if line.p_value is None else p_words(line.p_value).removeprefix("= ")
+            p = "" if line.p_value is None else p_words(line.p_value)
             row = f"{shown:16}{line.name:14}{line.value:12.6f}{floor:>13}  {p:9}{line.interval or ''!s:{width}}"
             rows.append(f"{row}{line.perfect:8.4g}{line.naive:10.4g}  {line.unit}")
             group = line.group

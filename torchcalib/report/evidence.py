@@ -10,6 +10,7 @@ from torch import Tensor
 from torchcalib.binned import ACE, BinnedMetric
 from torchcalib.bins import rmsce_from_bins
 from torchcalib.consistency import Evidence, evidence_of
+from torchcalib.consistency.words import listed
 from torchcalib.ranked import CORP, KS, TCE, RankedMetric
 from torchcalib.reductions import NamedReduction
 from torchcalib.report.data import Line, LineInterval
@@ -28,6 +29,9 @@ _RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
 
 _MOST_REPLICATES = 1039
 """The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
+
+_Reading = tuple[Callable[[BinStats], Tensor], Callable[[BinStats], Tensor], bool]
+"""A value, what it is tested by, and whether it is signed; see `evidence_of`."""
 
 
 def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
@@ -61,10 +65,6 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
     }
 
 
-_Reading = tuple[Callable[[BinStats], Tensor], Callable[[BinStats], Tensor], bool]
-"""A value, what it is tested by, and whether it is signed; see `evidence_of`."""
-
-
 def evidence_in_order(
     sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, given: Mapping[str, Any]
 ) -> tuple[dict[str, Evidence], tuple[str, ...]]:
@@ -94,10 +94,9 @@ def evidence_in_order(
             found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
     if not without:
         return found, ()
-    listed = " and ".join([", ".join(without[:-1])] * (len(without) > 1) + without[-1:])
     return found, (
-        f"There is no noise floor of {listed}, {GROUPS[reduction]}, with so many labels; `evidence` of their metrics "
-        "computes it.",
+        f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of their "
+        "metrics computes it.",
     )
 
 
