@@ -4,7 +4,7 @@ from importlib import import_module
 
 from benchmarks.job import Job
 
-FAMILIES = ("one_pass", "ranked", "calibration")
+FAMILIES = ("one_pass", "ranked", "canonical", "calibration")
 
 
 def jobs_of(family: str) -> list[Job]:

@@ -82,6 +82,35 @@ def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
     return cost[target, (logits.softmax(-1) @ cost).argmin(-1)].mean()
 
 
+def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
+    """The unbiased estimate from the matrix of all pairs, in the shortest torch."""
+    q = logits.softmax(-1)
+    residual = torch.nn.functional.one_hot(target, q.shape[-1]) - q
+    h = (residual @ residual.T) * (-torch.cdist(q, q, p=1) / 2).exp()
+    n = len(h)
+    return (h.sum() - h.trace()) / (n * (n - 1))
+
+
+def dirichlet_error_at_once(logits: Tensor, target: Tensor, bandwidth: float) -> Tensor:
+    """The canonical error from the matrix of all pairs, as its authors compute it."""
+    q = logits.softmax(-1)
+    alpha = q / bandwidth + 1
+    log_kernel = (alpha - 1) @ (q + 1e-10).log().T + (alpha.sum(-1).lgamma() - alpha.lgamma().sum(-1)).unsqueeze(-1)
+    weights = log_kernel.fill_diagonal_(-torch.inf).softmax(0)
+    expected = weights.T @ torch.nn.functional.one_hot(target, q.shape[-1]).to(q)
+    return (expected - q).abs().sum(-1).mean()
+
+
+def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
+    """Softmax, `torch.topk` and three `bincount`s."""
+    top = logits.softmax(-1).topk(k, -1)
+    confidence = top.values.sum(-1).clamp(max=1)
+    outcome = (top.indices == target.unsqueeze(-1)).any(-1)
+    index = (confidence * n_bins).long().clamp(max=n_bins - 1)
+    sums = [torch.bincount(index, weights=x.double(), minlength=n_bins) for x in (confidence, outcome)]
+    return (sums[1] - sums[0]).abs().sum() / len(target)
+
+
 def logsumexp_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
     """One read of the logits at the speed of torch: what the chunks need stays in the cache and is used again."""
     result = logits.new_empty(len(logits))
@@ -126,6 +155,13 @@ def relplot_ece(p: Floats, y: Ints, n_bins: int) -> float:
     from relplot.metrics import binnedECE
 
     return float(binnedECE(p, y, nbins=n_bins))
+
+
+def relplot_smece(p: Floats, y: Ints) -> float:
+    """The smooth ECE of relplot, by its authors."""
+    from relplot.metrics import smECE
+
+    return float(smECE(p, y))
 
 
 def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None:

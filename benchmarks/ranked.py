@@ -1,4 +1,4 @@
-"""Jobs of the order-based metrics."""
+"""Jobs of the order-based metrics, and of those without bins."""
 
 from functools import partial
 
@@ -13,6 +13,7 @@ from benchmarks.samples import like_imagenet_dogs, softmax_outputs
 ONE_TEST_EACH = "authors' procedure: one scipy.stats.binomtest a prediction"
 QUANTILE_CURVE = "sklearn calibration_curve(strategy='quantile')"
 ISOTONIC_FIT = "sklearn IsotonicRegression.fit"
+SMOOTH = "relplot smECE"
 SKLEARN = ("scikit-learn",)
 
 
@@ -83,6 +84,23 @@ def corp_of_binary(n: int = 1_000_000) -> Sides:
     return Sides(lambda: tc.corp(preds, target, task="binary"), {ISOTONIC_FIT: peer})
 
 
+def smece_of_binary(n: int = 1_000_000) -> Sides:
+    preds, target = like_imagenet_dogs(n)
+    peer = partial(peers.relplot_smece, preds.numpy(), target.numpy())
+    return Sides(lambda: tc.smece(preds, target, task="binary"), {SMOOTH: peer})
+
+
+def ici_of_binary(n: int = 1_000_000) -> Sides:
+    preds, target = like_imagenet_dogs(n)
+    return Sides(lambda: tc.ici(preds, target, task="binary"))
+
+
+def cox_of_binary(n: int = 1_000_000) -> Sides:
+    """Some predictions are 1 to the last digit."""
+    preds, target = like_imagenet_dogs(n)
+    return Sides(lambda: tc.cox(preds, target, task="binary", eps=1e-12))
+
+
 TCE = Job(
     "TCE, 50,000",
     tce_of_binary,
@@ -106,4 +124,7 @@ JOBS = [
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),
     Job("KS, 1 million", ks_of_binary),
     Job("CORP, 1 million", corp_of_binary, (Peer(ISOTONIC_FIT, needs=SKLEARN),)),
+    Job("smECE, 1 million", smece_of_binary, (Peer(SMOOTH, 1 / 10, needs=("relplot",)),)),
+    Job("ICI, 1 million", ici_of_binary, seconds=1),
+    Job("Cox slope and intercept, 1 million", cox_of_binary, seconds=1),
 ]

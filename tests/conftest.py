@@ -43,6 +43,7 @@ class Case:
     task: str
     options: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
+    in_blocks: bool = False  # the value is of blocks of samples, cut in the order given, within each update
 
     @property
     def call(self):
@@ -114,14 +115,27 @@ def _cases():
                 yield Case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits}, own)
     reductions = {
         "binary": ("positive_class", "top_label"),
-        "multiclass": ("top_label", "classwise"),
+        "multiclass": ("top_label", "classwise", tc.TopK(2), tc.TopK(3, only=True)),
         "multilabel": ("classwise",),
     }
     for name, function, cls, options in binned:
         for task, own in out.items():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
+                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+    votes = [
+        ("tv", tc.total_variation, tc.TotalVariation),
+        ("kl", tc.kl_divergence, tc.KLDivergence),
+        ("entropy", tc.entropy_difference, tc.EntropyDifference),
+        ("votes", tc.votes_distance, tc.VotesDistance),
+    ]
+    for name, function, cls in votes:
+        for task, own in out.items():
+            yield Case(f"{name}-{task}", function, cls, task, {"from_logits": True}, own)
+        yield Case(f"{name}-multiclass-probs", function, cls, "multiclass", {}, out["multiclass"])
+        floor = {"component": "noise_floor"}
+        yield Case(f"{name}-floor-binary", function, cls, "binary", floor, out["binary"])
+        yield Case(f"{name}-floor-multiclass", function, cls, "multiclass", floor, out["multiclass"])
     priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for name, function, cls, options in (
         s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd", "accuracy")
@@ -139,6 +153,8 @@ def _cases():
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
         yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
     yield from _ranked_cases(out, reductions)
+    yield from _canonical_cases(out)
+    yield from _binless_cases(out, reductions)
     yield Case(
         "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
@@ -156,7 +172,7 @@ def _ranked_cases(out, reductions):
         for task, own in out.items():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{reduction}", function, cls, task, given, own)
+                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
     settings = [
         ("rmsce-mass", tc.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
         ("mce-pava", tc.mce, tc.MCE, {"bins": "pava"}),
@@ -183,6 +199,70 @@ def _ranked_cases(out, reductions):
     yield Case(
         "ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
+
+
+def _canonical_cases(out):
+    for task, own in out.items():
+        for name, options in (
+            ("skce-linear", {"from_logits": True}),
+            ("skce-block", {"estimator": "block", "block_size": 5, "kernel": "gaussian", "bandwidth": 0.3}),
+        ):
+            yield Case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, own, in_blocks=True)
+
+
+def skce_in_blocks(*args, estimator="linear", **options):
+    return tc.skce(*args, estimator=estimator, **options)
+
+
+def said(reduction):
+    """The name of a reduction, in that of a case."""
+    if not isinstance(reduction, tc.TopK):
+        return reduction
+    return f"{'only' if reduction.only else 'top'}_{reduction.k}"
+
+
+def _binless_cases(out, reductions):
+    binless = [
+        ("smece", tc.smece, tc.SmECE, {}),
+        ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
+        ("cox", cox_part, tc.Cox, {"component": "slope"}),
+        ("ici", tc.ici, tc.ICI, {}),
+    ]
+    for name, function, cls, options in binless:
+        for task, own in out.items():
+            for reduction in reductions[task]:
+                if name == "smece" and task != "binary":  # a search for the width of every class takes its time
+                    options = {"bandwidth": 0.2}
+                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
+                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+    settings = [
+        ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
+        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
+        ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
+        ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
+        ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),
+        ("ici-e90", tc.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
+        ("ici-emax", tc.ici, tc.ICI, {"component": "emax", "n_points": 64}),
+        ("ks-kuiper", tc.ks, tc.KS, {"norm": "range"}),
+    ]
+    for name, function, cls, options in settings:
+        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
+    yield Case(
+        "smece-per-class",
+        tc.smece,
+        tc.SmECE,
+        "multiclass",
+        {"average": None, "reduction": "classwise"},
+        out["multiclass"],
+    )
+
+
+def spiegelhalter_part(*args, component="z", **options):
+    return getattr(tc.spiegelhalter(*args, **options), component)
+
+
+def cox_part(*args, component="slope", **options):
+    return getattr(tc.cox(*args, **options), component)
 
 
 def corp_part(*args, component="mcb", **options):

@@ -47,6 +47,42 @@ def ecd_of(q, t):
     return sum(xlogy(qk, qk) for qk in q) + nll_of(q, t)
 
 
+# Distances to votes: shares t, and what chance makes of n votes that were drawn from q.
+
+
+def total_variation_of(q, t):
+    """sum_k |q_k - t_k| / 2."""
+    return sum(abs(qk - tk) for qk, tk in zip(q, t, strict=True)) / 2
+
+
+def kl_of(q, t):
+    """sum_k t_k log t_k - sum_k t_k log q_k."""
+    return sum(xlogy(tk, tk) for tk in t) + nll_of(q, t)
+
+
+def entropy_difference_of(q, t):
+    """Entropy of q less that of t."""
+    return sum(xlogy(tk, tk) for tk in t) - sum(xlogy(qk, qk) for qk in q)
+
+
+def expected_of_share(of, p, n):
+    """E of(X / n), X binomial: the sum over all counts."""
+    return sum(math.comb(n, x) * p**x * (1 - p) ** (n - x) * of(x / n) for x in range(n + 1))
+
+
+def total_variation_floor(q, n):
+    return sum(expected_of_share(lambda t, qk=qk: abs(t - qk), qk, n) for qk in q) / 2
+
+
+def entropy_floor(q, n):
+    """Entropy of q less the expected one of shares of n votes, which is the expected divergence from them to q too."""
+    return sum(expected_of_share(lambda t: xlogy(t, t), qk, n) - xlogy(qk, qk) for qk in q)
+
+
+def brier_floor(q, n):
+    return sum(expected_of_share(lambda t, qk=qk: (t - qk) ** 2, qk, n) for qk in q)
+
+
 def accuracy_of(q, t):
     """Share of the first most probable class."""
     return t[max(range(len(q)), key=lambda k: (q[k], -k))]
@@ -167,3 +203,10 @@ def top_label(q, t):
     """The largest probability, the first on ties, and how much of the target is on that class."""
     k = max(range(len(q)), key=lambda j: (q[j], -j))
     return q[k], t[k]
+
+
+def top_k(q, t, k, only=False):
+    """The k largest probabilities together (or the k-th alone), the first classes on ties, and their share of t."""
+    order = sorted(range(len(q)), key=lambda j: (-q[j], j))
+    chosen = order[k - 1 : k] if only else order[:k]
+    return min(1.0, sum(q[j] for j in chosen)), sum(t[j] for j in chosen)

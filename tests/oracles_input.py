@@ -108,6 +108,22 @@ def check_sum(x, tolerance):
         raise Illegal(f"sum of {x}")
 
 
+def shares(target, shape, task, hard, ignore_index):
+    """Counts of votes, which are integers with one axis more than labels have, as shares; anything else as it is."""
+    votes = shape if task == "multiclass" else (*shape, 2)
+    if target.is_floating_point() or target.shape != votes:
+        return target
+    if hard or ignore_index is not None:
+        raise Illegal("votes where labels are meant")
+    rows = [(row, sum(row)) for row in target.reshape(-1, votes[-1]).tolist()]
+    # Whether a row counts is not asked here: one of weight 0 has NaN, which nobody reads.
+    found = [
+        [v / n for v in row] if n > 0 and min(row) >= 0 and n <= 2**53 else [math.nan] * len(row) for row, n in rows
+    ]
+    found = torch.tensor(found, dtype=torch.float64).reshape(votes)
+    return found if task == "multiclass" else found[..., 1]
+
+
 def series(preds, target, weights, task, *, from_logits, ignore_index, positive_classes, whole):
     """The rows that count of one series of samples, in a list; of several labels one list each.
 
@@ -186,6 +202,15 @@ def score_parts(metric, row, options, binary):
         return [(oracles.binary_brier_of if binary else oracles.brier_of)(row.q, row.t)]
     if metric == "accuracy":
         return [row.t[row.top]]
+    if metric == "tv":
+        return [abs(q - t) / 2 for q, t in zip(row.q, row.t, strict=True)]
+    if metric in ("kl", "entropy"):
+        own = [oracles.xlogy(t, t) for t in row.t]
+        if metric == "kl":
+            return own + score_parts("nll", row, {}, binary)
+        return own + [-xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)]
+    if metric == "votes":
+        return score_parts("brier", row, {}, binary)
     costs = options.get("cost")
     if costs is None:
         check_whole(row.t)  # 1 less the share of the top, or the shares of the others

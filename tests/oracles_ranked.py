@@ -13,6 +13,8 @@ from itertools import pairwise
 import oracles
 from scipy import stats
 
+from torchcalib import TopK
+
 
 def groups(scores, outcomes, weights=None, ties="pool"):
     """The sample in ascending order: a list of groups of equal score ("pool"), or of single samples ("split")."""
@@ -298,5 +300,6 @@ def events(task, reduction, preds, target, positive_classes=None):
         return [([sum(q[k] for k in positive_classes) for q in preds], [int(h in positive_classes) for h in target])]
     if reduction == "classwise":
         return [([q[k] for q in preds], [int(h == k) for h in target]) for k in range(len(preds[0]))]
-    pairs = [oracles.top_label(q, oracles.one_hot(h, len(q))) for q, h in zip(preds, target, strict=True)]
+    k, only = (reduction.k, reduction.only) if isinstance(reduction, TopK) else (1, False)
+    pairs = [oracles.top_k(q, oracles.one_hot(h, len(q)), k, only) for q, h in zip(preds, target, strict=True)]
     return [([c for c, _ in pairs], [int(t) for _, t in pairs])]

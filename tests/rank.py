@@ -117,6 +117,33 @@ def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, worl
     dist.barrier()
 
 
+def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(60, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 2, (60,), generator=generator)
+    groups = torch.randint(0, 5, (60,), generator=generator)
+    metrics = tc.CalibrationCollection(
+        {cls.__name__: tc.ByGroup(cls(task="binary"), num_groups=6) for cls in (tc.NLL, tc.ECE, tc.KS, tc.TCE)}
+    )
+    mine = share(rank, world, 60)
+    if rank != world - 1:
+        metrics.update(preds[mine], target[mine], groups=groups[mine])
+    calls = []
+    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather")}
+    for name, original in originals.items():
+        setattr(dist, name, lambda *args, _o=original, _n=name, **kwargs: (calls.append(_n), _o(*args, **kwargs))[1])
+    try:
+        values = metrics.compute()
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    assert sorted(calls) == ["all_gather", "all_reduce"], calls
+    assert metrics["KS"].n().tolist() == groups.bincount(minlength=6).tolist()
+    for name, value in values.items():
+        for k in range(6):
+            close(value[k], getattr(tc, name.lower())(preds[groups == k], target[groups == k], task="binary"))
+
+
 def a_rank_goes_on_after_a_sync(rank, world):
     metric = tc.ECE(task="binary")
     for _ in range(2):
@@ -208,6 +235,7 @@ def main(rank, world, path):
     samples_of_all_kinds_meet(rank, world)
     a_collection_of_samples_and_sums_takes_two_collectives(rank, world)
     replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world)
+    groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world)
     a_rank_goes_on_after_a_sync(rank, world)
     ranks_that_sync_different_things_are_told(rank, world)
     a_collection_syncs_once(rank, world)

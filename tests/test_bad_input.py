@@ -14,6 +14,7 @@ from torchcalib.cli import main
 
 P2, Y2 = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
 Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]), torch.tensor([1, 0, 0])
+VOTES = torch.tensor([[1, 3], [4, 0], [2, 2]])
 ML, YL = torch.tensor([[0.2, 0.8, 0.1], [0.6, 0.4, 0.9]]), torch.tensor([[0, 1, 0], [1, 0, 1]])
 IMAGE, MASK = torch.full((2, 3, 4, 5), 1 / 3), torch.zeros(2, 4, 5, dtype=torch.int64)
 NAN, INF = math.nan, math.inf
@@ -48,7 +49,7 @@ CALLS = [
     ("complex", lambda f: f(P2 + 0j, Y2, **binary), TypeError, ["`preds`", "must be real", "complex64"]),
     ("sparse", lambda f: f(P2.to_sparse(), Y2, **binary), TypeError, ["`preds`", "dense", "to_dense"]),
     ("float class indices", lambda f: f(Q, H.float(), **multi), TypeError, ["`target`", "float32", "target.long()"]),
-    ("integer one-hot", lambda f: f(Q, (Q > 0.5).long(), **multi), TypeError, ["soft", "argmax", "target.float()"]),
+    ("boolean one-hot", lambda f: f(Q, Q > 0.5, **multi), TypeError, ["votes", "soft", "argmax", "target.long()"]),
     ("another device", lambda f: f(P2, Y2.to("meta"), **binary), ValueError, ["device of `preds`", "cpu", "meta"]),
     # values of predictions
     ("NaN", lambda f: f(t(0.2, NAN), Y2, **binary), ValueError, ["`preds`", "NaN", "1 of 2 rows"]),
@@ -74,6 +75,14 @@ CALLS = [
     ("soft NaN", lambda f: f(P2, t(0.0, NAN), **binary), ValueError, ["`target`", "NaN"]),
     ("votes, not shares", lambda f: f(Q, Q * 10, **multi), ValueError, ["`target`", "[0, 1]", "shares of votes"]),
     ("soft rows that sum to 0.5", lambda f: f(Q, Q / 2, **multi), ValueError, ["`target`", "sum to 1", "Divide votes"]),
+    ("a row without votes", lambda f: f(Q, VOTES * 0, **multi), ValueError, ["1 vote", "got 0 (3 of 3", "weight 0"]),
+    ("a negative count", lambda f: f(Q, -VOTES, **multi), ValueError, ["counts of votes", "got -3", "class axis"]),
+    ("too many votes", lambda f: f(P2, VOTES[:2] << 60, **binary), ValueError, ["counts of votes", "2^53"]),
+    ("votes of a row alone", lambda f: f(Q, VOTES[0], **multi), ValueError, ["`target`", "(3,)", "votes are (3, 2)"]),
+    ("votes for three", lambda f: f(P2, t([1, 2, 3], [1, 2, 3]), **binary), ValueError, ["votes are (2, 2), of no"]),
+    ("votes and ignored", lambda f: f(P2, VOTES[:2], ignore_index=0, **binary), ValueError, ["`ignore_index`"]),
+    ("votes for labels and ignored", lambda f: f(ML, torch.stack([YL, 1 - YL], -1), ignore_index=0, **labels),
+     ValueError, ["`ignore_index`", "counts of votes", "weight 0"]),
     ("soft and ignored", lambda f: f(Q, Q, ignore_index=0, **multi), ValueError, ["`ignore_index`", "weight 0"]),
     # weights
     ("negative weight", lambda f: f(P2, Y2, weights=t(1.0, -2.0), **binary), ValueError, ["`weights`", "got -2"]),
@@ -118,6 +127,8 @@ SCORES = [
     ("negative priors", lambda: tc.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
     ("binary priors of one", lambda: tc.nll(P2, Y2, priors=[1.0], **binary), ValueError, ["`priors`", "2 on the last"]),
     ("soft and priors", lambda: tc.nll(Q, Q, priors=[0.5, 0.5], **multi), TypeError, ["`target`", "target.long()"]),
+    ("votes and priors", lambda: tc.nll(Q, VOTES, priors=[0.5, 0.5], **multi), TypeError, ["labels", "votes (3, 2)"]),
+    ("votes in tests", lambda: tc.tce(P2, VOTES[:2], **binary), TypeError, ["labels", "votes (2, 2)"]),
     ("ecd without task", lambda: tc.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
     ("ecd with task", lambda: tc.ecd(Normal(P2, 1), P2, task="binary"), ValueError, ["left out"]),
     ("ecd of distribution as logits", lambda: tc.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),

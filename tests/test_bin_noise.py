@@ -1,15 +1,20 @@
 """What chance may make of a bin: the sums `spread` and `noise` against a slow loop, and laws that they keep."""
 
+import itertools
 import math
 
 import oracles
 import pytest
 import torch
 from conftest import N_CLASSES
+from test_bin_op import BACKENDS, NO_WARNING, class_case, events
 
 import torchcalib as tc
 from torchcalib.binned.reading import BinReading
 from torchcalib.binnings import Binning
+from torchcalib.kernels.bin_op import class_bins, class_sums, event_bins, event_sums
+from torchcalib.kernels.bin_sums import bin_index, bin_sums
+from torchcalib.kernels.row_op import rows
 from torchcalib.predictions import read_input
 from torchcalib.statistics import EqualWidthBins
 
@@ -18,7 +23,6 @@ REDUCTIONS = [("binary", "positive_class"), ("binary", "top_label"), ("multiclas
               ("multiclass", "classwise"), ("multilabel", "classwise")]  # fmt: skip
 WEIGHTS = ["none", "copies", "importance"]
 F64 = torch.float64
-NO_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
 
 
 @pytest.fixture(params=REDUCTIONS, ids="-".join)
@@ -121,7 +125,7 @@ def test_a_bad_row_that_cannot_be_raised_poisons_all_sums_of_its_bin(how):
     preds, target = data(how[0])
     preds[0] = math.nan
     found = torch.vmap(lambda q, t: bins_of(q, t, *how).sums)(preds[None], target[None])[0]
-    assert found.isnan().any(-1).all(), "in every row of sums"
+    assert found.isnan().any(-1)[..., [0, 1, 3, 4]].all()  # outcomes of class k hold the rows of class k
 
 
 def test_sums_of_noise_are_constants_to_autograd(how):
@@ -197,3 +201,86 @@ def test_cells_are_what_the_sums_are_made_of(how):
         sums = cells.columns.new_zeros((*cells.columns.shape[:-1], N_BINS)).scatter_add(-1, index, cells.columns)
         torch.testing.assert_close(sums, recipe.of(p).sums)
         assert recipe.of(p).sums.shape == recipe.shape(how[0], 3 if how[0] == "multilabel" else N_CLASSES)
+
+
+# The kernels.
+
+KERNELS = [*BACKENDS, "masked"]
+
+
+def noise_columns(confidence, outcome, weights, noise, copies):
+    """What every event adds to the two sums, in float64; a row of weight 0 nothing."""
+    p, w = confidence.double(), torch.ones_like(confidence, dtype=F64) if weights is None else weights
+    variance = (outcome.double() - p) ** 2 if noise == "shares" else p * (1 - p)
+    columns = w * p * (1 - p), (w if copies else w**2) * variance
+    return [column.masked_fill(w == 0, 0) for column in columns]
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("with_ecd", [False, True])
+@pytest.mark.parametrize("outcome_dtype", [torch.bool, torch.int64, torch.float32], ids=str)
+def test_noise_of_events_of_every_kernel(backend, outcome_dtype, with_ecd):
+    confidence, outcome, weights, ecd = events(3001)
+    outcome = outcome.to(outcome_dtype)
+    if outcome_dtype == torch.int64:
+        outcome[70:75] = -3  # no label, which is for others to refuse
+    confidence[:2], outcome[:2] = math.nan, 1
+    weights[:2] = 0
+    for noise, w, copies in itertools.product(("labels", "shares"), (None, weights), (True, False)):
+        given = confidence.nan_to_num(), outcome, w, ecd if with_ecd else None
+        given = given if w is None else (confidence, *given[1:])
+        found = event_bins(*given, n_bins=7, noise=noise, copies=copies, backend=backend)
+        expected = event_bins(*given, n_bins=7, backend="torch")
+        torch.testing.assert_close(found[[0, 1, 2, *([5] if with_ecd else [])]], expected, rtol=1e-12, atol=1e-10)
+        columns = noise_columns(*given[:3], noise, copies or w is None)
+        columns = [column.nan_to_num() for column in columns]
+        expected = bin_sums(bin_index(given[0], 7), columns, 7)
+        torch.testing.assert_close(found[3:5], expected, rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("n_classes", "n_bins"), [(2, 1), (10, 15), (1030, 40)])
+def test_noise_of_classes_of_every_kernel(backend, from_logits, n_classes, n_bins):
+    values, target, weights = class_case(60, n_classes, from_logits)
+    wide = values.double().softmax(-1) if from_logits else values.double()
+    for w, copies in ((None, True), (weights, True), (weights, False)):
+        found = rows(values, target, from_logits=from_logits, backend="torch")
+        options = {"from_logits": from_logits, "n_bins": n_bins, "copies": copies, "backend": backend}
+        sums = class_bins(values, target, w, found, noise=True, **options)
+        assert torch.equal(sums[..., :3, :], class_bins(values, target, w, found, **options))
+        columns = noise_columns(wide, wide, None if w is None else w.unsqueeze(-1), "labels", copies)
+        expected = bin_sums(bin_index(wide, n_bins).T, [column.T for column in columns], n_bins)
+        torch.testing.assert_close(sums[..., 3:, :], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_law_noise_in_derivatives_is_a_constant(backend):
+    """With the two sums and without them, all other derivatives are the same."""
+    confidence, outcome, weights, ecd = events(40, F64)
+    values, target, _ = class_case(40, 6, True)
+    slope = torch.randn(6, 6, 5, generator=torch.Generator().manual_seed(1), dtype=F64)
+    found = rows(values, target, from_logits=True)
+    gradients = []
+    for noise in (True, False):
+        leaves = [x.clone().requires_grad_() for x in (confidence, outcome.double(), weights, ecd, values)]
+        of_events = event_bins(*leaves[:4], n_bins=5, noise="shares" if noise else "none", backend=backend)
+        options = {"from_logits": True, "n_bins": 5, "noise": noise, "backend": backend}
+        of_classes = class_bins(leaves[4], target, leaves[2], found, **options)
+        kept = [0, 1, 2, 5] if noise else [0, 1, 2, 3]
+        loss = (of_events[kept] * slope[0, kept if noise else [0, 1, 2, 5]]).sum()
+        loss = loss + (of_classes[:, :3] * slope[:, :3]).sum() + of_events.detach().sum()
+        loss = loss + 0 * of_events.sum() + (7 * of_events[3:5].sum() + 7 * of_classes[:, 3:].sum() if noise else 0)
+        gradients.append(torch.autograd.grad(loss, leaves))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=0)
+
+
+def test_with_noise_they_are_operations_as_torch_wants_them():
+    confidence, outcome, weights, ecd = events(20)
+    for noise, w, d in (("labels", None, None), ("shares", weights, ecd)):
+        given = confidence.clone().requires_grad_(), outcome, w, d
+        torch.library.opcheck(event_sums.registered, (*given, None, 1, 5, False, noise, False, "auto"))
+    values, target, weights = class_case(12, 7, True)
+    found = rows(values, target, from_logits=True)
+    given = values.clone().requires_grad_(), target, weights, found.top, found.confidence
+    torch.library.opcheck(class_sums.registered, (*given, True, 5, False, True, False, "auto"))

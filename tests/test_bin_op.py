@@ -437,14 +437,16 @@ def test_registered_as_torch_wants_an_operation():
     confidence, outcome, weights, ecd = events(20)
     for w, d in ((None, None), (weights, ecd)):
         torch.library.opcheck(
-            event_sums.registered, (confidence.clone().requires_grad_(), outcome, w, d, 5, False, "auto")
+            event_sums.registered,
+            (confidence.clone().requires_grad_(), outcome, w, d, None, 1, 5, False, "none", True, "auto"),
         )
     values, target, weights = class_case(12, 7, True)
     found = rows(values, target, from_logits=True)
     kept = (found.top, found.confidence)
     for w in (None, weights):
         torch.library.opcheck(
-            class_sums.registered, (values.clone().requires_grad_(), target, w, *kept, True, 5, False, "auto")
+            class_sums.registered,
+            (values.clone().requires_grad_(), target, w, *kept, True, 5, False, False, True, "auto"),
         )
         grads = torch.ones(7, 5, dtype=torch.float64)
         torch.library.opcheck(class_sums_backward.registered, (values, target, w, *kept, grads, True, False, "auto"))

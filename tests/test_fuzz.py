@@ -36,6 +36,10 @@ SCORES = {
     "brier": (tc.brier_score, tc.Brier, {"normalize": [None, "prior", "classes"], "priors": [None, True]}),
     "ecd": (tc.ecd, tc.ECD, {"priors": [None, True]}),
     "accuracy": (tc.accuracy, tc.Accuracy, {"priors": [None, True]}),
+    "tv": (tc.total_variation, tc.TotalVariation, {}),
+    "kl": (tc.kl_divergence, tc.KLDivergence, {}),
+    "entropy": (tc.entropy_difference, tc.EntropyDifference, {}),
+    "votes": (tc.votes_distance, tc.VotesDistance, {}),
     "risk": (tc.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], "priors": [None, True]}),
 }
 N_BINS = {"n_bins": [1, 2, 3, 5, 10, 15, 64]}
@@ -176,7 +180,14 @@ def inputs(draw):
         preds = torch.tensor(numbers, dtype=torch.float64).reshape(rows, n_classes)
         preds = spoiled(draw, preds, [math.nan, math.inf, -math.inf, 1 + 1e-2, -1e-6])
     soft = draw(st.integers(0, 3 if metric not in ("tce", "corp") and not chosen.get("priors") else 15)) == 0
-    if soft and task == "multiclass":
+    voted = not soft and "priors" not in reading and draw(st.integers(0, 7)) == 0
+    if voted:
+        shape = preds.shape if task == "multiclass" else (*preds.shape, 2)
+        counts = draw(st.lists(st.integers(0, 5), min_size=math.prod(shape), max_size=math.prod(shape)))
+        counts = torch.tensor(counts, dtype=torch.int64).reshape(shape)
+        counts[..., 0] += counts.sum(-1) == 0
+        target = spoiled(draw, counts, [-1, 0, 2**54, 40])
+    elif soft and task == "multiclass":
         target = spoiled(draw, class_rows(draw, rows, n_classes, 2), [math.nan, 1.5, -0.5])
     elif soft:
         shares = draw(
@@ -194,7 +205,7 @@ def inputs(draw):
         target = spoiled(draw, torch.tensor(labels, dtype=torch.int64).reshape(shape), [high, -1, 100])
     if draw(st.integers(0, 3 if not soft else 15)) == 0:
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))
-        if target.numel() and not soft:
+        if target.numel() and not (soft or voted):
             marked = draw(st.lists(st.integers(0, target.numel() - 1), max_size=4))
             target.view(-1)[marked] = reading["ignore_index"]
     if soft:
@@ -218,17 +229,22 @@ def inputs(draw):
 
     # Shapes as they are given.
     if task == "binary":
-        preds, target = preds[:, 0] if n_classes == 1 else preds.flatten()[:rows], target.flatten()[:rows]
+        preds = preds[:, 0] if n_classes == 1 else preds.flatten()[:rows]
+        target = target.reshape(-1, 2)[:rows] if voted else target.flatten()[:rows]
     classes = () if task == "binary" else (n_classes,)
     preds = preds.reshape(*lead, n, *classes)
-    target = target.reshape(*lead, n, *(classes if task == "multilabel" or (soft and task == "multiclass") else ()))
+    with_classes = task == "multilabel" or ((soft or voted) and task == "multiclass")
+    of_row = (*(classes if with_classes else ()), *((2,) if voted and task != "multiclass" else ()))
+    target = target.reshape(*lead, n, *of_row)
     weights = None if weights is None else weights.reshape(*lead, n)
     call = Input(metric, task, n_classes, chosen, reading, lead, preds, target, weights, own=own)
     if task != "binary" and draw(st.integers(0, 3)) == 0:
         axis = draw(st.integers(-len(lead) - 2, len(lead) + 1))
         call.preds, reading["class_axis"] = preds.movedim(-1, axis), axis
-        if target.shape == preds.shape and (soft or task == "multilabel"):
+        if target.shape == preds.shape and (soft or voted or task == "multilabel"):
             call.target = target.movedim(-1, axis)
+        elif voted:
+            call.target = target.movedim(-2, axis % preds.dim())
     if draw(st.integers(0, 19)) == 0:
         malform(draw, call)
     return call
@@ -263,7 +279,9 @@ def expected(call):
     preds, target, n_series = call.preds, call.target, math.prod(call.lead)
     if call.task != "binary":
         preds = preds.movedim(axis, -1)
-        target = target.movedim(axis, -1) if target.dim() == preds.dim() else target
+        n_axes = preds.dim()
+        target = target.movedim(axis % n_axes, n_axes - 1) if target.dim() >= n_axes else target
+    target = slow.shares(target, preds.shape, call.task, how.hard_targets, reading["ignore_index"])
     if target.is_floating_point() and call.task == "multiclass" and reading["ignore_index"] is not None:
         raise slow.Illegal("soft and ignored")
     if target.is_floating_point() and how.hard_targets:

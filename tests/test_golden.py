@@ -48,6 +48,13 @@ COVERED = [
     (r"bin/bin(10|15)_(l1|l2|max)_(left_closed|right_closed)",
      lambda a, b, norm, side: NORM[norm](**positive(a), n_bins=int(b), right=SIDE[side])),
     (r"bin/uc_ece_eqwidth15", lambda a: tc.ece(**positive(a), n_bins=15)),
+    (r"bin/base_rate", lambda a: positive(a)["target"].double().mean()),
+    (r"bin/n_exact_(zero|one)",
+     lambda a, which: (positive(a)["preds"] == ("zero", "one").index(which)).sum()),
+    (r"bin/smECE", lambda a: tc.smece(**positive(a))),
+    (r"bin/smECE_width", lambda a: tc.smece_width(**positive(a))),
+    (r"multi/smECE_top", lambda a: tc.smece(**scores_of(a))),
+    (r"bin/spiegelhalter_z", lambda a: tc.spiegelhalter(**positive(a)).z),
     (r"bin/mean_p", lambda a: positive(a)["preds"].double().mean()),
     (r"bin/brier_binary", lambda a: tc.brier_score(**positive(a))),
     (r"bin/ecd_eq15", lambda a: tc.ecd(**positive(a))),
@@ -95,7 +102,7 @@ def test_recorded_real_systems(recorded, expected):
                 )
                 checked += 1
                 used.add(pattern)
-    assert checked == 220
+    assert checked == 237
     assert used == {pattern for pattern, _ in COVERED}
 
 
@@ -164,3 +171,13 @@ def test_recorded_simulated_systems(recorded, expected, k, system):
     for costs, make in COSTS.items():
         risk = tc.bayes_risk(**given, cost=make(k), normalize="prior")
         assert risk.item() == pytest.approx(answer[f"nrisk{costs}"], abs=1e-6)
+
+
+def test_no_recorded_entry_of_real_systems_is_missed(expected):
+    """Every `bin/` and `multi/` entry is read here or, where the order of samples matters, in test_ranked_golden."""
+    from test_ranked_golden import COVERED as ORDERED
+
+    names = {entry["case"] for entry in expected if entry["case"].startswith(("bin/", "multi/"))}
+    assert len(names) == 62
+    missed = {name for name in names if not any(re.fullmatch(pattern, name) for pattern, _ in COVERED + ORDERED)}
+    assert not missed

@@ -21,7 +21,14 @@ def skip_without_gradient(case):
         pytest.skip("a count of decisions has no gradient")
 
 
+def skip_blocks(case):
+    """What such a value is of follows from the order of samples and from the updates; test_canonical has its laws."""
+    if case.in_blocks:
+        pytest.skip("blocks of samples are cut in their order, and within each update")
+
+
 def test_law_sample_order(case):
+    skip_blocks(case)
     preds, target = case.data()
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(1))
     close(case.call(preds[order], target[order]), case.call(preds, target))
@@ -96,6 +103,7 @@ def test_law_weighted_gradient_is_that_of_repeats(case):
 
 
 def test_law_streamed_in_pieces_is_one_call(case):
+    skip_blocks(case)
     preds, target = case.data(n=41)
     weights = case.weights(41)
     metric = case.metric()
@@ -107,6 +115,7 @@ def test_law_streamed_in_pieces_is_one_call(case):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_law_batch_size_and_memory_layout_change_nothing(case, dtype):
     """One row at a time, all at once, and strided: vectorised and scalar code differ in the last digit of a float32."""
+    skip_blocks(case)
     preds, target = case.data(n=67, dtype=dtype, seed=8)
     whole, single = case.metric(), case.metric()
     whole.update(preds, target)
@@ -119,6 +128,7 @@ def test_law_batch_size_and_memory_layout_change_nothing(case, dtype):
 
 
 def test_law_merged_is_one_call(case):
+    skip_blocks(case)
     preds, target = case.data(n=41)
     one, other = case.metric(), case.metric()
     one.update(preds[:13], target[:13])
@@ -129,6 +139,7 @@ def test_law_merged_is_one_call(case):
 
 
 def test_law_pickled_goes_on(case):
+    skip_blocks(case)
     preds, target = case.data(n=41)
     metric = case.metric()
     metric(preds[:20].requires_grad_(), target[:20])
@@ -150,11 +161,14 @@ def test_law_forward_is_the_batch_value_with_its_gradient(case):
         expected.sum().backward()
         close(a.grad, b.grad)
     assert not any(t.requires_grad for part in metric.kind.parts(metric.state) for t in part)
+    if case.in_blocks:
+        return  # the rest of the first batch is no part of a block
     first, second = case.data(n=9, seed=5)
     close(metric.compute(), case.call(torch.cat([first, preds]), torch.cat([second, target])))
 
 
 def test_law_batch_shape_keeps_series_apart(case):
+    skip_blocks(case)
     preds, target = case.data(n=20, lead=(3,))
     metric = case.metric(batch_shape=(3,))
     metric.update(preds[:, :7], target[:, :7])
@@ -175,7 +189,8 @@ def _wrapped():
     """Every case mapped; compiled one of every function, task and reduction, and all others in the slow run."""
     seen = set()
     for case in CASES:
-        kind = (case.cls, case.task, case.options.get("reduction"), "cost" in case.options)
+        kind = (case.cls, case.task, *(case.options.get(name) for name in ("reduction", "component")))
+        kind = (*kind, "cost" in case.options)
         yield pytest.param(case, "vmap", id=f"{case}-vmap")
         yield pytest.param(case, "compile", id=f"{case}-compile", marks=[pytest.mark.slow] * (kind in seen))
         seen.add(kind)
@@ -243,7 +258,24 @@ def test_law_soft_targets_of_certainty_are_labels(case):
             case.call(preds, preds if case.task != "binary" else target.double())
         return
     soft = torch.nn.functional.one_hot(target, 4) if case.task == "multiclass" else target
+    if case.format.least_votes:
+        with pytest.raises(TypeError, match="Pass vote counts"):
+            case.call(preds, soft.double())
+        return
     close(case.call(preds, soft.double()), case.call(preds, target))
+
+
+def test_law_a_single_vote_is_a_label(case):
+    preds, target = case.data(n=20)
+    votes = torch.nn.functional.one_hot(target, 4 if case.task == "multiclass" else 2)
+    if case.format.hard_targets:
+        with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
+            case.call(preds, votes)
+        return
+    close(case.call(preds, votes), case.call(preds, target))
+    metric = case.metric()
+    metric.update(preds, votes.to(torch.uint8))
+    close(metric.compute(), case.call(preds, target))
 
 
 def test_every_streaming_class_is_in_the_table_of_cases():
@@ -252,7 +284,7 @@ def test_every_streaming_class_is_in_the_table_of_cases():
 
     public = {getattr(tc, name) for name in tc.__all__}
     streaming = {cls for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
-    streaming.remove(tc.Bootstrapped)  # which is what the metric is that it wraps
+    streaming -= {tc.Bootstrapped, tc.ByGroup}  # which are what the metric is that they wrap
     assert streaming == {case.cls for case in CASES}
     for cls in streaming:
         assert cls.unit

@@ -1,6 +1,6 @@
 """Scores and errors over equal-width bins against the slow loops: values, and gradients by finite differences of them.
 
-Metrics of a sample in order have loops of their own, in test_ranked.
+Metrics of a sample in order have loops of their own, in test_ranked, and those without bins in test_binless.
 """
 
 import math
@@ -12,6 +12,8 @@ import torch
 from conftest import CASES, N_CLASSES, Case
 
 import torchcalib as tc
+from torchcalib.binless import EventMetric
+from torchcalib.scores import ScoreMetric
 from torchcalib.states import SumsKind
 
 SCORES = {
@@ -23,11 +25,23 @@ SCORES = {
     "brier-classes": oracles.brier_of,
     "ecd": oracles.ecd_of,
     "accuracy": oracles.accuracy_of,
+    "tv": oracles.total_variation_of,
+    "kl": oracles.kl_of,
+    "entropy": oracles.entropy_difference_of,
+    "votes": oracles.brier_of,
+    "tv-floor": lambda q, _: oracles.total_variation_floor(q, 1),  # a label is one vote
+    "kl-floor": lambda q, _: oracles.entropy_floor(q, 1),
+    "entropy-floor": lambda q, _: oracles.entropy_floor(q, 1),
+    "votes-floor": lambda q, _: oracles.brier_floor(q, 1),
 }
 ERRORS = {"ece": oracles.ece, "esce": oracles.esce, "mce": oracles.mce, "rmsce": oracles.rmsce}
 
 
-ADDITIVE = [case for case in CASES if isinstance(case.metric().kind, SumsKind)]
+ADDITIVE = [
+    case
+    for case in CASES
+    if isinstance(case.metric().kind, SumsKind) and not (case.in_blocks or issubclass(case.cls, EventMetric))
+]
 
 
 @pytest.fixture(params=ADDITIVE, ids=str)
@@ -72,8 +86,9 @@ def score_oracle(case, qs, ts, weights):
     name = name.split("-set-")[0]
     name = name.removesuffix("-per-label")
     of = SCORES[name] if case.cls is not tc.BayesRisk else partial(oracles.bayes_cost_of, cost=costs_of(case))
-    if case.cls.__name__ == "Brier" and case.task != "multiclass":
-        of = oracles.binary_brier_of
+    if case.cls in (tc.Brier, tc.VotesDistance) and case.task != "multiclass":  # of two classes, one is enough
+        both = of
+        of = lambda q, t: both(q, t) / 2  # noqa: E731
     eps = case.options.get("eps", 0)
     scores = [of([max(q, eps) for q in row], t) for row, t in zip(qs, ts, strict=True)]
     priors = case.options.get("priors")
@@ -102,6 +117,8 @@ def error_oracle(case, qs, ts, weights):
     reduction = case.options.get("reduction", usual)
     if reduction == "top_label":
         events = [[oracles.top_label(q, t) for q, t in zip(qs, ts, strict=True)]]
+    elif isinstance(reduction, tc.TopK):
+        events = [[oracles.top_k(q, t, reduction.k, reduction.only) for q, t in zip(qs, ts, strict=True)]]
     elif task == "multiclass":
         events = [[(q[k], t[k]) for q, t in zip(qs, ts, strict=True)] for k in range(N_CLASSES)]
     else:
@@ -114,7 +131,7 @@ def error_oracle(case, qs, ts, weights):
 
 
 def oracle(case, preds, target, weights):
-    one = score_oracle if case.cls.__name__ in ("NLL", "Brier", "ECD", "BayesRisk", "Accuracy") else error_oracle
+    one = score_oracle if issubclass(case.cls, ScoreMetric) else error_oracle
     values = [one(case, qs, ts, weights) for qs, ts in series(case, preds, target)]
     values = values[0] if case.task != "multilabel" else values
     if isinstance(values, list) and case.options.get("average", "macro") is not None:

@@ -22,6 +22,7 @@ SETTINGS = [
     ("binary", {"reduction": "top_label"}),
     ("multiclass", {"reduction": "top_label"}),
     ("multiclass", {"reduction": "classwise"}),
+    ("multiclass", {"reduction": tc.TopK(2)}),
     ("multiclass", {"positive_classes": [0, 2]}),
     ("multilabel", {}),
 ]

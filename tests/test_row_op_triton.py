@@ -102,6 +102,7 @@ BIN_TYPES = {
     "tops": "*i64", "grads": "*fp64", "row_stride": "i64", "column_stride": "i64", "n": "i32", "size": "i32",
     "n_bins": "i32", "n_rows": "i32", "n_classes": "i32",
 }  # fmt: skip
+NOISE = {"has_noise": True, "shares": True, "squared": True}
 KERNELS = [
     ("row_op_triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
     ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
@@ -109,9 +110,9 @@ KERNELS = [
     ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
     ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
     ("row_op_triton", "_fill_gradient", ROW_TYPES, {"unit": 4, "rows": 1, "block": 1024}),
-    ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True}),
-    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False}),
-    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True}),
+    ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False, "n_sums": 4}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True, "n_sums": 5}),
     ("bin_op_triton", "_fill_gradient", BIN_TYPES, {"rows": 2, "block": 1024, "weighted": True}),
 ]
 
@@ -290,6 +291,21 @@ def test_event_bins_are_those_of_tensor_operations(device, n_bins, right, dtype)
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("noise", ["labels", "shares"])
+@pytest.mark.parametrize("copies", [True, False])
+def test_noise_of_event_bins_is_that_of_tensor_operations(device, noise, copies):
+    generator = torch.Generator().manual_seed(0)
+    confidence, outcome, weights, ecd = torch.rand(4, 2, 600, generator=generator, dtype=torch.float64)
+    weights[:, ::7] = 0
+    weights[1, 3] = NAN
+    options = {"n_bins": 5, "noise": noise, "copies": copies}
+    for columns in ((outcome.round().long(),), (outcome, weights), (outcome, weights, ecd)):
+        given = [x.to(device) for x in (confidence, *columns)]
+        found = event_bins(*given, **options, backend="triton").cpu()
+        expected = event_bins(confidence, *columns, **options, backend="torch")
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize(
     ("n_classes", "n_bins", "right", "weighted"),
@@ -314,11 +330,13 @@ def test_class_bins_and_their_gradient_are_those_of_tensor_operations(
         labels, w = target.to(where), None if weights is None else weights.to(where)
         found = rows(leaf.detach(), labels, from_logits=from_logits, backend=backend)
         options = {"from_logits": from_logits, "n_bins": n_bins, "right": right, "backend": backend}
+        options |= {"noise": n_classes > 1, "copies": n_classes == 10}
         sums = class_bins(leaf, labels, w, found, **options)
         sums[:, 1].square().sum().backward()
         results.append((sums.detach().cpu(), leaf.grad.cpu()))
     for sums, grad in results[:2]:
-        torch.testing.assert_close(sums, results[2][0], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(sums[:, :3], results[2][0][:, :3], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(sums[:, 3:], results[2][0][:, 3:], rtol=1e-5, atol=1e-7)  # 1 - q cancels
         torch.testing.assert_close(grad, results[2][1], rtol=1e-4, atol=1e-6)
 
 

@@ -12,9 +12,44 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_stats
-from torchcalib.predictions import Predictions, Task
+from torchcalib.predictions import Predictions, Task, check_count, check_flag
 
-Reduction = Literal["positive_class", "top_label", "classwise"]
+
+@dataclass(frozen=True)
+class TopK:
+    """The k most probable classes of a row as one claim: with which confidence is the true class among them.
+
+    A reduction of multi-class predictions, wherever one is asked for: `reduction=TopK(5)`. The confidence is the sum of
+    the k largest probabilities, the outcome whether the true class is one of those classes (of soft targets: its share
+    of the votes). Where probabilities tie for the k-th place, the first classes are in. `TopK(1)` is "top_label"; with
+    k = C the confidence is 1, and so is the outcome.
+
+    Attributes:
+        k: how many classes, at most C.
+        only: claim the k-th most probable class alone, rather than one of the first k.
+
+    Source:
+        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r, and with `only`
+        r-th top-label calibration.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib import ece
+        >>> preds = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
+        >>> ece(preds, torch.tensor([1, 0]), task="multiclass", reduction=TopK(2))
+        tensor(0.1500)
+    """
+
+    k: int
+    only: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k)
+        check_flag("only", self.only)
+
+
+NamedReduction = Literal["positive_class", "top_label", "classwise"]
+Reduction = NamedReduction | TopK
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +95,58 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
+_PIECE = 2**22  # entries of rows that are compared at a time
+
+
+def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
+    """What the k most probable classes have together, and whether the true class is one of them; see `TopK`.
+
+    The ECD is that of the whole prediction.
+    """
+    k = which.k
+    if k > p.num_classes:
+        raise ValueError(f"`reduction` must be TopK of at most the {p.num_classes} classes, got {which}.")
+    largest = p.values.topk(k, -1).values
+    if p.from_logits and p.soft:
+        mass = p.probs.topk(k, -1).values
+    elif p.from_logits:  # p.rows has read the rows: what it says of the first is carried over to the others
+        mass = p.rows.confidence.unsqueeze(-1) * (largest - largest[..., :1]).to(p.rows.confidence.dtype).exp()
+    else:
+        mass = largest.to(row_stats.wide_dtype(largest.device))
+    if which.only:
+        confidence = mass[..., -1]
+    elif k == p.num_classes:  # whatever their sum has been rounded to
+        confidence = 1 + mass[..., :0].sum(-1)
+    else:
+        confidence = mass.sum(-1).clamp(max=1)
+    return Events(confidence, _votes_for(p, largest, which), p.weights, p.ecd if with_ecd else None)
+
+
+def _votes_for(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
+    """Whether the true class is among the k (or is the k-th alone), or its share of votes, `(..., N)`."""
+    values, first = p.values.detach(), which.k - 1 if which.only else 0
+    if not p.soft:
+        place = _place_of(values, p.target)
+        return (place >= first) & (place < which.k)
+    last = largest.detach()[..., -1:]
+    ties = (values == last).to(torch.int32).cumsum(-1) + (values > last).sum(-1, keepdim=True)  # place, from 1
+    chosen = (values == last) & (ties == which.k)
+    if not which.only:
+        chosen = (values > last) | ((values == last) & (ties <= which.k))
+    return p.target.masked_fill(~chosen, 0).sum(-1)
+
+
+def _place_of(values: Tensor, target: Tensor) -> Tensor:
+    """Return how many classes come before the one of the label: larger ones, and equal ones that stand before it."""
+    rows = max(1, _PIECE // max(1, values.shape[-1]))
+    classes = torch.arange(values.shape[-1], device=values.device)
+    places = []
+    for some, labels in zip(torch.split(values, rows, -2), torch.split(target.unsqueeze(-1), rows, -2), strict=True):
+        own = some.gather(-1, labels)
+        places.append(((some > own) | ((some == own) & (classes < labels))).sum(-1))
+    return torch.cat(places, -1)
+
+
 def classwise(p: Predictions, with_ecd: bool = False) -> Events:
     """q_k and 1[h = k] for every class k (multi-label: every label), as `(..., C, N)`: one against the rest."""
     if p.task == "multilabel":
@@ -100,7 +187,7 @@ def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
         outcome = p.target.transpose(-1, -2) if p.soft else p.target.unsqueeze(-2) == classes
         scores = Scores(p.probs.transpose(-1, -2), outcome, False)
     elif p.task == "multiclass" or (reduction == "top_label" and not p.from_logits):
-        events = top_label(p)
+        events = reduce_to_events(p, reduction)
         scores = Scores(events.confidence, events.outcome, False)
     elif reduction == "top_label":
         scores = Scores(p.values.abs().to(p.dtype), top_label(p).outcome, True)
@@ -114,15 +201,15 @@ def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     return (target.unsqueeze(-1) == classes).to(dtype)
 
 
-_REDUCTIONS: dict[Task, dict[Reduction, Callable[[Predictions, bool], Events]]] = {
+_REDUCTIONS: dict[Task, dict[NamedReduction, Callable[[Predictions, bool], Events]]] = {
     "binary": {"positive_class": positive_class, "top_label": top_label},
     "multiclass": {"top_label": top_label, "classwise": classwise},
     "multilabel": {"classwise": classwise},
 }
 
 
-def reductions_of(task: Task) -> tuple[Reduction, ...]:
-    """Return the reductions that a task offers, the usual one first."""
+def reductions_of(task: Task) -> tuple[NamedReduction, ...]:
+    """Return the reductions that a task offers by name, the usual one first."""
     return tuple(_REDUCTIONS[task])
 
 
@@ -131,10 +218,11 @@ def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
     offered = _REDUCTIONS[task]
     if reduction is None:
         return next(iter(offered))
+    if isinstance(reduction, TopK) and task == "multiclass":
+        return reduction
     if reduction not in offered:
-        raise ValueError(
-            f"`reduction` must be one of {', '.join(map(repr, offered))} for task={task!r}, got {reduction!r}."
-        )
+        names = ", ".join(map(repr, offered)) + (" or TopK(k)" if task == "multiclass" else "")
+        raise ValueError(f"`reduction` must be one of {names} for task={task!r}, got {reduction!r}.")
     return reduction
 
 
@@ -145,4 +233,6 @@ def n_events(p: Predictions, reduction: Reduction) -> int:
 
 def reduce_to_events(p: Predictions, reduction: Reduction, with_ecd: bool = False) -> Events:
     """Apply a reduction that `resolve_reduction` has let through."""
+    if isinstance(reduction, TopK):
+        return top_k(p, reduction, with_ecd)
     return _REDUCTIONS[p.task][reduction](p, with_ecd)

@@ -20,8 +20,8 @@ from torchcalib.kernels.once import once
 from torchcalib.kernels.ranking import sort_labelled, sorted_columns
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, Task, check_count
-from torchcalib.reductions import Reduction, n_events, reduce_to_events, reduce_to_scores
-from torchcalib.statistics import BinStats, series_shape, weighted
+from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events, reduce_to_scores
+from torchcalib.statistics import BinStats, Cells, series_shape, weighted
 
 MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
@@ -260,11 +260,22 @@ class LogitCells:
     def of(self, p: Predictions) -> BinStats:
         """Count the events of `p` in cells."""
         events = reduce_to_events(p, self.reduction)
-        scores = reduce_to_scores(p, self.reduction)
+        return BinStats(bin_sums(self._cell_of_events(p), self._columns(events), self._n_cells))
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say in which cell every event counts."""
+        columns = torch.stack(self._columns(reduce_to_events(p, self.reduction)), -2)
+        return Cells(self._cell_of_events(p), columns, self._n_cells)
+
+    def _columns(self, events: Events) -> list[Tensor]:
+        """What is summed of every event."""
         wide = wide_dtype(events.confidence.device)
         quantities = (torch.ones_like(events.confidence), events.confidence, events.outcome)
-        columns = [weighted(quantity, events.weights, wide) for quantity in quantities]
-        return BinStats(bin_sums(self._cell(scores.score, scores.from_logits), columns, self._n_cells))
+        return [weighted(quantity, events.weights, wide) for quantity in quantities]
+
+    def _cell_of_events(self, p: Predictions) -> Tensor:
+        scores = reduce_to_scores(p, self.reduction)
+        return self._cell(scores.score, scores.from_logits)
 
     def of_sample(self, sample: RankedSample) -> BinStats:
         """Count the elements of a sample in cells, as `of` counts the events that it was made of."""

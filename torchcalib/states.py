@@ -184,40 +184,52 @@ class SamplesKind:
     lead: tuple[int, ...]
     from_logits: bool
     names: ClassVar[tuple[str, ...]] = Samples._fields
+    _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ()
+    """Dtypes of further columns, behind scores, outcomes and weights."""
 
-    def empty(self) -> Samples:
+    def empty(self) -> Any:
         """Return no chunks."""
-        return Samples([], [], [], torch.zeros(N_LEFT_OUT, dtype=torch.float64))
+        return self._made([], torch.zeros(N_LEFT_OUT, dtype=torch.float64))
 
-    def join(self, parts: Sequence[Any]) -> Samples:
+    def join(self, parts: Sequence[Any]) -> Any:
         """Return the parts by their names."""
         return Samples(*parts)
 
-    def parts(self, state: Samples) -> Samples:
+    def parts(self, state: Any) -> Any:
         """Return the parts: the state is a tuple of them."""
         return state
 
-    def of(self, p: Predictions) -> Samples:
+    def of(self, p: Predictions) -> Any:
         """Return a batch as one chunk of its own memory, which callers may write into, without what is left out of it
         where that costs no wait for the device.
         """
+        score, *others = self._chunk(p)
+        if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
+            keep = ~score.detach().isnan()
+            chunk = [score[keep], *(c[keep] if c.numel() else c for c in others)]
+        else:
+            chunk = [score.clone(), others[0].clone(), *others[1:]]
+        return self._made([chunk], left_out_of(p, score.new_zeros(0, dtype=torch.float64)))
+
+    def _chunk(self, p: Predictions) -> list[Tensor]:
+        """Return the columns of a batch; all but scores and outcomes of their own memory."""
         sample = self.recipe.of(p)
         score = sample.score
         n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
         outcome = sample.positives
         if sample.n is not None:  # a share again, which is what adds to weights given later
             outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.hard else score.dtype)
-        if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
-            keep = ~score.detach().isnan()
-            score, outcome, n = score[keep], outcome[keep], n[keep] if n.numel() else n
-        else:
-            score, outcome = score.clone(), outcome.clone()
-        return Samples([score], [outcome], [n], left_out_of(p, score.new_zeros(0, dtype=torch.float64)))
+        return [score, outcome, n]
 
-    def add(self, state: Samples, more: Samples) -> Samples:
+    def _made(self, chunks: Sequence[Sequence[Tensor]], left_out: Tensor) -> Any:
+        """Return the state of these chunks."""
+        columns = zip(*chunks, strict=True) if chunks else [()] * (len(self.names) - 1)
+        return self.join([*map(list, columns), left_out])
+
+    def add(self, state: Any, more: Any) -> Any:
         """Append, and join chunks of like sizes."""
-        chunks = list(zip(*state[:3], strict=True))
-        for chunk in zip(*more[:3], strict=True):
+        chunks = _chunks_of(state)
+        for chunk in _chunks_of(more):
             chunks.append(chunk)
             while (
                 len(chunks) > 1
@@ -225,28 +237,29 @@ class SamplesKind:
                 and chunks[-2][0].shape[-1] <= 2 * chunks[-1][0].shape[-1]
             ):
                 chunks[-2:] = [_joined(chunks[-2:])]
-        scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
-        left_out = state.left_out + more.left_out.to(state.left_out)
-        return Samples(list(scores), list(outcomes), list(weights), left_out)
+        return self._made(chunks, state.left_out + more.left_out.to(state.left_out))
 
-    def detach(self, state: Samples) -> Samples:
+    def detach(self, state: Any) -> Any:
         """Return the chunks without their graph."""
-        scores, outcomes, weights = ([t.detach() if t.requires_grad else t for t in part] for part in state[:3])
-        return Samples(scores, outcomes, weights, state.left_out.detach())
+        columns = [[t.detach() if t.requires_grad else t for t in column] for column in state[:-1]]
+        return self.join([*columns, state.left_out.detach()])
 
-    def left_out(self, state: Samples) -> Tensor:
+    def left_out(self, state: Any) -> Tensor:
         """Return the last part."""
-        return state.left_out
+        left_out: Tensor = state.left_out
+        return left_out
 
-    def statistic(self, state: Samples) -> RankedSample:
+    def statistic(self, state: Any) -> Any:
         """Return all samples."""
-        score, outcome, n = self._whole(state)
+        return self._sample(*self._whole(state)[:3])
+
+    def _sample(self, score: Tensor, outcome: Tensor, n: Tensor) -> RankedSample:
         if not n.shape[-1]:
             return RankedSample(score, outcome, None, self.from_logits)
         wide = n.to(torch.float64)
         return RankedSample(score, wide * outcome, wide, self.from_logits)
 
-    def check(self, parts: Sequence[Any], like: Samples) -> Samples | None:
+    def check(self, parts: Sequence[Any], like: Any) -> Any:
         """Return copies of saved chunks, if they are of the same series."""
         *lists, left_out = parts
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
@@ -255,26 +268,28 @@ class SamplesKind:
             return None
         if not _are_counts(left_out):
             return None
-        for part, dtypes in zip(lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,)), strict=True):
+        for part, dtypes in zip(
+            lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,), *self._more_dtypes), strict=True
+        ):
             if not all(isinstance(chunk, Tensor) and chunk.dtype in dtypes for chunk in part):
                 return None
         device = like.left_out.device
-        for score, outcome, n in zip(*lists, strict=True):
+        for score, outcome, n, *_ in zip(*lists, strict=True):
             fits = score.shape == outcome.shape and score.shape[:-1] == self.lead == n.shape[:-1]
             if not fits or n.shape[-1] not in (0, score.shape[-1]):
                 return None
-        scores, outcomes, weights = ([t.detach().to(device, copy=True) for t in part] for part in lists)
-        return Samples(scores, outcomes, weights, left_out.detach().to(device, copy=True))
+        columns = [[t.detach().to(device, copy=True) for t in part] for part in lists]
+        return self.join([*columns, left_out.detach().to(device, copy=True)])
 
-    def announce(self, state: Samples, rank: int, world: int) -> Tensor:
+    def announce(self, state: Any, rank: int, world: int) -> Tensor:
         """Return how many were left out, and a table with a row of each rank's own: size, dtypes, weighted or not."""
-        score, outcome, n = self._whole(state)
+        score, outcome, n, *_ = self._whole(state)
         table = torch.zeros(world, 4, dtype=torch.float64)
         table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
         table[rank, 2], table[rank, 3] = _OUTCOME_DTYPES.index(outcome.dtype), float(n.shape[-1] > 0)
         return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
 
-    def payload(self, state: Samples) -> Tensor:
+    def payload(self, state: Any) -> Tensor:
         """Return the bytes of all samples."""
         columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
         return torch.cat([column.to(state.left_out.device) for column in columns])
@@ -282,9 +297,9 @@ class SamplesKind:
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
         """Return the bytes of every rank's samples."""
         table = announced[N_LEFT_OUT:].reshape(world, 4).tolist()
-        return [sum(size for *_, size in self._columns(row)) for row in table]
+        return [sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(row)) for row in table]
 
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Samples:
+    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
         """Return the samples of all ranks, a chunk for each that has any."""
         chunks: list[list[Tensor]] = []
         table = announced[N_LEFT_OUT:].reshape(len(payloads), 4).tolist()
@@ -292,38 +307,45 @@ class SamplesKind:
             if row[0] == 0:
                 continue
             start, chunk = 0, []
-            for dtype, length, size in self._columns(row):
+            for dtype, shape in self._columns(row):
+                end = start + _n_bytes(dtype, shape)
                 # A copy, for a view of another dtype must begin at a multiple of its size.
-                chunk.append(payload[start : start + size].clone().view(dtype).reshape(*self.lead, length))
-                start += size
+                chunk.append(payload[start:end].clone().view(dtype).reshape(shape))
+                start = end
             chunks.append(chunk)
-        scores, outcomes, weights = zip(*chunks, strict=True) if chunks else ((), (), ())
-        return Samples(list(scores), list(outcomes), list(weights), announced[:N_LEFT_OUT])
+        return self._made(chunks, announced[:N_LEFT_OUT])
 
-    def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, int, int]]:
-        """Dtype, length and bytes of each column of a rank that announced `row`."""
-        length = int(row[0])
-        kinds = [(_SCORE_DTYPES[int(row[1])], length), (_OUTCOME_DTYPES[int(row[2])], length)]
-        kinds.append((torch.int64, length if row[3] else 0))
-        return [(dtype, n, n * math.prod(self.lead) * dtype.itemsize) for dtype, n in kinds]
+    def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtype and shape of each column of a rank that announced `row`."""
+        n, weighted = int(row[0]), bool(row[3])
+        dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], torch.int64)
+        lengths = (n, n, n if weighted else 0)
+        return [(dtype, (*self.lead, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
 
-    def _whole(self, state: Samples) -> tuple[Tensor, Tensor, Tensor]:
+    def _whole(self, state: Any) -> Sequence[Tensor]:
         """All chunks as one."""
-        chunks = list(zip(*state[:3], strict=True))
-        device = state.left_out.device
+        chunks = _chunks_of(state)
         if not chunks:
-            none = torch.zeros((*self.lead, 0), device=device)
-            return none, none.to(torch.uint8), none.long()
+            device = state.left_out.device
+            return [torch.zeros(s, dtype=dtype, device=device) for dtype, s in self._columns((0, 0, 0, 0))]
         return _joined(chunks) if len(chunks) > 1 else chunks[0]
 
 
-def _joined(chunks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+def _n_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    return dtype.itemsize * math.prod(shape)
+
+
+def _chunks_of(state: Any) -> list[Sequence[Tensor]]:
+    """The columns of every chunk."""
+    return list(zip(*state[:-1], strict=True))
+
+
+def _joined(chunks: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """Join chunks into one; weights are written out if any chunk has some."""
-    scores, outcomes, weights = zip(*chunks, strict=True)
+    scores, outcomes, weights, *others = zip(*chunks, strict=True)
     device = scores[0].device
     if any(n.shape[-1] for n in weights):
         weights = tuple(
             n if n.shape[-1] else s.new_ones(s.shape, dtype=torch.int64) for s, n in zip(scores, weights, strict=True)
         )
-    score, outcome, n = (torch.cat([t.to(device) for t in part], -1) for part in (scores, outcomes, weights))
-    return score, outcome, n
+    return [torch.cat([t.to(device) for t in part], -1) for part in (scores, outcomes, weights, *others)]

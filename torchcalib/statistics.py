@@ -6,12 +6,12 @@ which sums: it is a frozen value, so two metrics with equal recipes over equal i
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_op import class_bins, event_bins
+from torchcalib.kernels.bin_op import Noise, class_bins, event_bins
 from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_of_replicates
 from torchcalib.kernels.row_stats import wide_dtype, xmul
 from torchcalib.predictions import Predictions, Task, in_all_replicates
@@ -247,28 +247,49 @@ class EqualWidthBins:
 
     def of(self, p: Predictions) -> BinStats:
         """Put the events of `p` into bins."""
-        b, right = self.n_bins, self.right
-        if self.with_noise:
-            cells = self.cells(p)
-            return self.wrap(bin_sums(cells.index, cells.columns.unbind(-2), b))
+        options: dict[str, Any] = {"n_bins": self.n_bins, "right": self.right, "copies": p.copies}
         each_class = self.reduction == "classwise" and p.task == "multiclass"
         if each_class and not (p.soft or self.with_ecd or p.replicates):  # in one pass over the rows
-            labels, rows = p.given_target, p.rows
-            sums = class_bins(p.given, labels, p.weights, rows, from_logits=p.from_logits, n_bins=b, right=right)
-            return BinStats(sums)
+            options |= {"from_logits": p.from_logits, "noise": self.with_noise}
+            return self.wrap(class_bins(p.given, p.given_target, p.weights, p.rows, **options))
         events = reduce_to_events(p, self.reduction, self.with_ecd)
         if not p.replicates or events.weights is None:
-            sums = event_bins(events.confidence, events.outcome, events.weights, events.ecd, n_bins=b, right=right)
-            return BinStats(sums)
-        columns = [torch.ones_like(events.confidence), events.confidence, events.outcome]
-        if events.ecd is not None:
-            columns.append(events.ecd)
-        index = bin_index(events.confidence, b, right)
-        return BinStats(sums_of_replicates(index, columns, events.weights, b, finite=not self.with_ecd))
+            noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
+            columns = events.confidence, events.outcome, events.weights, events.ecd
+            return self.wrap(event_bins(*columns, noise=noise, **options))
+        index = bin_index(events.confidence, self.n_bins, self.right)
+        if self.with_noise:  # of which the replicates that are read have no need
+            return self.wrap(bin_sums(index, self._columns(events, p), self.n_bins))
+        quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
+        quantities += [] if events.ecd is None else [events.ecd]
+        finite = not self.with_ecd
+        return self.wrap(sums_of_replicates(index, quantities, events.weights, self.n_bins, finite=finite))
+
+    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
+        """Put the events of `p` into bins, those of every group apart: `(G, ..., F, B)`.
+
+        Args:
+            p: predictions, weighed in one way.
+            groups: the group of every sample in [0, G), int64 `(..., N)`, of multi-label ones `(..., 1, N)`.
+            num_groups: G.
+        """
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
+        groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
+        sums = event_bins(
+            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
+            noise=noise, copies=p.copies, groups=groups, n_groups=num_groups,
+        )  # fmt: skip
+        return self.wrap(sums.movedim(-3, 0))
 
     def cells(self, p: Predictions) -> Cells:
         """Say in which bin every event counts."""
         events = reduce_to_events(p, self.reduction, self.with_ecd)
+        index = bin_index(events.confidence, self.n_bins, self.right)
+        return Cells(index, torch.stack(self._columns(events, p), -2), self.n_bins)
+
+    def _columns(self, events: Events, p: Predictions) -> list[Tensor]:
+        """What each event adds to every sum, `(..., N)`."""
         wide = wide_dtype(events.confidence.device)
         quantities = torch.ones_like(events.confidence), events.confidence, events.outcome
         columns = [weighted(quantity, events.weights, wide) for quantity in quantities]
@@ -276,7 +297,7 @@ class EqualWidthBins:
             columns += noise_of(events, p)
         if events.ecd is not None:
             columns.append(weighted(events.ecd, events.weights, wide))
-        return Cells(bin_index(events.confidence, self.n_bins, self.right), torch.stack(columns, -2), self.n_bins)
+        return columns
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""

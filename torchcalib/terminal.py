@@ -23,7 +23,8 @@ from torchcalib.bins import BinTable
 from torchcalib.comparison import DIFFERENCE_WORDS, Comparison
 from torchcalib.files import Source, printable
 from torchcalib.monitoring import History
-from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
+from torchcalib.report import GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
+from torchcalib.subgroups import GroupTable
 
 MEANS = ("confidence", "frequency", "gap", "ecd")
 
@@ -101,6 +102,10 @@ def show(report: Report) -> None:
             console.print(f"[dim]{_shown(note)}[/dim]")
     console.print()
     console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
+    if report.groups is not None:
+        console.print()
+        console.print(_group_table(report.groups))
+        console.print(f"[dim]{GROUP_WORDS}[/dim]")
 
 
 def _number_table(report: Report, width: int) -> Table:
@@ -144,6 +149,21 @@ def _bin_table(table: BinTable, title: str) -> Table:
         )
         edges = f"{row['lower']:.4f} - {row['upper']:.4f}"
         drawn.add_row(edges, f"{n:,.10g}", f"{row['share']:.4f}", *means, style="" if n else "dim")
+    return drawn
+
+
+def _group_table(table: GroupTable) -> Table:
+    title = f"groups: the worst {len(table)} of {table.n_groups:,}"
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.add_column("group", max_width=_NAME_WIDTH, overflow="fold")
+    for header in ("n", "ECE", "noise floor", "p", "shrunk"):
+        drawn.add_column(header, justify="right", no_wrap=True)
+    drawn.add_column("", no_wrap=True)
+    for row in table.rows():
+        errors = [f"{row[name]:.4f}" for name in ("value", "noise_floor")]
+        said = "within chance" if row["by_chance"] else ""
+        numbers = [f"{row['n']:,.10g}", *errors, f"{row['p_value']:.3g}", f"{row['shrunk']:.4f}", said]
+        drawn.add_row(_shown(row["group"]), *numbers, style="dim" if said else "")
     return drawn
 
 

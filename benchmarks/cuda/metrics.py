@@ -41,12 +41,35 @@ def mcb(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
     return tc.corp(preds, target, **options).mcb
 
 
+def skce_linear(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """The estimate that `SKCE` computes."""
+    return tc.skce(preds, target, estimator="linear", **options)
+
+
+TOP_5 = tc.TopK(5)
+EPS = 1e-3
+
+
+def slope(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Slope of Cox's regression, which is what `Cox` computes. Half types hold probabilities of 1: they are clipped."""
+    return tc.cox(preds, target, eps=EPS, **options).slope
+
+
+def z_value(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """The z of Spiegelhalter's test, which is what `Spiegelhalter` computes."""
+    return tc.spiegelhalter(preds, target, **options).z
+
+
 PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "nll": (tc.nll, tc.NLL),
     "brier": (tc.brier_score, tc.Brier),
     "ecd": (tc.ecd, tc.ECD),
     "bayesrisk": (tc.bayes_risk, tc.BayesRisk),
     "accuracy": (tc.accuracy, tc.Accuracy),
+    "total variation": (tc.total_variation, tc.TotalVariation),
+    "kl": (tc.kl_divergence, tc.KLDivergence),
+    "entropy difference": (tc.entropy_difference, tc.EntropyDifference),
+    "votes distance": (tc.votes_distance, tc.VotesDistance),
     "ece": (tc.ece, tc.ECE),
     "esce": (tc.esce, tc.ESCE),
     "mce": (tc.mce, tc.MCE),
@@ -55,9 +78,15 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "tce": (tc.tce, tc.TCE),
     "ks": (tc.ks, tc.KS),
     "corp": (mcb, tc.CORP),
+    "skce": (skce_linear, tc.SKCE),
+    "ici": (tc.ici, tc.ICI),
+    "cox": (slope, partial(tc.Cox, eps=EPS)),
+    "smece": (tc.smece, tc.SmECE),
+    "spiegelhalter": (z_value, tc.Spiegelhalter),
 }
-ORDERED = ("ace", "tce", "ks", "corp")
-SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy")
+ORDERED = ("ace", "tce", "ks", "corp", "ici", "cox")
+VOTES = ("total variation", "kl", "entropy difference", "votes distance")
+SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", "skce", *VOTES)
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
@@ -71,7 +100,7 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
                 if metric in SCORES:
                     yield f"{metric} {task} {kind}", metric, options, own
                     continue
-                offered = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise")}
+                offered = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise", TOP_5)}
                 for reduction in offered.get(task, ("classwise",)):
                     yield f"{metric} {task} {reduction} {kind}", metric, {**options, "reduction": reduction}, own
     for metric in ("nll", "brier", "bayesrisk"):

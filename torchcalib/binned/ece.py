@@ -35,6 +35,7 @@ def ece(
         reduction: what the confidence is of; None is the first that the task offers. `"positive_class"` (binary):
             P(y=1), and y. `"top_label"` (multi-class, binary): the largest probability, and whether that class is the
             true one; the first on ties. `"classwise"` (multi-class, multi-label): each class or label against the rest.
+            `TopK(k)` (multi-class): the k most probable classes together, and whether the true one is among them.
         average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
         right: bins are `(a, b]` instead of `[a, b)`; 0 and 1 belong to the outer bins either way.
         **options: see `torchcalib.InputOptions`.

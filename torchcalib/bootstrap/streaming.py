@@ -1,7 +1,6 @@
 """Intervals of metrics that stream, of which the state is sums."""
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -9,13 +8,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from torchcalib.binless.smece import SmoothingRecipe
 from torchcalib.bootstrap.interval import Interval, check_level
 from torchcalib.kernels.draws import poisson_counts
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, check_count, check_seed, replicates_at_once
 from torchcalib.states import N_LEFT_OUT, SumsKind, left_out_of
 from torchcalib.statistics import EqualWidthBins
-from torchcalib.streaming import StreamingMetric
+from torchcalib.streaming import StreamingMetric, WrappedMetric
 from torchcalib.streaming.saving import Description
 
 S = TypeVar("S")
@@ -53,12 +53,7 @@ class Replicates(SumsKind[S]):
         return torch.cat((left_out_of(p, flat), flat, flat.new_full((1,), n)))
 
 
-def _of_metric(name: str) -> Any:
-    """Make a property that is the attribute of the metric that is bootstrapped."""
-    return property(lambda self: getattr(self.metric, name))
-
-
-class Bootstrapped(StreamingMetric[S]):
+class Bootstrapped(WrappedMetric[S]):
     """A metric with a bootstrap interval, streamed in constant memory.
 
     `compute` returns the value of the metric, which loggers take; `interval` the `Interval`. Every row has a Poisson
@@ -93,11 +88,6 @@ class Bootstrapped(StreamingMetric[S]):
 
     kind: Replicates[S]
 
-    is_differentiable, higher_is_better = _of_metric("is_differentiable"), _of_metric("higher_is_better")
-    plot_lower_bound, plot_upper_bound = _of_metric("plot_lower_bound"), _of_metric("plot_upper_bound")
-    unit, perfect = _of_metric("unit"), _of_metric("perfect")
-    question, source = _of_metric("question"), _of_metric("source")
-
     def __init__(
         self,
         metric: StreamingMetric[S],
@@ -109,7 +99,7 @@ class Bootstrapped(StreamingMetric[S]):
     ) -> None:
         if not isinstance(metric, StreamingMetric):
             raise TypeError(f"`metric` must be a torchcalib metric, got {type(metric).__name__}.")
-        if not isinstance(metric.kind, SumsKind) or isinstance(metric, Bootstrapped):
+        if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
                 f"`metric` must have sums as its state, got {metric}. Pass `resolution` for sums of what depends on "
                 "the order, or keep the predictions and use torchcalib.bootstrap."
@@ -117,19 +107,13 @@ class Bootstrapped(StreamingMetric[S]):
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
         check_seed(seed)
-        # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
-        self._of: tuple[StreamingMetric[S]] = (deepcopy(metric),)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         recipe: Any = metric.kind.recipe
-        if isinstance(recipe, EqualWidthBins):  # replicates show what chance does, without sums that say it
+        # Replicates show what chance does, without sums that say it.
+        if isinstance(recipe, EqualWidthBins | SmoothingRecipe):
             recipe = replace(recipe, with_noise=False)
-        super().__init__(metric.input_format, recipe, metric.batch_shape, **kwargs)
-
-    @property
-    def metric(self) -> StreamingMetric[S]:
-        """What is bootstrapped, as it was made."""
-        return self._of[0]
+        super().__init__(metric, recipe, **kwargs)
 
     def interval(self) -> Interval:
         """Return the value and its interval, over all ranks if `torch.distributed` is running.

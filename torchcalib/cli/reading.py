@@ -47,6 +47,7 @@ def opened(arguments: argparse.Namespace, paths: Sequence[str | Path]) -> Predic
         preds=arguments.preds,
         target=arguments.target,
         weights=arguments.weights,
+        groups=getattr(arguments, "groups", None),
         from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
         task=arguments.task,
     )

@@ -36,6 +36,12 @@ def add_to(commands: Any) -> None:
         "--no-calibration", action="store_true", help="try no calibrators, which takes longer than all the rest"
     )
     report.add_argument("--no-intervals", action="store_true", help="no bootstrap intervals, which take some seconds")
+    report.add_argument(
+        "--groups",
+        metavar="NAME",
+        help="key or column of the groups of rows, whole numbers or text, of which the worst are listed "
+        "(-1 or an empty text: none)",
+    )
     add_input_options(report)
     report.set_defaults(run=_report)
 
@@ -95,9 +101,10 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
             advance(0, f"{whose}reading {name}, file {k} of {len(files.paths)}{f', of {n_files} in all' * bool(whose)}")
             of = f" of `{shard.paths[0]}`" if n_files > len(shard.paths) else ""
             first = 1
-            for preds, target, weights in shard.chunks(PIECE_BYTES):
+            for preds, target, weights, of_rows in shard.grouped_chunks(PIECE_BYTES):
+                groups, names = (None, None) if of_rows is None else of_rows
                 with in_rows(first, len(preds), of):
-                    builder.update(preds, target, weights=weights)
+                    builder.update(preds, target, weights=weights, groups=groups, group_names=names)
                 first += len(preds)
                 if arguments.save_calibrator is not None and (why_not := builder.why_no_calibration()):
                     raise no_calibrator(why_not)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcalib.comparison.groups import Draws, GroupedSample, GroupedSums
 from torchcalib.predictions import Predictions
-from torchcalib.reductions import Reduction, reductions_of
+from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.data import Line
 from torchcalib.report.intervals import Reading, readings
 from torchcalib.report.lines import SCORES, error_lines, order_lines, order_values, score_lines
@@ -45,7 +45,7 @@ class System:
             for reading in found
             if not isinstance(reading.recipe, ExactSample)
         ]
-        self.samples: dict[Reduction, GroupedSample] = {
+        self.samples: dict[NamedReduction, GroupedSample] = {
             r: GroupedSample(ExactSample(r), MOST_KEPT) for r in bins if r != "classwise" or like.task == "multilabel"
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from torchcalib.files.names import LOG_PROBS, holds_logits, stem_of
-from torchcalib.files.reader import FLOATS, MAX_RESIDENT, WHOLE, InputError, quoted
+from torchcalib.files.reader import FLOATS, MAX_RESIDENT, TEXT, WHOLE, InputError, quoted
 
 if TYPE_CHECKING:
     from torchcalib.files.names import Roles
@@ -42,6 +42,13 @@ def check_numbers(reader: Reader, roles: Roles) -> None:
     """Check that predictions are floating, with rows of a credible size, and that the rest are numbers."""
     for name in roles.names:
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
+        if name == roles.groups:
+            if array.dtype not in WHOLE | TEXT:
+                raise InputError(
+                    f"{where} must hold whole numbers or text to tell groups, got {array.dtype}. "
+                    "Store an integer or a name for every sample."
+                )
+            continue
         if name == roles.preds and array.dtype not in FLOATS:
             raise InputError(
                 f"{where} must be floating-point predictions, got {array.dtype}. "
@@ -109,15 +116,14 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
 
 
 def check_weights(reader: Reader, roles: Roles, task: Task) -> None:
-    """Check that there is one weight per sample."""
-    if roles.weights is None:
-        return
-    preds, weights = reader.arrays[roles.preds].shape, reader.arrays[roles.weights].shape
-    if weights != (preds[:1] if task == "binary" else preds[:-1]):
-        raise InputError(
-            f"`{roles.weights}` in `{reader.label}` must be one weight per sample, got shape {weights} for predictions "
-            f"{preds}. Save one per sample, or rename the array if it holds something else."
-        )
+    """Check that there is one weight per sample, and one group."""
+    preds = reader.arrays[roles.preds].shape
+    for name, what in ((roles.weights, "weight"), (roles.groups, "group")):
+        if name is not None and reader.arrays[name].shape != (preds[:1] if task == "binary" else preds[:-1]):
+            raise InputError(
+                f"`{name}` in `{reader.label}` must be one {what} per sample, got shape {reader.arrays[name].shape} "
+                f"for predictions {preds}. Save one per sample, or rename the array if it holds something else."
+            )
 
 
 def declares_logits(reader: Reader, roles: Roles, task: Task) -> bool:

@@ -30,6 +30,7 @@ class Roles(NamedTuple):
     preds: str
     target: str
     weights: str | None
+    groups: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,8 +38,13 @@ class Roles(NamedTuple):
         return tuple(name for name in self if name is not None)
 
 
-def find_roles(reader: Reader, preds: str | None, target: str | None, weights: str | None) -> Roles:
-    """Find predictions, targets and weights in a file, by the names given or, where None, by those people use."""
+def find_roles(
+    reader: Reader, preds: str | None, target: str | None, weights: str | None, groups: str | None = None
+) -> Roles:
+    """Find predictions, targets and weights in a file, by the names given or, where None, by those people use.
+
+    Groups are found by the name given alone.
+    """
     found_preds = _find(reader, "--preds", preds, (*_LOGITS, *_PROBS, *_NEUTRAL))
     found_target = _find(reader, "--target", target, _TARGETS)
     if reader.format == "npy" and len(reader.arrays) == 2:
@@ -53,10 +59,11 @@ def find_roles(reader: Reader, preds: str | None, target: str | None, weights: s
             f"`{reader.label}` must hold {what} under a known name ({known} ...), got {_held(reader)}. "
             "Pass --preds NAME --target NAME."
         )
-    roles = Roles(found_preds, found_target, _find(reader, "--weights", weights, _WEIGHTS))
+    found_weights, found_groups = _find(reader, "--weights", weights, _WEIGHTS), _find(reader, "--groups", groups, ())
+    roles = Roles(found_preds, found_target, found_weights, found_groups)
     if len(set(roles.names)) < len(roles.names):
         raise InputError(
-            f"`{reader.label}` must hold predictions, targets and weights apart, got {quoted(roles.names)} for them. "
+            f"`{reader.label}` must hold predictions, targets, weights and groups apart, got {quoted(roles.names)}. "
             "Pass --preds NAME --target NAME."
         )
     return roles

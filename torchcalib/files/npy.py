@@ -17,8 +17,9 @@ from torchcalib.files.reader import MAX_RESIDENT, Array, InputError, Reader, che
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import Tensor
 
+_LONGEST_TEXT = 4 * 1000  # bytes of a name, of 4 bytes a letter
+_LONG = "must hold names of at most 1,000 letters, got longer ones. Save shorter names."
 _LONGEST_HEADER = 10_000  # that numpy parses
 _READ_AT_ONCE = 2**18  # what a larger read of a compressed member returns is joined in quadratic time
 
@@ -47,7 +48,7 @@ class Npz(Reader):
                 arrays[name] = _described(name, shape, by_columns and info.file_size > MAX_RESIDENT, dtype)
         return arrays
 
-    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Tensor, ...]]:
+    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
         """Yield pieces of the members, each decompressed in a stream of its own."""
         with zipfile.ZipFile(self.paths[0]) as archive, ExitStack() as opened:
             members = [archive.getinfo(f"{name}.npy") for name in names]
@@ -62,9 +63,9 @@ class Npy(Reader):
 
     def inspect(self) -> dict[str, Array]:
         """List the array of every file, from its head."""
-        if len(self.paths) not in (2, 3):
+        if len(self.paths) not in (2, 3, 4):
             raise InputError(
-                f"`{self.label}` must be a pair of .npy files, predictions and targets (or three with weights), "
+                f"`{self.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
                 f"got {len(self.paths)}. Name both, or save shards in another format, such as .npz."
             )
         check_unique(self.label, [path.stem for path in self.paths])
@@ -75,7 +76,7 @@ class Npy(Reader):
             arrays[path.stem] = _described(path.stem, shape, False, dtype)
         return arrays
 
-    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Tensor, ...]]:
+    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
         """Yield pieces of the mapped files, copied because a map is read-only."""
         paths = {path.stem: path for path in self.paths}
         mapped = [np.load(paths[name], mmap_mode="r", allow_pickle=False) for name in names]
@@ -84,6 +85,8 @@ class Npy(Reader):
 
 
 def _described(name: str, shape: tuple[int, ...], too_large: bool, dtype: np.dtype[Any]) -> Array:
+    if dtype.kind == "U":
+        return single(name, "string", shape, _LONG if dtype.itemsize > _LONGEST_TEXT else "")
     return single(name, dtype.name, shape, _PICKLED if dtype.hasobject else _BY_COLUMNS if too_large else "")
 
 
@@ -103,7 +106,7 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     return shape, by_columns and len(shape) > 1, dtype
 
 
-def _pieces(file: IO[bytes], size: int, count: int) -> Iterator[Tensor]:
+def _pieces(file: IO[bytes], size: int, count: int) -> Iterator[Any]:
     """Rows of an array in a stream that cannot jump."""
     shape, by_columns, dtype = _read_header(file, size)
     if by_columns:
@@ -128,6 +131,8 @@ def _read(file: IO[bytes], n: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]
     return numbers.view(dtype)
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """In this machine's byte order and row by row, as torch needs it."""
+def _tensor(array: np.ndarray[Any, Any]) -> Any:
+    """In this machine's byte order and row by row, as torch needs it; text as a list."""
+    if array.dtype.kind == "U":
+        return array.tolist()
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))

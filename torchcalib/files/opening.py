@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -40,6 +40,18 @@ class NoSamplesError(InputError):
         super().__init__(f"`{label}` must hold predictions, but holds no samples. Check what wrote it.")
 
 
+class Groups(NamedTuple):
+    """Groups of rows.
+
+    Attributes:
+        numbers: int64, one for every sample; -1 where a text is empty.
+        names: of the groups by their numbers, of these rows alone; None where the file has the numbers.
+    """
+
+    numbers: Tensor
+    names: list[str] | None
+
+
 @dataclass(frozen=True)
 class PredictionFiles:
     """One data set of predictions in one or more files (shards), opened but not yet read.
@@ -50,6 +62,7 @@ class PredictionFiles:
         preds_name: key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem that holds the predictions.
         target_name: the same for the targets.
         weights_name: the same for the weights; None without weights.
+        groups_name: the same for the groups; None without groups.
         from_logits: whether the predictions are logits; log-probabilities are.
         task: "binary", "multiclass" or "multilabel".
         shape: of all predictions, (N,), (N, C) or (N, ..., C): the rows of all shards together.
@@ -62,6 +75,7 @@ class PredictionFiles:
     preds_name: str
     target_name: str
     weights_name: str | None
+    groups_name: str | None
     from_logits: bool
     task: Task
     shape: tuple[int, ...]
@@ -89,6 +103,7 @@ class PredictionFiles:
             dtype=self.dtype,
             rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in arrays),
             ignored=self.ignored,
+            groups=self.groups_name,
         )
 
     def shards(self) -> Iterator[PredictionFiles]:
@@ -99,7 +114,7 @@ class PredictionFiles:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        names = (self.preds_name, self.target_name, self.weights_name)
+        names = (self.preds_name, self.target_name, self.weights_name, self.groups_name)
         return tuple(name for name in names if name is not None)
 
     def chunks(self, max_bytes: int = 64 * 2**20) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -114,16 +129,23 @@ class PredictionFiles:
         Raises:
             InputError: a file is damaged, or lacks a value, beyond what opening it shows.
         """
+        for preds, target, weights, _ in self.grouped_chunks(max_bytes):
+            yield preds, target, weights
+
+    def grouped_chunks(
+        self, max_bytes: int = 64 * 2**20
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Groups | None]]:
+        """Yield the same as `chunks`, and the groups of the rows; None where `groups` was not asked for."""
         count = max(1, max_bytes // self._readers[0].arrays[self.preds_name].row_bytes)
         for reader in self._readers:
-            for preds, target, *weights in reader.stream(self._names, count):
+            for piece in reader.stream(self._names, count):
+                column = dict(zip(self._names, piece, strict=True))
+                preds, target = column[self.preds_name], column[self.target_name]
                 if self.task == "binary":  # one column, (N, 1), is read as (N,)
                     preds, target = preds.flatten(), target.flatten()
-                yield (
-                    preds,
-                    _int64_unless_floating(target),
-                    _int64_unless_floating(weights[0]) if weights else None,
-                )
+                weights = None if self.weights_name is None else _int64_unless_floating(column[self.weights_name])
+                groups = None if self.groups_name is None else _numbered(column[self.groups_name])
+                yield preds, _int64_unless_floating(target), weights, groups
 
 
 def open_predictions(
@@ -132,6 +154,7 @@ def open_predictions(
     preds: str | None = None,
     target: str | None = None,
     weights: str | None = None,
+    groups: str | None = None,
     from_logits: bool | None = None,
     task: Task | None = None,
 ) -> PredictionFiles:
@@ -144,6 +167,7 @@ def open_predictions(
             None finds it by name: "logits", "log_probs", "probs", "preds" and the like.
         target: the same for the targets: "targets", "labels", "y" and the like.
         weights: the same for the weights: "weights" or "sample_weight". There may be none.
+        groups: what holds the group of every row, whole numbers or text, by its name; None for no groups.
         from_logits: whether predictions are logits. None goes by the name, and is an error where it does not tell.
         task: None goes by the shapes, and is an error where they do not tell. Values never matter.
 
@@ -167,9 +191,9 @@ def open_predictions(
     """
     files = existing(paths)
     readers = _readers(files)
-    roles = find_roles(readers[0], preds, target, weights)
+    roles = find_roles(readers[0], preds, target, weights, groups)
     for reader in readers:
-        found = find_roles(reader, preds, target, weights)
+        found = find_roles(reader, preds, target, weights, groups)
         if found != roles:
             raise InputError(
                 f"`{reader.label}` must name its arrays as `{readers[0].label}` does ({quoted(roles.names)}), "
@@ -193,6 +217,7 @@ def open_predictions(
         preds_name=roles.preds,
         target_name=roles.target,
         weights_name=roles.weights,
+        groups_name=roles.groups,
         from_logits=declares_logits(first, roles, task) if from_logits is None else from_logits,
         task=task,
         shape=(sum(reader.arrays[roles.preds].shape[0] for reader in filled), *sample_shape),
@@ -240,6 +265,14 @@ def _readers(files: tuple[Path, ...]) -> list[Reader]:
             "Run pip install 'torchcalib[data]'."
         ) from error
     return [reader(*files)] if suffix == ".npy" else [reader(path) for path in files]
+
+
+def _numbered(column: Tensor | list[str]) -> Groups:
+    if not isinstance(column, list):
+        return Groups(column.to(torch.int64), None)
+    names = sorted(set(column) - {""})
+    numbers = {"": -1, **{name: k for k, name in enumerate(names)}}
+    return Groups(torch.tensor([numbers[name] for name in column], dtype=torch.int64), names)
 
 
 def _int64_unless_floating(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+TEXT = frozenset({"string", "large_string"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 MOST_ARRAYS = 2**17  # arrays or columns of a file; one with more is broken, and listing them would take for ever
@@ -75,10 +76,13 @@ class Reader(ABC):
         """List the arrays of the file by name, from headers alone."""
 
     @abstractmethod
-    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield pieces of at most `count` rows of the named arrays, which have equally many rows and at least one."""
+    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
+        """Yield pieces of at most `count` rows of the named arrays, which have equally many rows and at least one.
 
-    def stream(self, names: Sequence[str], count: int) -> Iterator[tuple[Tensor, ...]]:
+        Numbers come as tensors, text as lists of strings.
+        """
+
+    def stream(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
         """Yield `rows`, with damage that shows only in later pieces as an `InputError` too."""
         pieces = self.rows(names, count)
         while True:

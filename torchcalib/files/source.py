@@ -29,6 +29,7 @@ class Source:
         dtype: of the predictions.
         rows: dtype and shape of one row of predictions, targets and weights, in words.
         ignored: other arrays that were found in the first file.
+        groups: what holds the groups; None without groups.
     """
 
     files: tuple[str, ...]
@@ -41,6 +42,7 @@ class Source:
     dtype: str
     rows: tuple[str, ...]
     ignored: tuple[str, ...]
+    groups: str | None = None
 
     def __add__(self, other: Self) -> Self:
         """Return the source of the rows of both.
@@ -48,7 +50,7 @@ class Source:
         Raises:
             InputError: their files could not be read together.
         """
-        for name in ("format", "preds", "target", "weights", "from_logits", "dtype", "rows"):
+        for name in ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise InputError(
@@ -66,6 +68,7 @@ class Source:
             "predictions": f"{self.preds}, read as {'logits' if self.from_logits else 'probabilities'}",
             "targets": self.target,
             "weights": self.weights or "none",
+            **({} if self.groups is None else {"groups": self.groups}),
             "shape": list(self.shape),
             "dtype": self.dtype,
             "not used": list(self.ignored),
@@ -105,6 +108,7 @@ class Source:
             dtype=text("dtype"),
             rows=several("rows", str),
             ignored=several("ignored", str),
+            groups=None if state.get("groups") is None else text("groups"),
         )
         if not source.files or not source.shape:
             raise ValueError("a source must have files and a shape, got none")

@@ -16,6 +16,7 @@ from torchcalib.files.names import NUMBERED
 from torchcalib.files.reader import (
     FLOATS,
     MAX_RESIDENT,
+    TEXT,
     WHOLE,
     Array,
     InputError,
@@ -29,7 +30,6 @@ from torchcalib.files.reader import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import Tensor
 
 _GAPS = "must be numbered from 0 without gaps, got {}. Add what is missing, or name a single column."
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
@@ -47,7 +47,7 @@ class _Table(Reader):
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of some columns, given by name and with the dtype each is wanted in."""
 
-    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Tensor, ...]]:
+    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
         """Yield pieces of the batches, column by column turned into tensors."""
         wanted = [self.arrays[name] for name in names]
         start = 0
@@ -57,7 +57,11 @@ class _Table(Reader):
                 yield tuple(self._tensor(array, piece, start + offset) for array in wanted)
             start += batch.num_rows
 
-    def _tensor(self, array: Array, piece: pa.RecordBatch, start: int) -> Tensor:
+    def _tensor(self, array: Array, piece: pa.RecordBatch, start: int) -> Any:
+        if array.dtype in TEXT:
+            (name,) = array.columns
+            self._check_present(name, piece.column(name), start, 1)
+            return piece.column(name).to_pylist()
         columns = [self._numbers(name, piece.column(name), array, start) for name in array.columns]
         # A stack of columns has the numbers of a row side by side, as a list column has.
         return torch.from_numpy(np.stack(columns, -1).reshape(piece.num_rows, *array.shape[1:]))
@@ -185,6 +189,8 @@ def _with_numbered(arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def _dtype(arrow_type: Any) -> str:
+    if pa.types.is_dictionary(arrow_type) and pa.types.is_string(arrow_type.value_type):
+        return "string"  # few different texts, each written once
     return _DTYPES.get(str(arrow_type), str(arrow_type))
 
 

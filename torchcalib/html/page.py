@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from torchcalib.files import write_whole
+from torchcalib.files import printable, write_whole
 from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")
@@ -55,7 +55,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, decimals=decimals, count=count, percent=percent, edge=edge, gain=gain)
+    made.filters.update(
+        number=number, decimals=decimals, count=count, percent=percent, edge=edge, gain=gain, printable=printable
+    )
     return made
 
 

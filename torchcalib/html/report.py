@@ -15,7 +15,7 @@ from torchcalib.bins import BinTable, TCETable
 from torchcalib.html.page import both_themes, count, filled, group_of, percent, pictures, write_folder
 from torchcalib.monitoring import History
 from torchcalib.plots import confidence_histogram, reliability_diagram, tce_diagram, training_curve
-from torchcalib.report import INTERVAL_WORDS, CalibrationStage, Report
+from torchcalib.report import GROUP_WORDS, INTERVAL_WORDS, CalibrationStage, Report
 
 WORST_CLASSES = 10
 
@@ -129,6 +129,7 @@ def render(report: Report) -> str:
         has_infinite=any(math.isinf(value) for value in shown),
         has_intervals=any(line.interval for line in report.lines),
         interval_words=INTERVAL_WORDS,
+        group_words=GROUP_WORDS,
         has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
     )
 

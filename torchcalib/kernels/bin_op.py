@@ -4,7 +4,7 @@ One rule says which bin a value falls in, `bin_sums.bin_index`; implementations 
 What rows of weight 0 hold is never read.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torchcalib.kernels.operation import is_plain, operation
 from torchcalib.kernels.row_op import Rows, matrices, source_of
 from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax, wide_dtype
 
+Noise = Literal["none", "labels", "shares"]
+"""What two more sums say of chance, for outcomes that are labels or shares of votes; see `event_bins`."""
+
 
 def event_bins(
     confidence: Tensor,
@@ -24,9 +27,13 @@ def event_bins(
     *,
     n_bins: int,
     right: bool = False,
+    noise: Noise = "none",
+    copies: bool = True,
+    groups: Tensor | None = None,
+    n_groups: int = 1,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum over the events in each bin of their confidence.
+    """Sum over the events in each bin of their confidence, with `groups` those of each group apart.
 
     Args:
         confidence: `(..., N)` in [0, 1], floating. NaN falls in the first bin, and makes its sum NaN.
@@ -35,18 +42,26 @@ def event_bins(
         ecd: `(..., N)` or None: a further quantity to sum.
         n_bins: B.
         right: see `bin_sums.bin_index`.
+        noise: sum the variances of the outcomes o of events of confidence p too: w p (1 - p), and v w (with `copies`)
+            or v w^2. Of "labels" v is p (1 - p), of "shares" (o - p)^2.
+        copies: whether weights are numbers of copies.
+        groups: the group of every event, int64 in [0, G) and broadcastable to `(..., N)`; None for no groups.
+        n_groups: G. However many there are, every event is read once.
         backend: see `dispatch`.
 
     Returns:
-        Weight, confidence, outcome and, if given, ECD: `(..., F, B)` in the dtype of sums.
+        Weight, confidence, outcome, the two of `noise`, and ECD, if given: `(..., F, B)` in the dtype of sums; with
+        groups `(..., G, F, B)`.
 
-    Gradient: in all but the bin; a constant where the weight is 0. In reverse and in forward mode, of any order.
+    Gradient: in all but the bin and the two of `noise`; a constant where the weight is 0. In reverse and in forward
+    mode, of any order.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     # The compiler takes the operation as it is, and no function that has a forward mode.
     compiled = torch.compiler.is_compiling()
     take = event_sums.direct if compiled or is_plain(confidence, outcome, weights, ecd) else _EventBins.apply
-    sums: Tensor = take(confidence, outcome, weights, ecd, n_bins, right, backend)
+    groups = None if groups is None else groups.expand_as(confidence)
+    sums: Tensor = take(confidence, outcome, weights, ecd, groups, n_groups, n_bins, right, noise, copies, backend)
     return sums
 
 
@@ -59,6 +74,8 @@ def class_bins(
     from_logits: bool,
     n_bins: int,
     right: bool = False,
+    noise: bool = False,
+    copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
     """Sum over the rows in each bin of each class: one against the rest, for all classes in one pass.
@@ -74,20 +91,22 @@ def class_bins(
         from_logits: whether `values` are logits.
         n_bins: B.
         right: see `bin_sums.bin_index`.
+        noise: sum the variances of labels too; see `event_bins`.
+        copies: whether weights are numbers of copies.
         backend: see `dispatch`; float64 on the CPU is read by "torch".
 
     Returns:
-        Weight, confidence and outcome `(..., C, 3, B)` in the dtype of sums.
+        Weight, confidence, outcome and, if asked for, the two of `noise`: `(..., C, F, B)` in the dtype of sums.
 
     Gradient: in `values` and `weights` for a given bin, in reverse and in forward mode, of any order; 0 in a row that
-    holds the logit +inf.
+    holds the logit +inf, and in the two of `noise`.
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
     take = class_sums.direct if torch.compiler.is_compiling() or is_plain(values, weights) else _ClassBins.apply
     # A constant: the derivative of q_top is taken through `values`, as that of every other entry.
     sums: Tensor = take(
-        values, target, weights, rows.top, rows.confidence.detach(), from_logits, n_bins, right, backend
+        values, target, weights, rows.top, rows.confidence.detach(), from_logits, n_bins, right, noise, copies, backend
     )
     return sums
 
@@ -96,10 +115,12 @@ def class_bins(
 
 
 @operation(
-    "event_sums(Tensor confidence, Tensor outcome, Tensor? weights, Tensor? ecd, int n_bins, bool right, str backend)"
-    " -> Tensor",
-    fake=lambda confidence, outcome, weights, ecd, n_bins, right, backend: confidence.new_empty(  # noqa: ARG005
-        (*confidence.shape[:-1], 3 if ecd is None else 4, n_bins), dtype=wide_dtype(confidence.device)
+    "event_sums(Tensor confidence, Tensor outcome, Tensor? weights, Tensor? ecd, Tensor? groups, int n_groups, "
+    "int n_bins, bool right, str noise, bool copies, str backend) -> Tensor",
+    fake=lambda confidence, outcome, weights, ecd, groups, n_groups, n_bins, right, noise, copies, backend: (  # noqa: ARG005
+        confidence.new_empty(
+            _shape_of_sums(confidence, ecd, groups, n_groups, n_bins, noise), dtype=wide_dtype(confidence.device)
+        )
     ),
 )
 def event_sums(
@@ -107,23 +128,58 @@ def event_sums(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
+    n_groups: int,
     n_bins: int,
     right: bool,
+    noise: Noise,
+    copies: bool,
     backend: Backend,
 ) -> Tensor:
     """Return what `event_bins` says, of tensors of one shape."""
-    columns = [None if x is None else x.detach() for x in (confidence, outcome, weights, ecd)]
-    given = [x for x in columns if x is not None]
-    wide = wide_dtype(confidence.device)
-    sums = torch.zeros(
-        (*confidence.shape[:-1], len(given) + (weights is None), n_bins), dtype=wide, device=given[0].device
-    )
+    columns = [None if x is None else x.detach() for x in (confidence, outcome, weights, ecd, groups)]
+    shape = _shape_of_sums(confidence, ecd, groups, n_groups, n_bins, noise)
+    sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
         source = implementation("bins", choose("bins", confidence.device, backend).backend)
         n = confidence.shape[-1]
-        series = [None if x is None else x.reshape(-1, n) for x in columns]
-        source.event_sums(*series, right, sums.view(-1, *sums.shape[-2:]))
+        *series, of_groups = [None if x is None else x.reshape(-1, n) for x in columns]
+        if of_groups is None:
+            source.event_sums(*series, right, noise, copies, sums.view(-1, *sums.shape[-2:]))
+        else:
+            source.group_sums(*series, of_groups, right, noise, copies, sums.view(-1, *sums.shape[-3:]))
     return sums
+
+
+def _shape_of_sums(
+    confidence: Tensor, ecd: Tensor | None, groups: Tensor | None, n_groups: int, n_bins: int, noise: Noise
+) -> tuple[int, ...]:
+    lead = (*confidence.shape[:-1], *(() if groups is None else (n_groups,)))
+    return (*lead, _n_sums(ecd is not None, noise != "none"), n_bins)
+
+
+def _cell(confidence: Tensor, groups: Tensor | None, n_bins: int, right: bool) -> Tensor:
+    """Return the bin of every event, those of one group after those of the other."""
+    index = bin_index(confidence, n_bins, right)
+    return index if groups is None else groups * n_bins + index
+
+
+def _n_sums(has_ecd: bool, has_noise: bool) -> int:
+    return 3 + 2 * has_noise + has_ecd
+
+
+def _differentiable(of_sums: Tensor, has_ecd: bool) -> Tensor:
+    """Return, of `(..., F, B)`, those of weight, confidence, outcome and ECD."""
+    parts = of_sums.unbind(-2)
+    return torch.stack((*parts[:3], *(parts[-1:] if has_ecd else ())), -2)
+
+
+def _with_constants(of_sums: Tensor, noise: bool) -> Tensor:
+    """Return the same with zeros for the two of noise."""
+    if not noise:
+        return of_sums
+    zeros = torch.zeros_like(of_sums[..., :2, :])
+    return torch.cat((of_sums[..., :3, :], zeros, of_sums[..., 3:, :]), -2)
 
 
 def _event_gradient(
@@ -131,12 +187,18 @@ def _event_gradient(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
     n_bins: int,
     right: bool,
+    noise: bool,
     grads: Tensor,
 ) -> list[Tensor | None]:
     """Return the gradients in the first four, by operations that have derivatives of their own."""
-    index = bin_index(confidence, n_bins, right).unsqueeze(-2)
+    grads = _differentiable(grads, ecd is not None) if noise else grads
+    if groups is not None:
+        grads = grads.movedim(-3, -2)
+        grads = grads.reshape(*grads.shape[:-2], -1)
+    index = _cell(confidence, groups, n_bins, right).unsqueeze(-2)
     at = grads.gather(-1, index.expand(*index.shape[:-2], grads.shape[-2], index.shape[-1])).unbind(-2)
     columns = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
     of_weights = None
@@ -152,15 +214,16 @@ def _event_gradient(
 
 
 def _keep_events(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    *columns, ctx.n_bins, ctx.right, _ = inputs
+    *columns, ctx.n_groups, ctx.n_bins, ctx.right, ctx.noise, _, _ = inputs
     ctx.save_for_backward(*columns)
 
 
 def _events_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-    confidence, outcome, weights, ecd = ctx.saved_tensors
-    found = _event_gradient(confidence, outcome, weights, ecd, ctx.n_bins, ctx.right, grads)
+    confidence, outcome, weights, ecd, groups = ctx.saved_tensors
+    options = ctx.n_bins, ctx.right, ctx.noise != "none"
+    found = _event_gradient(confidence, outcome, weights, ecd, groups, *options, grads)
     wanted = (grad if need else None for grad, need in zip(found, ctx.needs_input_grad, strict=False))
-    return (*wanted, None, None, None)
+    return (*wanted, *(None,) * 7)
 
 
 torch.library.register_autograd("torchcalib::event_sums", _events_backward, setup_context=_keep_events)
@@ -182,12 +245,12 @@ class _EventBins(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep what the derivatives are made of."""
         _keep_events(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:5])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """Return the sums of what each event adds."""
-        confidence, outcome, weights, ecd = ctx.saved_tensors
+        confidence, outcome, weights, ecd, groups = ctx.saved_tensors
         wide = wide_dtype(confidence.device)
         changes = [None, *tangents[:2], *(() if ecd is None else (tangents[3],))]
         values = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
@@ -199,7 +262,11 @@ class _EventBins(torch.autograd.Function):
             if weights is not None and tangents[2] is not None:
                 column = column + value.to(wide) * tangents[2]
             columns.append(column if weights is None else column.masked_fill(weights == 0, 0))
-        return bin_sums(bin_index(confidence, ctx.n_bins, ctx.right), columns, ctx.n_bins)
+        index = _cell(confidence, groups, ctx.n_bins, ctx.right)
+        sums = bin_sums(index, columns, ctx.n_bins if groups is None else ctx.n_groups * ctx.n_bins)
+        if groups is not None:
+            sums = sums.reshape(*sums.shape[:-1], ctx.n_groups, ctx.n_bins).movedim(-2, -3)
+        return _with_constants(sums, ctx.noise != "none")
 
 
 # Classes.
@@ -207,9 +274,11 @@ class _EventBins(torch.autograd.Function):
 
 @operation(
     "class_sums(Tensor values, Tensor target, Tensor? weights, Tensor top, Tensor confidence, bool from_logits, "
-    "int n_bins, bool right, str backend) -> Tensor",
-    fake=lambda values, target, weights, top, confidence, from_logits, n_bins, right, backend: values.new_empty(  # noqa: ARG005
-        (*values.shape[:-2], values.shape[-1], 3, n_bins), dtype=wide_dtype(values.device)
+    "int n_bins, bool right, bool noise, bool copies, str backend) -> Tensor",
+    fake=lambda values, target, weights, top, confidence, from_logits, n_bins, right, noise, copies, backend: (  # noqa: ARG005
+        values.new_empty(
+            (*values.shape[:-2], values.shape[-1], _n_sums(False, noise), n_bins), dtype=wide_dtype(values.device)
+        )
     ),
 )
 def class_sums(
@@ -221,15 +290,17 @@ def class_sums(
     from_logits: bool,
     n_bins: int,
     right: bool,
+    noise: bool,
+    copies: bool,
     backend: Backend,
 ) -> Tensor:
     """Return what `class_bins` says."""
     *lead, _, n_classes = values.shape
-    wide = wide_dtype(values.device)
-    sums = torch.zeros((*lead, n_classes, 3, n_bins), dtype=wide, device=values.device)
+    shape = n_classes, _n_sums(False, noise), n_bins
+    sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
     source = source_of("bins", values, backend)
     for k, (matrix, columns) in enumerate(_series(values, target, weights, top, confidence)):
-        source.class_sums(matrix, *columns, from_logits, right, sums.view(-1, n_classes, 3, n_bins)[k])
+        source.class_sums(matrix, *columns, from_logits, right, copies, sums.view(-1, *shape)[k])
     return sums
 
 
@@ -291,7 +362,7 @@ def _class_gradient(
         values = values.masked_fill((weights == 0).unsqueeze(-1), 0)
     q = _probabilities(values, from_logits)
     index = bin_index(q, n_bins, right).transpose(-1, -2)
-    of_weight, of_confidence, of_outcome = (part.gather(-1, index).transpose(-1, -2) for part in grads.unbind(-2))
+    of_weight, of_confidence, of_outcome = (part.gather(-1, index).transpose(-1, -2) for part in grads.unbind(-2)[:3])
     of_weights = None
     found = of_confidence
     if weights is not None:
@@ -304,7 +375,7 @@ def _class_gradient(
 
 
 def _keep_classes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    *tensors, ctx.from_logits, ctx.n_bins, ctx.right, ctx.backend = inputs
+    *tensors, ctx.from_logits, ctx.n_bins, ctx.right, ctx.noise, _, ctx.backend = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -318,7 +389,7 @@ def _classes_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
         found = class_sums_backward(
             values, target, weights, top, confidence, grads[..., 1, :], ctx.from_logits, ctx.right, ctx.backend
         )
-    return (found, None, of_weights, *(None,) * 6)
+    return (found, None, of_weights, *(None,) * 8)
 
 
 torch.library.register_autograd("torchcalib::class_sums", _classes_backward, setup_context=_keep_classes)
@@ -359,4 +430,5 @@ class _ClassBins(torch.autograd.Function):
                 columns = [columns[0] + more, columns[1] + q * more, hit * more]
             columns = [column.masked_fill((weights == 0).unsqueeze(-1), 0) for column in columns]
         index = bin_index(q, ctx.n_bins, ctx.right).transpose(-1, -2)
-        return bin_sums(index, [column.transpose(-1, -2) for column in columns], ctx.n_bins)
+        sums = bin_sums(index, [column.transpose(-1, -2) for column in columns], ctx.n_bins)
+        return _with_constants(sums, ctx.noise)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchcalib.kernels.bin_op_reference import weighed_columns
 from torchcalib.kernels.bin_sums import bin_index
 from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax
 
@@ -21,6 +22,8 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     right: bool,
+    noise: str,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.event_sums`."""
@@ -33,11 +36,49 @@ def event_sums(
             values, w = confidence[series, held], None if weights is None else weights[series, held]
             outside = bin_index(values, n_bins, right) != bins.unsqueeze(-1)
             outside = outside if w is None else outside | (w == 0)
-            ones = torch.ones_like(values)
-            columns = [ones, values, outcome[series, held], *(() if ecd is None else (ecd[series, held],))]
+            more = None if ecd is None else ecd[series, held]
+            columns = weighed_columns(values, outcome[series, held], w, more, noise, copies, sums.dtype)
             for row, column in zip(into, columns, strict=True):
-                weighed = column.to(sums.dtype) if w is None else column * w
-                row += weighed.expand_as(outside).masked_fill(outside, 0).sum(-1)
+                row += column.expand_as(outside).masked_fill(outside, 0).sum(-1)
+
+
+def group_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    groups: Tensor,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.group_sums`. Events are put in the order of their cells, and each of these is a run.
+
+    Runs are summed by doubling: every event adds what stands 1, 2, 4, ... places before it, as long as that is of the
+    same run. So what is NaN stays in its own, and sums are no differences of larger ones.
+    """
+    n_groups, n_sums, n_bins = sums.shape[1:]
+    size = max(1, _AT_ONCE // n_sums)
+    cells = torch.arange(n_groups * n_bins, device=sums.device)
+    for series, into in enumerate(sums):
+        for start in range(0, confidence.shape[-1], size):
+            held = slice(start, start + size)
+            values, w = confidence[series, held], None if weights is None else weights[series, held]
+            more = None if ecd is None else ecd[series, held]
+            cell = groups[series, held] * n_bins + bin_index(values, n_bins, right)
+            cell, order = cell.sort(stable=True)
+            columns = weighed_columns(values, outcome[series, held], w, more, noise, copies, sums.dtype)
+            totals = torch.stack(columns)[:, order]
+            step = 1
+            while step < len(cell):
+                apart = cell[step:] != cell[:-step]
+                totals[:, step:] += totals[:, :-step].masked_fill(apart, 0)  # which is a tensor of its own
+                step *= 2
+            ends = torch.searchsorted(cell, cells, right=True)
+            empty = ends == torch.searchsorted(cell, cells)
+            found = totals[:, (ends - 1).clamp(min=0)].masked_fill(empty, 0)
+            into += found.view(n_sums, n_groups, n_bins).movedim(0, 1)
 
 
 def class_sums(
@@ -48,6 +89,7 @@ def class_sums(
     confidence: Tensor,
     from_logits: bool,
     right: bool,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.class_sums`."""
@@ -55,7 +97,10 @@ def class_sums(
     for held, q in _chunks(values, top, confidence, from_logits):
         w = torch.ones_like(confidence[held]) if weights is None else weights[held]
         q, w = q.to(sums.dtype).masked_fill((w == 0).unsqueeze(-1), 0), w.unsqueeze(-1)
-        columns = w.expand_as(q), w * q, w * (target[held].unsqueeze(-1) == classes)
+        columns = [w.expand_as(q), w * q, w * (target[held].unsqueeze(-1) == classes)]
+        if sums.shape[1] == 5:
+            columns.append(columns[1] * (1 - q))
+            columns.append(columns[3] if copies else w * columns[3])
         index = bin_index(q, sums.shape[-1], right)
         for b in range(sums.shape[-1]):
             for into, column in zip(sums.unbind(1), columns, strict=True):

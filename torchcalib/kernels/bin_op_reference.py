@@ -22,6 +22,8 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     right: bool,
+    noise: str,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """Add what `bin_op.event_bins` says of every series.
@@ -32,29 +34,90 @@ def event_sums(
         weights: `(S, N)` or None.
         ecd: `(S, N)` or None.
         right: the edge rule.
+        noise: "labels" or "shares" if sums 3 and 4 are of noise, else "none".
+        copies: whether weights are numbers of copies.
         sums: zeros `(S, F, B)`.
     """
     wide, n_bins = sums.dtype, sums.shape[-1]
-    countable = weights is None and ecd is None and not outcome.is_floating_point()
+    countable = weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
     for series, into in enumerate(sums):
         for start in range(0, confidence.shape[-1], _SAMPLES):
             held = slice(start, start + _SAMPLES)
             values, outcomes = confidence[series, held], outcome[series, held]
             index = _bins(values, n_bins, right)
             if countable and _zeros_and_ones(outcomes):
-                into[1].scatter_add_(0, index.long(), values.to(wide))
+                long, p = index.long(), values.to(wide)
+                into[1].scatter_add_(0, long, p)
+                if noise == "labels":
+                    into[3].scatter_add_(0, long, p * (1 - p))
+                    into[4] = into[3]
                 counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
                 into[0] += counts.sum(0)
                 into[2] += counts[1]
                 continue
-            w = None if weights is None else weights[series, held]
-            index, ones = index.long(), torch.ones_like(values, dtype=wide)
-            columns = [ones, values, outcomes, *(() if ecd is None else (ecd[series, held],))]
+            w, more = None if weights is None else weights[series, held], None if ecd is None else ecd[series, held]
+            index, columns = index.long(), weighed_columns(values, outcomes, w, more, noise, copies, wide)
             for row, column in zip(into, columns, strict=True):
-                weighted = column.to(wide)
-                if w is not None:
-                    weighted = (weighted * w).masked_fill(w == 0, 0)
-                row.scatter_add_(0, index, weighted)
+                row.scatter_add_(0, index, column)
+
+
+def group_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    groups: Tensor,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """Add what `bin_op.event_bins` says of every series and group.
+
+    Args:
+        confidence: see `event_sums`.
+        outcome: see `event_sums`.
+        weights: see `event_sums`.
+        ecd: see `event_sums`.
+        groups: `(S, N)` int64.
+        right: see `event_sums`.
+        noise: see `event_sums`.
+        copies: see `event_sums`.
+        sums: zeros `(S, G, F, B)`.
+    """
+    n_groups, n_sums, n_bins = sums.shape[1:]
+    size = max(_SAMPLES, n_groups * n_bins)
+    for series, into in enumerate(sums):
+        found = sums.new_zeros(n_sums, n_groups * n_bins)
+        for start in range(0, confidence.shape[-1], size):
+            held = slice(start, start + size)
+            values, outcomes = confidence[series, held], outcome[series, held]
+            w, more = None if weights is None else weights[series, held], None if ecd is None else ecd[series, held]
+            cell = groups[series, held] * n_bins + _bins(values, n_bins, right)
+            columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+            for row, column in zip(found, columns, strict=True):
+                row += torch.bincount(cell, column, n_groups * n_bins)
+        into.copy_(found.view(n_sums, n_groups, n_bins).movedim(0, 1))
+
+
+def weighed_columns(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    noise: str,
+    copies: bool,
+    wide: torch.dtype,
+) -> list[Tensor]:
+    """Return what every event adds to each sum, 0 where its weight is."""
+    p = confidence.to(wide)
+    columns = [(torch.ones_like(p), weights), (p, weights), (outcome.to(wide), weights)]
+    if noise != "none":
+        spread = p * (1 - p)
+        variance = (columns[2][0] - p).square() if noise == "shares" else spread
+        columns += [(spread, weights), (variance, weights if weights is None or copies else weights.square())]
+    columns += [] if ecd is None else [(ecd.to(wide), weights)]
+    return [column if share is None else (column * share).masked_fill(share == 0, 0) for column, share in columns]
 
 
 def class_sums(
@@ -65,6 +128,7 @@ def class_sums(
     confidence: Tensor,
     from_logits: bool,
     right: bool,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """Add what `bin_op.class_bins` says of one series.
@@ -77,9 +141,11 @@ def class_sums(
         confidence: of `row_op.rows`.
         from_logits: whether `values` are logits.
         right: the edge rule.
-        sums: zeros `(C, 3, B)`.
+        copies: whether weights are numbers of copies.
+        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with those of noise.
     """
-    n_classes, _, n_bins = sums.shape
+    n_classes, n_sums, n_bins = sums.shape
+    noise, squared = n_sums == 5, weights is not None and not copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
         held = slice(start, start + _ROWS)
@@ -101,21 +167,35 @@ def class_sums(
             entries.index_fill_(0, above, 0)
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
-                sums[:, 1, 0] += column.copy_(q).sum(0)
+                total = column.copy_(q).sum(0)
             else:  # counts not as a difference from the whole: small weights would be lost in it
                 sums[:, 0, 0] += column.copy_(own).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
-                sums[:, 1, 0] += torch.mul(q, own, out=column).sum(0)
+                total = torch.mul(q, own, out=column).sum(0)
+            sums[:, 1, 0] += total
+            if noise:  # q (1 - q) as q - q^2: below 1/B the square is the lesser part, unless B is 1
+                sums[:, 3, 0] += total - column.mul_(q).sum(0)
+            if noise and squared:
+                square = column.mul_(own).sum(0)
+                sums[:, 4, 0] += torch.mul(q, own.square(), out=column).sum(0) - square
             places.append(above.add_(rows.start * n_classes))
         place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
         row = place // n_classes
         k = place.sub_(row * n_classes)
-        cell = k * (3 * n_bins) + bin_index(entry, n_bins, right)
-        flat.index_add_(0, cell, w[row])
-        flat.index_add_(0, cell + n_bins, w[row] * entry)
-        cell = label * (3 * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
+        cell = k * (n_sums * n_bins) + bin_index(entry, n_bins, right)
+        share = w[row]
+        flat.index_add_(0, cell, share)
+        flat.index_add_(0, cell + n_bins, share * entry)
+        if noise:
+            spread = share * (entry * (1 - entry))
+            flat.index_add_(0, cell + 3 * n_bins, spread)
+            if squared:
+                flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
+        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
     if weights is None:
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
+    if noise and not squared:
+        sums[:, 4] = sums[:, 3]
 
 
 def class_sums_backward(

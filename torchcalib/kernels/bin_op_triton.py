@@ -8,8 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchcalib.kernels.bin_op_masked import group_sums  # sorts, which costs a GPU little
 from torchcalib.kernels.bin_sums import BELOW_EDGE
 from torchcalib.kernels.launching import check_launch
+
+__all__ = ["class_sums", "class_sums_backward", "event_sums", "group_sums"]
 
 check_launch()
 
@@ -30,6 +33,8 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     right: bool,
+    noise: str,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.event_sums`. Nothing waits for the device."""
@@ -42,8 +47,9 @@ def event_sums(
     columns = [confidence if x is None else _stored(x) for x in (confidence, outcome, weights, ecd)]
     with torch.cuda.device_of(confidence):
         _add_events[(n_series, pieces, triton.cdiv(n_bins, bins))](
-            *columns, parts, n, size, n_bins, weights is not None, ecd is not None, right, _EVENTS, bins
-        )
+            *columns, parts, n, size, n_bins, weights is not None, ecd is not None, right, noise != "none",
+            noise == "shares", not copies, _EVENTS, bins,
+        )  # fmt: skip
     sums.copy_(parts.sum(1))
 
 
@@ -55,22 +61,26 @@ def class_sums(
     confidence: Tensor,
     from_logits: bool,
     right: bool,
+    copies: bool,
     sums: Tensor,
 ) -> None:
     """See `bin_op_reference.class_sums`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
-    n_bins = sums.shape[-1]
+    _, n_sums, n_bins = sums.shape
+    apart = n_sums if weights is not None and not copies else min(n_sums, 4)
     size = max(64, -(-n_rows // max(1, _SUMS // n_classes)))
     pieces = triton.cdiv(n_rows, size)
     classes = min(_CLASSES, triton.next_power_of_2(n_classes))
-    parts = torch.zeros(pieces, 3, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
+    parts = torch.zeros(pieces, apart, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
     with torch.cuda.device_of(values):
         _add_classes[(triton.cdiv(n_classes, classes), pieces)](
             values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
             top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
-            from_logits, right, _HELD // classes, classes,
+            from_logits, right, apart, _HELD // classes, classes,
         )  # fmt: skip
-    sums.copy_(parts.sum(0).movedim(-1, 0))
+    sums[:, :apart] = parts.sum(0).movedim(-1, 0)
+    if apart < n_sums:
+        sums[:, 4] = sums[:, 3]
 
 
 def class_sums_backward(
@@ -120,7 +130,8 @@ def _bin(value, n_bins, right: tl.constexpr):
 @triton.jit(do_not_specialize=["n", "size", "n_bins"])
 def _add_events(
     confidence, outcome, weights, ecd, parts, n, size, n_bins,
-    weighted: tl.constexpr, has_ecd: tl.constexpr, right: tl.constexpr, held: tl.constexpr, bins: tl.constexpr,
+    weighted: tl.constexpr, has_ecd: tl.constexpr, right: tl.constexpr, has_noise: tl.constexpr, shares: tl.constexpr,
+    squared: tl.constexpr, held: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
     """Add a piece of a series over some bins."""
     series = tl.program_id(0).to(tl.int64) * n
@@ -129,6 +140,8 @@ def _add_events(
     count = tl.zeros([bins], tl.float64)
     sum_confidence = tl.zeros([bins], tl.float64)
     sum_outcome = tl.zeros([bins], tl.float64)
+    sum_spread = tl.zeros([bins], tl.float64)
+    sum_noise = tl.zeros([bins], tl.float64)
     sum_ecd = tl.zeros([bins], tl.float64)
     end = tl.minimum((piece + 1) * size, n)
     for start in range(piece * size, end, held):
@@ -142,16 +155,26 @@ def _add_events(
         count += tl.sum(tl.where(there, w[:, None], 0.0), 0)
         sum_confidence += tl.sum(tl.where(there, (w * value)[:, None], 0.0), 0)
         sum_outcome += tl.sum(tl.where(there, (w * hit)[:, None], 0.0), 0)
+        if has_noise:
+            spread = w * value * (1 - value)
+            sum_spread += tl.sum(tl.where(there, spread[:, None], 0.0), 0)
+            if shares or squared:
+                variance = w * (hit - value) * (hit - value) if shares else spread
+                variance = w * variance if squared else variance
+                sum_noise += tl.sum(tl.where(there, variance[:, None], 0.0), 0)
         if has_ecd:
             more = tl.load(ecd + series + at, mask=present, other=0).to(tl.float64)
             sum_ecd += tl.sum(tl.where(there, (w * more)[:, None], 0.0), 0)
-    n_columns: tl.constexpr = 4 if has_ecd else 3
+    n_columns: tl.constexpr = 3 + (2 if has_noise else 0) + (1 if has_ecd else 0)
     to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + own
     tl.store(to, count, mask=own < n_bins)
     tl.store(to + n_bins, sum_confidence, mask=own < n_bins)
     tl.store(to + 2 * n_bins, sum_outcome, mask=own < n_bins)
+    if has_noise:
+        tl.store(to + 3 * n_bins, sum_spread, mask=own < n_bins)
+        tl.store(to + 4 * n_bins, sum_noise if shares or squared else sum_spread, mask=own < n_bins)
     if has_ecd:
-        tl.store(to + 3 * n_bins, sum_ecd, mask=own < n_bins)
+        tl.store(to + (n_columns - 1) * n_bins, sum_ecd, mask=own < n_bins)
 
 
 @triton.jit
@@ -169,9 +192,12 @@ def _proportional(x, largest, logits: tl.constexpr):
 @triton.jit(do_not_specialize=["n_rows", "size", "n_bins"])
 def _add_classes(
     values, row_stride, column_stride, target, weights, tops, confidence, parts, n_rows, n_classes, size, n_bins,
-    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, rows: tl.constexpr, classes: tl.constexpr,
+    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
+    classes: tl.constexpr,
 ):  # fmt: skip
     """Add a piece of the rows over some classes. What is in the first bin adds up as columns do.
+
+    There are 3 sums, 4 with one of noise, 5 with one more where weights are squared.
 
     Of what reaches further, the program adds to sums in memory, which are its own, one bin after another: as many times
     as bins occur in a tile, which for many classes is mostly none.
@@ -180,11 +206,13 @@ def _add_classes(
     real = columns < n_classes
     piece = tl.program_id(1).to(tl.int64)
     column = (tl.full([], 0, tl.int64) + n_classes) * n_bins
-    to = parts + piece * 3 * column + columns
+    to = parts + piece * n_sums * column + columns
     near = _BELOW_EDGE / n_bins
     count = tl.zeros([classes], tl.float64)
     total = tl.zeros([classes], tl.float64)
     hits = tl.zeros([classes], tl.float64)
+    spread = tl.zeros([classes], tl.float64)
+    noise = tl.zeros([classes], tl.float64)
     end = tl.minimum((piece + 1) * size, n_rows)
     for start in range(piece * size, end, rows):
         row = start + tl.arange(0, rows)
@@ -209,6 +237,11 @@ def _add_classes(
             count += tl.sum(first.to(tl.int32), 0)
             total += tl.sum(tl.where(first, q, 0.0), 0)
             hits += tl.sum((first & hit).to(tl.int32), 0)
+        if n_sums > 3:
+            of_spread = w[:, None] * (q * (1 - q))
+            spread += tl.sum(tl.where(first, of_spread, 0.0), 0)
+            if n_sums > 4:
+                noise += tl.sum(tl.where(first, w[:, None] * of_spread, 0.0), 0)
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:
@@ -217,27 +250,39 @@ def _add_classes(
             bin_ = tl.max(tl.max(index, 1), 0)
             while bin_ >= 0:
                 there = index == bin_
+                of_spread = w[:, None] * (wide * (1 - wide))
                 _add(
                     to + bin_.to(tl.int64) * n_classes, column, real,
                     tl.sum(tl.where(there, w[:, None], 0.0), 0),
                     tl.sum(tl.where(there, w[:, None] * wide, 0.0), 0),
                     tl.sum(tl.where(there & hit, w[:, None], 0.0), 0),
+                    tl.sum(tl.where(there, of_spread, 0.0), 0),
+                    tl.sum(tl.where(there, w[:, None] * of_spread, 0.0), 0),
+                    n_sums,
                 )  # fmt: skip
                 index = tl.where(there, -1, index)
                 bin_ = tl.max(tl.max(index, 1), 0)
-    _add(to, column, real, count, total, hits)
+    _add(to, column, real, count, total, hits, spread, noise, n_sums)
 
 
 @triton.jit
-def _add(to, column, mask, count, total, hits):
+def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constexpr):
     """Add to sums that no other program adds to. One thread may load what another one stores: they wait."""
     count += tl.load(to, mask=mask, other=0)
     total += tl.load(to + column, mask=mask, other=0)
     hits += tl.load(to + 2 * column, mask=mask, other=0)
+    if n_sums > 3:
+        spread += tl.load(to + 3 * column, mask=mask, other=0)
+    if n_sums > 4:
+        noise += tl.load(to + 4 * column, mask=mask, other=0)
     tl.debug_barrier()
     tl.store(to, count, mask=mask)
     tl.store(to + column, total, mask=mask)
     tl.store(to + 2 * column, hits, mask=mask)
+    if n_sums > 3:
+        tl.store(to + 3 * column, spread, mask=mask)
+    if n_sums > 4:
+        tl.store(to + 4 * column, noise, mask=mask)
     tl.debug_barrier()
 
 

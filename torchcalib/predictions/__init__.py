@@ -15,16 +15,19 @@ from torchcalib.predictions.arguments import (
     check_choice,
     check_count,
     check_flag,
+    check_positive,
     check_seed,
     check_task,
     count_of_outputs,
     task_read_as,
 )
 from torchcalib.predictions.canonical import Predictions, by_replicates, in_all_replicates, replicates_at_once
+from torchcalib.predictions.grouping import NO_GROUP, check_group_range, check_groups, in_groups
 from torchcalib.predictions.reading import InputFormat, read_input
 from torchcalib.predictions.values import check_numbering, check_weights, read_priors
 
 __all__ = [
+    "NO_GROUP",
     "Average",
     "InputFormat",
     "InputOptions",
@@ -36,12 +39,16 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_flag",
+    "check_group_range",
+    "check_groups",
     "check_numbering",
+    "check_positive",
     "check_seed",
     "check_task",
     "check_weights",
     "count_of_outputs",
     "in_all_replicates",
+    "in_groups",
     "read_input",
     "read_priors",
     "replicates_at_once",

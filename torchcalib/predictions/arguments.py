@@ -1,5 +1,6 @@
 """Options of input and of readings that are no tensors, and their checks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
@@ -21,15 +22,18 @@ class InputOptions(TypedDict, total=False):
     - `positive_classes` (default None): multi-class input is read as binary, these classes together against the rest.
       Everything is then as for `task="binary"`: P(y=1) is the probability of the set.
     - `class_axis` (default -1): the axis of classes or labels in `preds` (and in soft or multi-label targets).
+      Integer targets that have it in multi-class input too, `(..., N, C)`, are counts of votes; binary and multi-label
+      ones, for no and for yes, stand on a last axis, `(..., N, 2)` and `(..., N, L, 2)`. They are read as shares. A row
+      without votes is an error, and missing under `nan_policy="drop"`; `ignore_index` is for labels.
     - `validate_args` (default True): look at the values and raise on bad ones. Under `torch.compile` and `vmap` values
       cannot be looked at: there a bad row makes the result NaN. False trusts the input.
     - `nan_policy` (default "raise"): what to do with a row whose predictions or soft targets hold NaN, or are no
       distribution because of an infinity: +inf or -inf among probabilities, logits that are all -inf (a logit of +inf
-      alone is legal). "raise" is an error, as for any bad value. "drop" takes the row for one of weight 0 whose
-      gradient is 0, and nothing else of it is looked at; streaming metrics count it (`n_dropped`). All other bad values
-      stay errors. Of multi-label input the single entry is dropped, a sample's label, and not the row. What
-      `ignore_index` or weight 0 leave out is not counted. "drop" holds with `validate_args=False` and, unlike errors,
-      under `torch.compile` and `vmap`.
+      alone is legal), or for which nobody has voted. "raise" is an error, as for any bad value. "drop" takes the row
+      for one of weight 0 whose gradient is 0, and nothing else of it is looked at; streaming metrics count it
+      (`n_dropped`). All other bad values stay errors. Of multi-label input the single entry is dropped, a sample's
+      label, and not the row. What `ignore_index` or weight 0 leave out is not counted. "drop" holds with
+      `validate_args=False` and, unlike errors, under `torch.compile` and `vmap`.
     """
 
     from_logits: bool
@@ -83,6 +87,15 @@ def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = 
         raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
     if at_most is not None and value > at_most:
         raise ValueError(f"`{name}` must be at most {at_most:,}, got {value:,}.")
+
+
+def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
+    """Raise unless `value` is a finite number above 0, and of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"`{name}` must be a number, got {value!r}.")
+    if not (0 < value < math.inf and value >= at_least):
+        rule = f"at least {at_least:g}" if at_least else "above 0"
+        raise ValueError(f"`{name}` must be finite and {rule}, got {value}.")
 
 
 def check_seed(seed: object) -> None:

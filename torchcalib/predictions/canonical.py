@@ -36,7 +36,10 @@ class Predictions:
             row matters.
         n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
         n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
+        groups: which group every sample belongs to, int64 `(..., N)`, broadcastable to `target`; None for no groups.
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
+        n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
+            sums' dtype; None where targets were not counts of votes.
         computed: row quantities that were asked for, so that each is computed once.
     """
 
@@ -51,7 +54,9 @@ class Predictions:
     hard: bool = True
     sum_tolerance: float = math.inf
     n_dropped: Tensor | None = None
+    n_votes: Tensor | None = None
     copies: bool = True
+    groups: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -110,11 +115,16 @@ class Predictions:
             given_target=filled(self.given_target, self.soft, 1 / self.num_classes if self.soft else 0),
             weights=torch.where(missing, 0.0, ones if self.weights is None else self.weights),
             n_dropped=missing.sum(),
+            n_votes=None if self.n_votes is None else filled(self.n_votes, False, 1),
         )
 
     def weighed(self, weights: Tensor) -> "Predictions":
         """Return the same rows under other weights; what has been computed of them is shared."""
         return self._with(weights=weights, weighted=True)
+
+    def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
+        """Return the same rows, each with its group `(..., N)`, under weights that leave out those that have none."""
+        return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
 
     def _with(self, **changes: Any) -> "Predictions":
         """Return other predictions of the same rows, which share what has been computed of them."""
@@ -154,6 +164,7 @@ class Predictions:
             self.weighted,
             self.hard,
             n_dropped=self.n_dropped,
+            n_votes=self.n_votes,
             copies=self.copies,
         )
 

@@ -32,6 +32,8 @@ from torchcalib.predictions.values import (
     probability_rules,
     row_rules,
     settle,
+    shares_of_votes,
+    vote_rules,
     weight_rules,
 )
 
@@ -47,6 +49,8 @@ class InputFormat:
         num_classes: C (or L) that `preds` must have; None accepts any.
         hard_targets: whether `target` must be integer or bool labels.
         whole_weights: whether `weights` must be counts of copies.
+        least_votes: how many votes must be known to stand behind every target: 0 where shares will do, 1 for labels or
+            counts of votes, 2 for counts alone.
     """
 
     task: Task
@@ -59,6 +63,7 @@ class InputFormat:
     whole_weights: bool = False
     positive_classes: Sequence[int] | None = None
     nan_policy: NanPolicy = "raise"
+    least_votes: int = 0
     _alike: dict[bool, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,23 +90,26 @@ class InputFormat:
         *,
         batch_shape: tuple[int, ...] | None = None,
         drop_invalid: bool = False,
+        wait: bool = True,
     ) -> Predictions:
         """Check and convert one batch of input.
 
         Args:
             preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; floating.
-            target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`.
+            target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`;
+                or counts of votes, see `counts_votes`.
             weights: `(..., N)`, or for R replicates `(R, ..., N)`; none of the latter with a `batch_shape`.
             batch_shape: None keeps leading axes as a batch. A tuple names the leading axes to keep apart; all others
                 but the class axis are samples and are flattened.
             drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
+            wait: where False, bad rows get NaN weights instead of raising, without waiting for the device.
 
         Raises:
             TypeError: for a wrong dtype or a thing that is no tensor.
             ValueError: for a wrong shape or a bad value.
         """
         self.check(preds, target, weights)
-        preds, target, weights = self._shaped(preds, target, weights, batch_shape)
+        preds, target, n_votes, weights = self._shaped(preds, target, weights, batch_shape)
 
         wide = wide_dtype(preds.device)
         weighted, hard = weights is not None, not target.is_floating_point()
@@ -109,7 +117,8 @@ class InputFormat:
         dtype = torch.promote_types(preds.dtype, torch.float32)
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
         # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
-        target = target.long() if hard else target.to(dtype)
+        if n_votes is None:
+            target = target.long() if hard else target.to(dtype)
         ignored = None if self.ignore_index is None else target == self.ignore_index
         rules: list[Rules] = []
         if weights is not None:
@@ -125,15 +134,26 @@ class InputFormat:
             target = target.masked_fill(absent, 0)
         tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
         p = Predictions(
-            self.task, self.from_logits, preds, target, weights, dtype, None, weighted, hard, tolerance, copies=copies
+            self.task,
+            self.from_logits,
+            preds,
+            target,
+            weights,
+            dtype,
+            None,
+            weighted,
+            hard,
+            tolerance,
+            n_votes=n_votes,
+            copies=copies,
         )
         if self.nan_policy == "drop":
-            p = self._complete(p, absent, target_tolerance, drop_invalid)
+            p = self._complete(p, absent, target_tolerance, wait and not drop_invalid)
             weights = p.weights
             absent = None if weights is None else in_all_replicates(weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
-        weights, broken = settle(rules, weights, absent, drop_invalid, wide)
+        weights, broken = settle(rules, weights, absent, drop_invalid, wide, wait)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
@@ -152,7 +172,7 @@ class InputFormat:
             return preds, target, weights
         self.check(preds, target, weights)
         self._shaped(preds, target, weights, None)
-        per_class, soft = self.task == "multiclass", target.is_floating_point()
+        per_class, soft = self.task == "multiclass", target.is_floating_point()  # counts of votes hold nothing missing
         missing = self.missing_in(preds, target)
         if not bool(missing.any()):
             return preds, target, weights
@@ -166,16 +186,45 @@ class InputFormat:
         return preds, target, weights
 
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Which samples (multi-label: entries) are missing in `preds` or in soft targets; see `nan_policy`.
+        """Which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
 
         Returns:
             A mask of the shape of labels: that of `preds`, but for the class axis of multi-class input.
         """
         per_class = self.task == "multiclass"
+        no_vote = self.votes_in(target)[1] == 0 if self.counts_votes(preds, target) else None
         if per_class:
             preds = preds.movedim(self.class_axis, -1)
             target = target.movedim(self.class_axis, -1) if target.is_floating_point() else target
-        return missing_rows(preds, target, self.from_logits, per_class)
+        missing = missing_rows(preds, target, self.from_logits, per_class)
+        return missing if no_vote is None else missing | no_vote
+
+    def counts_votes(self, preds: Tensor, target: Tensor) -> bool:
+        """Whether `target` is counts of votes: integers with an axis that labels lack.
+
+        Multi-class that of classes, `(..., N, C)`; else a last one, of votes for no and for yes: binary `(..., N, 2)`,
+        multi-label `(..., N, L, 2)`.
+        """
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            return False
+        if self.task == "multiclass":
+            return target.shape == preds.shape and self._has_class_axis(preds) and preds.shape[self.class_axis] > 1
+        return target.shape == (*preds.shape, 2)
+
+    def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Read counts of votes as soft targets and the number of votes behind each; see `counts_votes`."""
+        shares, n_votes = shares_of_votes(target, self.class_axis if self.task == "multiclass" else -1)
+        return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
+
+    def _has_class_axis(self, preds: Tensor) -> bool:
+        return -preds.dim() <= self.class_axis < preds.dim()
+
+    def samples_of(self, preds: Tensor) -> tuple[int, ...]:
+        """Return the shape of the samples of predictions that have been read, which have a class axis or need none."""
+        shape = list(preds.shape)
+        if self.task != "binary":
+            del shape[self.class_axis]
+        return tuple(shape)
 
     @property
     def read_as(self) -> Task:
@@ -186,7 +235,8 @@ class InputFormat:
         """Return the format without what it demands of input: two that are equal here read alike."""
         demands_whole = self.whole_weights and weights is not None
         if demands_whole not in self._alike:
-            alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole)
+            votes = self.least_votes if self.least_votes > 1 else 0  # a target that has too few is told by its values
+            alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes)
             self._alike[demands_whole] = alike
         return self._alike[demands_whole]
 
@@ -212,33 +262,54 @@ class InputFormat:
                 f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
                 "Pass probabilities or logits; hard decisions carry no confidence."
             )
-        if self.num_classes is not None and preds.dim() and -preds.dim() <= self.class_axis < preds.dim():
+        if self.num_classes is not None and preds.dim() and self._has_class_axis(preds):
             n_classes = preds.shape[self.class_axis]
             if self.task != "binary" and n_classes != self.num_classes:
                 raise ValueError(
                     f"`preds` must have {self.num_classes} entries on its class axis ({self.class_axis}), got shape "
                     f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
                 )
-        if self.hard_targets and target.is_floating_point():
+        voted = self.counts_votes(preds, target)
+        if self.hard_targets and (target.is_floating_point() or voted):
+            found = f"counts of votes {tuple(target.shape)}" if voted else f"{target.dtype}"
             raise TypeError(
                 f"`target` must be integer labels where labels are counted (`priors`, tests, isotonic blocks), got "
-                f"{target.dtype}: a soft target belongs to no single class. Convert 0/1 targets with target.long(); "
+                f"{found}: a soft target belongs to no single class. Convert 0/1 targets with target.long(); "
                 "repeat voted samples once per class, weighted."
+            )
+        if (self.least_votes and target.is_floating_point()) or (self.least_votes > 1 and not voted):
+            axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)}, of no and yes,"
+            raise TypeError(
+                f"`target` must be counts of votes, integers {axes} where the noise of few votes is accounted for, got "
+                f"{target.dtype} {tuple(target.shape)}. Pass vote counts: of a share alone nobody knows how many stand "
+                "behind it."
             )
 
     def _shaped(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, batch_shape: tuple[int, ...] | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked."""
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked.
+
+        Returns:
+            Predictions, targets, of counts of votes as shares, their numbers or None, and weights.
+        """
         has_classes = self.task != "binary"
+        n_votes = None
+        if self.counts_votes(preds, target):
+            target, n_votes = self.votes_in(target)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, "
                 f"got shape {tuple(preds.shape)}. Add the missing axis with unsqueeze."
             )
+        if n_votes is not None and self.ignore_index is not None:
+            raise ValueError(
+                f"`ignore_index` must be None for counts of votes, got {self.ignore_index}. "
+                "Give the rows to drop weight 0."
+            )
         soft = False
         if has_classes:
-            if not -preds.dim() <= self.class_axis < preds.dim():
+            if not self._has_class_axis(preds):
                 raise ValueError(
                     f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.class_axis}."
                 )
@@ -249,33 +320,40 @@ class InputFormat:
                 raise ValueError(
                     f"`positive_classes` must be some but not all of the {n_classes} classes, got {list(chosen)}."
                 )
-            if self.class_axis not in (-1, preds.dim() - 1):
-                preds = preds.movedim(self.class_axis, -1)
-                target = target.movedim(self.class_axis, -1) if soft else target
         elif target.shape != preds.shape:
             raise ValueError(
                 f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
-                f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'."
+                f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'; votes are "
+                f"{(*preds.shape, 2)}, of no and yes."
             )
-        samples = preds.shape[:-1] if has_classes else preds.shape
+        samples = preds.shape
+        if has_classes:
+            axis = self.class_axis % preds.dim()
+            samples = preds.shape[:axis] + preds.shape[axis + 1 :]
         if weights is not None:
             replicates = max(0, weights.dim() - len(samples)) if batch_shape is None else 0
             if weights.shape[replicates:] != samples:
                 raise ValueError(
                     f"`weights` must have one value per sample, shape {tuple(samples)}, got {tuple(weights.shape)}."
                 )
+        flat = samples
         if batch_shape is not None:
             if samples[: len(batch_shape)] != batch_shape:
                 raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
-            flat = (*batch_shape, math.prod(samples[len(batch_shape) :]))
+            flat = torch.Size((*batch_shape, math.prod(samples[len(batch_shape) :])))
+        labels = self.task == "multilabel"
+
+        def arranged(x: Tensor, with_classes: bool) -> Tensor:
+            if with_classes and self.class_axis not in (-1, x.dim() - 1):
+                x = x.movedim(self.class_axis, -1)
             if flat != samples:
-                classes = preds.shape[-1:] if has_classes else ()
-                preds, target = preds.reshape(flat + classes), target.reshape(flat + classes if soft else flat)
-                weights = None if weights is None else weights.reshape(flat)
-        if self.task == "multilabel":
-            preds, target = preds.transpose(-1, -2), target.transpose(-1, -2)
-            weights = None if weights is None else weights.unsqueeze(-2)
-        return preds, target, weights
+                x = x.reshape(flat + x.shape[-1:] if with_classes else flat)
+            return x.transpose(-1, -2) if with_classes and labels else x
+
+        preds, target = arranged(preds, has_classes), arranged(target, soft)
+        n_votes = None if n_votes is None else arranged(n_votes, labels)
+        weights = None if weights is None else arranged(weights, False)
+        return preds, target, n_votes, weights.unsqueeze(-2) if weights is not None and labels else weights
 
     def _check_class_shapes(self, preds: Tensor, target: Tensor) -> bool:
         """Check C and the shape of `target`; return whether `target` has the class axis too."""
@@ -297,16 +375,17 @@ class InputFormat:
             return False
         if target.shape != preds.shape:
             expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
+            votes = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
             raise ValueError(
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
                 f"{self.class_axis}, got {tuple(target.shape)}. For class-first input (N, {what}, ...) pass "
-                "class_axis=1."
+                f"class_axis=1; votes are {votes}."
             )
         if self.task == "multiclass":
             if not target.is_floating_point():
                 raise TypeError(
-                    f"`target` with a class axis must be floating (soft targets), got {target.dtype}. "
-                    "Pass target.argmax(class_axis) for one-hot labels, or target.float() for distributions."
+                    f"`target` with a class axis must be integer (counts of votes) or floating (soft targets), got "
+                    f"{target.dtype}. Pass target.argmax(class_axis) for one-hot labels, or target.long() for votes."
                 )
             if self.ignore_index is not None:
                 raise ValueError(
@@ -315,17 +394,17 @@ class InputFormat:
                 )
         return True
 
-    def _complete(
-        self, p: Predictions, absent: Tensor | None, target_tolerance: float, drop_invalid: bool
-    ) -> Predictions:
+    def _complete(self, p: Predictions, absent: Tensor | None, target_tolerance: float, wait: bool) -> Predictions:
         """Return predictions without the rows that are missing, in themselves or in their soft targets."""
         # Where values can be looked at, rows that keep the rules are none of these, and are not looked at once more.
-        if not drop_invalid and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
+        if wait and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
             return p
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
+        if p.n_votes is not None:
+            missing = missing | (p.n_votes == 0)
         if absent is not None:
             missing = missing & ~absent
-        return p if not drop_invalid and look(missing.any()) is False else p.without_missing(missing)
+        return p if wait and look(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
         """Every rule on values."""
@@ -336,6 +415,8 @@ class InputFormat:
             of_preds = probability_rules("preds", p.given, per_class, p.sum_tolerance)
         if per_class and p.hard:
             return [row_rules(p.rows.log_prob, of_preds, p.given_target, p.num_classes)]
+        if p.n_votes is not None:
+            return [of_preds, vote_rules(p.n_votes, max(1, self.least_votes))]
         if not p.hard:
             return [of_preds, probability_rules("target", p.given_target, per_class, target_tolerance)]
         return [of_preds, label_rules(p.given_target, p.num_classes)]
@@ -349,11 +430,15 @@ def read_input(
     *,
     hard_targets: bool = False,
     whole_weights: bool = False,
+    least_votes: int = 0,
+    wait: bool = True,
 ) -> Predictions:
     """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
     named = {name: value for name, value in options.items() if name != "weights"}
-    reading = InputFormat(task, hard_targets=hard_targets, whole_weights=whole_weights, **named)
-    return reading.read(preds, target, options.get("weights"))
+    reading = InputFormat(
+        task, hard_targets=hard_targets, whole_weights=whole_weights, least_votes=least_votes, **named
+    )
+    return reading.read(preds, target, options.get("weights"), wait=wait)

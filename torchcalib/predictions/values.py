@@ -50,20 +50,21 @@ def settle(
     absent: Tensor | None,
     drop_invalid: bool,
     wide: torch.dtype,
+    wait: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise on broken rows; or weigh them 0; or, where values cannot be looked at, weigh them NaN.
+    """Raise on broken rows; or weigh them 0; or, where values cannot or, not to `wait`, must not be looked at, NaN.
 
     Returns:
         The weights, and a mask of the rows that were broken, or None if there was none.
     """
-    if not rules or (not drop_invalid and keeps(rules)):
+    if not rules or (wait and not drop_invalid and keeps(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
     ones = torch.ones((), dtype=wide, device=broken.device)
     if drop_invalid:
         return torch.where(broken, 0.0, ones if weights is None else weights), broken
-    seen = look(broken.any())
+    seen = look(broken.any()) if wait else None
     if seen is None:
         return torch.where(broken, torch.nan, ones if weights is None else weights), broken
     for problem in (problem for rule in rules for problem in rule.problems()) if seen else ():
@@ -99,6 +100,18 @@ def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bo
     """Rows whose predictions or soft targets are missing, classes on the last axis; see `InputOptions`."""
     missing = _missing(preds, from_logits, per_class)
     return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
+
+
+def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Read counts of votes, classes on `axis`, as shares; both results are of the sums' dtype.
+
+    Returns:
+        Shares, of the shape of `counts`, and the numbers of votes, without that axis. Of a row that holds a negative
+        count the number is the least of its counts, which tells it; of a row without votes all shares are 0.
+    """
+    counts = counts.to(wide_dtype(counts.device))
+    n, least = counts.sum(axis), counts.amin(axis)
+    return counts / n.clamp(min=1).unsqueeze(axis), torch.where(least < 0, least, n)
 
 
 def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
@@ -141,6 +154,31 @@ def _whole_weight_problem(weights: Tensor) -> Problem:
     )
 
 
+def vote_rules(n_votes: Tensor, at_least: int) -> Rules:
+    """Numbers of votes as `shares_of_votes` returns them. Up to 2^53 every whole number is one of float64."""
+
+    def problems() -> list[Problem]:
+        votes, whole = f"{at_least} vote" + "s" * (at_least > 1), n_votes.long()
+        return [
+            Problem(
+                (n_votes < 0) | (n_votes > 2**53),
+                lambda rows: (
+                    f"`target` must be counts of votes, from 0 to 2^53 a row, got {_found(rows, whole)}. Integers "
+                    "with a class axis are votes; drop the class axis for labels."
+                ),
+            ),
+            Problem(
+                (n_votes >= 0) & (n_votes < at_least),
+                lambda rows: (
+                    f"`target` must count at least {votes} in every row, got {_found(rows, whole)}. Give these rows "
+                    "weight 0" + (", or pass nan_policy='drop'." if at_least == 1 else ".")
+                ),
+            ),
+        ]
+
+    return _rules(lambda: _within(n_votes, at_least, 2**53), problems)
+
+
 def label_rules(target: Tensor, num_classes: int) -> Rules:
     """Labels that name a class."""
     return _rules(lambda: _within(target, 0, num_classes - 1), lambda: [_label_problem(target, num_classes)])
@@ -157,6 +195,18 @@ def _label_problem(target: Tensor, num_classes: int) -> Problem:
         )
 
     return Problem((target < 0) | (target >= num_classes), explain)
+
+
+def group_rules(groups: Tensor, num_groups: int) -> Rules:
+    """Numbers of groups; a row that has none is left out already."""
+    problem = Problem(
+        (groups < 0) | (groups >= num_groups),
+        lambda rows: (
+            f"`groups` must be numbers in [0, {num_groups - 1}], or -1 for a row of no group, got "
+            f"{_found(rows, groups)}. Number the groups from 0, and pass `num_groups`."
+        ),
+    )
+    return _rules(lambda: ~problem.broken.any(), lambda: [problem])
 
 
 def logit_rules(logits: Tensor, per_class: bool) -> Rules:
@@ -219,7 +269,11 @@ def _total(probs: Tensor) -> Tensor:
 def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: float) -> list[Problem]:
     """NaN, values outside [0, 1] and, over classes, sums that are not 1."""
     low, high = (probs.amin(-1), probs.amax(-1)) if per_class else (probs, probs)
-    fix = "Pass from_logits=True if these are logits." if name == "preds" else "Soft targets are shares of votes."
+    fix = (
+        "Pass from_logits=True if these are logits."
+        if name == "preds"
+        else "Soft targets are shares of votes; pass counts of votes as integers."
+    )
     outside = Problem(
         ~((low >= 0) & (high <= 1)),
         lambda rows: (
@@ -237,7 +291,7 @@ def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: 
                 "Pass from_logits=True for logits, class_axis=1 for class-first input, or task='multilabel' for labels "
                 "that do not exclude each other."
                 if name == "preds"
-                else "Divide votes by their number."
+                else "Divide votes by their number, or pass their counts as integers."
             )
         ),
     )

@@ -1,20 +1,24 @@
 """Kolmogorov-Smirnov calibration error."""
 
-from typing import Unpack
+from functools import partial
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
 
-from torchcalib.predictions import Average, InputOptions, Task, task_read_as
+from torchcalib.predictions import Average, InputOptions, Task, check_choice, task_read_as
 from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample
 
+DriftNorm = Literal["max", "range"]
 
-def ks_from_sample(sample: RankedSample) -> Tensor:
+
+def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
     """Kolmogorov-Smirnov calibration error `(...)`: max |cumulative difference of outcomes and probabilities|.
 
-    It is looked at where the score changes.
+    It is looked at where the score changes. Kuiper's is the largest difference less the least, of which one, before the
+    first sample, is 0.
     """
     s = sample.sorted()
     gap = s.positives - s.confidence * (1 if s.n is None else s.n)
@@ -22,7 +26,10 @@ def ks_from_sample(sample: RankedSample) -> Tensor:
     cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total
     is_last = torch.cat((s.begins[..., 1:], torch.ones_like(s.begins[..., :1])), -1)
     # Without data nothing is masked: every sum is 0 / 0, and the value NaN.
-    return cumulative.abs().masked_fill(~is_last & (total > 0), 0).amax(-1)
+    drift = cumulative.masked_fill(~is_last & (total > 0), 0)
+    if norm == "max":
+        return drift.abs().amax(-1)
+    return drift.amax(-1).clamp(min=0) - drift.amin(-1).clamp(max=0)
 
 
 def ks(
@@ -30,6 +37,7 @@ def ks(
     target: Tensor,
     *,
     task: Task,
+    norm: DriftNorm = "max",
     reduction: Reduction | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
@@ -39,10 +47,14 @@ def ks(
     max over j of |sum_{i <= j} (y_i - p_i)| / N, samples in ascending order of p. It needs no bins. Samples of equal
     score carry no order, so the sums are looked at only behind the last of them.
 
+    Kuiper's statistic is the range of the same sums, 0 among them: it also sees a drift up that another one ends.
+
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        norm: of the sums: `"max"`, the largest |sum|, or `"range"`, the largest less the least (Kuiper), which is at
+            least that and at most twice.
         reduction: what the confidence is of; see `ece`.
         average: `"macro"` averages class-wise and multi-label values over classes; None returns `(..., C)`.
         **options: see `torchcalib.InputOptions`. `weights` must be whole numbers.
@@ -55,22 +67,33 @@ def ks(
         TypeError, ValueError: for bad input; the message says what must hold.
 
     Gradient:
-        In the confidences up to the one where the maximum is reached (shared evenly on ties).
+        In the confidences up to the one where the maximum (and the minimum) is reached (shared evenly on ties).
 
     Source:
-        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3; ties are pooled here.
+        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3; ties are pooled here. Range:
+        Arrieta-Ibarra et al.: Metrics of Calibration for Probabilistic Predictions (JMLR 2022), as ECCE-R.
 
     Example:
         >>> ks(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.0667)
     """
     reading = RankedReading(task_read_as(task, options), reduction, average)
-    return evaluate(ks_from_sample, reading, task, preds, target, options)
+    check_choice("norm", norm, get_args(DriftNorm))
+    return evaluate(partial(ks_from_sample, norm=norm), reading, task, preds, target, options)
 
 
 class KS(RankedMetric):
-    """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample."""
+    """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample.
 
-    from_sample = staticmethod(ks_from_sample)
+    Args:
+        norm: `"max"`, or `"range"` for Kuiper's statistic.
+        **options: those of `RankedMetric`.
+    """
+
     question = "how far do outcomes and probabilities drift apart, summed by score"
     source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3"
+
+    def __init__(self, *, norm: DriftNorm = "max", **options: Any) -> None:
+        check_choice("norm", norm, get_args(DriftNorm))
+        super().__init__(**options)
+        self.from_sample = partial(ks_from_sample, norm=norm)

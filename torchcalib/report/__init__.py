@@ -7,10 +7,12 @@ Drawing, pages and files are made further up, from the finished `Report`.
 
 from torchcalib.report.building import ReportBuilder, check_size, report
 from torchcalib.report.data import INTERVAL_WORDS, CalibrationGain, CalibrationStage, Line, LineInterval, Report
+from torchcalib.report.groups import GROUP_WORDS
 from torchcalib.report.ranks import gather_report
 from torchcalib.report.saving import load_report_state, save_report_state
 
 __all__ = [
+    "GROUP_WORDS",
     "INTERVAL_WORDS",
     "CalibrationGain",
     "CalibrationStage",

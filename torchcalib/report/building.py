@@ -1,6 +1,6 @@
 """From predictions to a `Report`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 from uuid import uuid4
@@ -16,9 +16,10 @@ from torchcalib.calibrators import Calibrator, Transform
 from torchcalib.files import Source
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
 from torchcalib.ranked import KS
-from torchcalib.reductions import Reduction, reductions_of
+from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.calibration import calibration_stage
 from torchcalib.report.data import Line, Report
+from torchcalib.report.groups import GroupBins
 from torchcalib.report.intervals import readings, with_intervals
 from torchcalib.report.kept import KeptSamples
 from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
@@ -54,6 +55,8 @@ def report(
     right: bool = False,
     with_calibration: bool = True,
     with_intervals: bool = True,
+    groups: Tensor | None = None,
+    group_names: Sequence[str] | None = None,
     **options: Unpack[InputOptions],
 ) -> Report:
     """Compute every score and calibration error of a set of predictions.
@@ -90,6 +93,9 @@ def report(
         right: bins are `(a, b]` instead of `[a, b)`.
         with_calibration: whether to try calibrators, which takes longer than all the rest and keeps a copy of `preds`.
         with_intervals: whether to compute intervals, which takes some seconds at most and keeps that copy too.
+        groups: integers from 0 on of the shape of samples, -1 for a row of no group: the report lists the groups whose
+            ECE is furthest above what chance explains (`Report.groups`). At most 10,000.
+        group_names: of the groups by their numbers; None where the numbers are the names.
         **options: see `torchcalib.InputOptions`.
 
     Returns:
@@ -113,7 +119,7 @@ def report(
         with_intervals=with_intervals,
         **options,
     )
-    builder.update(preds, target, weights=weights)
+    builder.update(preds, target, weights=weights, groups=groups, group_names=group_names)
     return builder.report()
 
 
@@ -155,25 +161,60 @@ class ReportBuilder:
         self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
         self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
         self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
+        self._groups: GroupBins | None = None
 
-    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add predictions. If they are bad an error is raised and nothing is added."""
+    def update(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        *,
+        weights: Tensor | None = None,
+        groups: Tensor | None = None,
+        group_names: Sequence[str] | None = None,
+    ) -> None:
+        """Add predictions, with groups or all without. If they are bad an error is raised and nothing is added.
+
+        Groups are told apart by their names, whatever their numbers are in this piece; a number is its digits.
+        """
         self._format.check(preds, target, weights)
         preds, target, counted = self._format.with_missing_marked(preds, target, weights)
         num_classes = self._classes_of(preds) if self._metrics is None else self._num_classes
         metrics = self._metrics or self._made_for(num_classes, preds.device)
         samples = self._samples if are_counts(counted) else {}
         metrics = with_samples(metrics, samples)
+        of_groups = self._groups_with(num_classes, preds, target, weights, groups, group_names)
         metrics.update(preds, target, weights=weights)
+        self._groups = of_groups
         self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
         self._parts = self._parts or frozenset((uuid4().hex,))
         if self._kept is not None:
-            self._kept.add(preds, target, weights)
+            voted = self._format.counts_votes(preds, target)
+            self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
         for reduction, sample in samples.items():
             sample.relieve(metrics[sample_name(reduction)])
         # Floating weights are taken for importance, by which a sample counts for less than one; integers for counts.
         w = counted.detach().double() if counted is not None and counted.is_floating_point() else torch.ones(1)
         self._weight, self._weight_square = self._weight + w.sum().cpu(), self._weight_square + w.square().sum().cpu()
+
+    def _groups_with(
+        self,
+        num_classes: int | None,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None,
+        groups: Tensor | None,
+        names: Sequence[str] | None,
+    ) -> GroupBins | None:
+        """The bins of groups with those of more rows."""
+        if self._metrics is not None and (groups is None) != (self._groups is None):
+            raise ValueError(
+                "`groups` must be given with all predictions of a report, or with none, got some of each. "
+                "Give rows that belong to no group the number -1."
+            )
+        if groups is None:
+            return None
+        bins = self._groups or GroupBins(self._ece_of_groups(num_classes))
+        return bins.with_rows(preds, target, weights, groups, names)
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Read everything off what was kept.
@@ -190,8 +231,8 @@ class ReportBuilder:
             raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be reported.")
         priors = tuple((n.share[..., 1] if self._task == "multilabel" else n.share).tolist())
         lines = [line for m in SCORES for line in score_lines(m, metrics[m.__name__].statistic(), self._task)]
-        tables: dict[Reduction, BinTable] = {}
-        tests: dict[Reduction, TCETable] = {}
+        tables: dict[NamedReduction, BinTable] = {}
+        tests: dict[NamedReduction, TCETable] = {}
         per_class: tuple[float, ...] = ()
         in_order = self._samples if n.total.sum() <= MOST_COPIES else {}
         has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
@@ -245,10 +286,11 @@ class ReportBuilder:
             tests=tests,
             calibration=calibration,
             notes=notes,
+            groups=None if self._groups is None else self._groups.table(),
         )
 
     def _with_their_intervals(
-        self, lines: list[Line], kept: KeptSamples, ordered: list[Reduction], has_labels: bool
+        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction], has_labels: bool
     ) -> tuple[list[Line], tuple[str, ...]]:
         """Return the lines with their intervals, and notes of which have none."""
         if kept.why_not:
@@ -312,6 +354,8 @@ class ReportBuilder:
                 are here already, as a copy of a part does; nothing is added then.
         """
         source = self._joined_source(other)
+        if None not in (self._metrics, other._metrics) and (self._groups is None) != (other._groups is None):
+            raise ValueError("`other` must have groups if this one has some, got one of each. Make parts alike.")
         if self._parts & other._parts:
             raise ValueError(
                 "`other` must hold other predictions than those here, got some that are here already: the same part "
@@ -319,6 +363,7 @@ class ReportBuilder:
             )
         samples = {r: sample + other._samples[r] for r, sample in self._samples.items() if r in other._samples}
         kept = None if self._kept is None or other._kept is None else self._kept + other._kept
+        groups = self._groups + other._groups if self._groups and other._groups else self._groups or other._groups
         metrics = self._metrics
         if other._metrics is not None:
             metrics = with_samples(metrics or self._made_for(other._num_classes), samples)
@@ -328,6 +373,7 @@ class ReportBuilder:
                     mine.merge_state(theirs)
             self._num_classes = other._num_classes
         self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
+        self._groups = groups
         self._parts |= other._parts
         self._weight = self._weight + other._weight
         self._weight_square = self._weight_square + other._weight_square
@@ -374,12 +420,21 @@ class ReportBuilder:
         """How many classes or labels predictions have, where they have any."""
         return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
 
+    def _ece_of_groups(self, num_classes: int | None) -> ECE:
+        """The error that groups are put in order by: that of the main reduction."""
+        return ECE(**self._given(num_classes), **self._settings, reduction=reductions_of(self._task)[0])
+
+    def _given(self, num_classes: int | None) -> dict[str, Any]:
+        """Arguments that all metrics have in common."""
+        given: dict[str, Any] = {"task": self._format.task, **self._options}
+        if num_classes is not None:
+            given["num_labels" if self._format.task == "multilabel" else "num_classes"] = num_classes
+        return given
+
     def _made_for(self, num_classes: int | None, device: torch.device | str = "cpu") -> CalibrationCollection:
         """The metrics that a report is read from: every score by class, bins of every reduction, and samples."""
-        task = self._format.task
-        given: dict[str, Any] = {"task": task, **self._options}
+        given = self._given(num_classes)
         if num_classes is not None:
-            given["num_labels" if task == "multilabel" else "num_classes"] = num_classes
             check_size(self._task, num_classes, self._settings["n_bins"])
         members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
         for reduction in reductions_of(self._task):
@@ -392,17 +447,17 @@ class ReportBuilder:
         return collection
 
 
-def _has_table(task: Task, reduction: Reduction) -> bool:
+def _has_table(task: Task, reduction: NamedReduction) -> bool:
     """Class-wise bins of a multi-class task make no table, which would be one for each of C classes."""
     return reduction != "classwise" or task == "multilabel"
 
 
-def sample_name(reduction: Reduction) -> str:
+def sample_name(reduction: NamedReduction) -> str:
     """Name of the metric that holds every sample."""
     return f"sample of {reduction}"
 
 
-def with_samples(metrics: CalibrationCollection, reductions: Iterable[Reduction]) -> CalibrationCollection:
+def with_samples(metrics: CalibrationCollection, reductions: Iterable[NamedReduction]) -> CalibrationCollection:
     """Return the metrics without those that hold samples of other reductions."""
     names = {sample_name(reduction) for reduction in reductions}
     left = {name: m for name, m in metrics.items() if name in names or not isinstance(m, KS)}

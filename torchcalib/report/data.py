@@ -13,7 +13,8 @@ from torchcalib.calibration_loss.recommendation import name_of
 from torchcalib.calibrators import Calibrator
 from torchcalib.monitoring import History
 from torchcalib.predictions import Task
-from torchcalib.reductions import Reduction
+from torchcalib.reductions import NamedReduction
+from torchcalib.subgroups import GroupTable
 
 INTERVAL_WORDS = (
     "95 % interval: where the number lies for other samples of this size (bootstrap). "
@@ -151,6 +152,7 @@ class Report(Mapping[str, float]):
         n_dropped: samples (multi-label: entries) that `nan_policy="drop"` left out of all of this; `notes` say so too.
         history: of the validations of the training that the predictions came from, if a `torchcalib.Monitor` kept it:
             `dataclasses.replace(report, history=monitor.history)`.
+        groups: the worst groups of rows, by their ECE of the main reduction; None where no groups were given.
         version: of torchcalib.
     """
 
@@ -159,16 +161,17 @@ class Report(Mapping[str, float]):
     num_classes: int
     priors: tuple[float, ...]
     lines: tuple[Line, ...]
-    tables: Mapping[Reduction, BinTable]
+    tables: Mapping[NamedReduction, BinTable]
     per_class: tuple[float, ...]
     sentence: str
     settings: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
-    tests: Mapping[Reduction, TCETable] = field(default_factory=dict)
+    tests: Mapping[NamedReduction, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
     notes: tuple[str, ...] = ()
     n_dropped: int = 0
     history: History | None = None
+    groups: GroupTable | None = None
     version: str = __version__
 
     @property
@@ -202,11 +205,12 @@ class Report(Mapping[str, float]):
 
         Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
         """
-        nested = ("lines", "tables", "tests", "calibration", "history")
+        nested = ("lines", "tables", "tests", "calibration", "history", "groups")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
         values["lines"] = [asdict(line) for line in self.lines]
         values["calibration"] = None if self.calibration is None else self.calibration.to_dict()
         values["history"] = None if self.history is None else self.history.to_dict()
+        values["groups"] = None if self.groups is None else self.groups.to_dict()
         for tables in ("tables", "tests"):
             values[tables] = {
                 name: {column: array.tolist() for column, array in table.to_dict().items() if column != "quantiles"}
@@ -233,7 +237,8 @@ class Report(Mapping[str, float]):
             group = line.group
         stage = self.calibration
         advice = [] if stage is None else ["", " ".join([stage.recommendation.text, *stage.notes])]
-        return "\n".join([self.sentence, *advice, "", *rows, *self.notes, "", str(self.main_table)])
+        groups = [] if self.groups is None else ["", str(self.groups)]
+        return "\n".join([self.sentence, *advice, "", *rows, *self.notes, "", str(self.main_table), *groups])
 
 
 def plain(value: Any) -> Any:

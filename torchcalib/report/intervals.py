@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcalib.bootstrap import Interval, Resampling
 from torchcalib.predictions import Predictions, replicates_at_once
-from torchcalib.reductions import Reduction
+from torchcalib.reductions import NamedReduction
 from torchcalib.report.data import Line, LineInterval
 from torchcalib.report.lines import GROUPS, SCORES, error_values, order_values, score_values
 from torchcalib.samples import ExactSample
@@ -52,8 +52,8 @@ class Reading(NamedTuple):
 
 def readings(
     p: Predictions,
-    bins: Mapping[Reduction, EqualWidthBins],
-    ordered: Sequence[Reduction],
+    bins: Mapping[NamedReduction, EqualWidthBins],
+    ordered: Sequence[NamedReduction],
     has_labels: bool,
 ) -> list[Reading]:
     """Return what the lines of a report are read from: scores, bins, and samples in order of these reductions."""

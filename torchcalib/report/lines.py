@@ -20,7 +20,7 @@ from torchcalib.ranked import (
     ks_from_sample,
     tce_from_bins,
 )
-from torchcalib.reductions import Reduction
+from torchcalib.reductions import NamedReduction
 from torchcalib.report.data import Line
 from torchcalib.samples import RankedSample, by_pieces
 from torchcalib.scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
@@ -30,7 +30,7 @@ SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)
 """What is read from sums, in its order."""
 
-GROUPS: dict[Reduction, str] = {
+GROUPS: dict[NamedReduction, str] = {
     "positive_class": "positive class",
     "top_label": "top label",
     "classwise": "class-wise",
@@ -69,7 +69,7 @@ def score_lines(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> list[Line
     return lines
 
 
-def error_values(b: BinStats, reduction: Reduction) -> dict[str, Tensor]:
+def error_values(b: BinStats, reduction: NamedReduction) -> dict[str, Tensor]:
     """Every error over equal-width bins `(...)`; class-wise the mean over classes."""
     values = {m.__name__.lower(): m.from_bins(b) for m in ERRORS}
     values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
@@ -77,7 +77,7 @@ def error_values(b: BinStats, reduction: Reduction) -> dict[str, Tensor]:
     return {f"{name}/{reduction}": value.mean(-1) if classwise else value for name, value in values.items()}
 
 
-def error_lines(b: BinStats, reduction: Reduction) -> list[Line]:
+def error_lines(b: BinStats, reduction: NamedReduction) -> list[Line]:
     """Lines of `error_values`. Predicting the class shares gets 0."""
     *usual, debiased = error_values(b, reduction).items()
     lines = [_line(m, GROUPS[reduction], *item) for m, item in zip(ERRORS, usual, strict=True)]
@@ -85,7 +85,7 @@ def error_lines(b: BinStats, reduction: Reduction) -> list[Line]:
     return [*lines, replace(last, name="RMSCE debiased", question="the same, less what the noise of the bins adds")]
 
 
-def order_values(sample: RankedSample, has_labels: bool, reduction: Reduction, n_bins: int) -> dict[str, Tensor]:
+def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int) -> dict[str, Tensor]:
     """Every number of a sample in order, the mean over labels if it has any.
 
     Args:
@@ -112,7 +112,7 @@ def order_values(sample: RankedSample, has_labels: bool, reduction: Reduction, n
 
 
 def order_lines(
-    sample: RankedSample, has_labels: bool, reduction: Reduction, n_bins: int, likeliest: float
+    sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, likeliest: float
 ) -> tuple[list[Line], TCETable | None]:
     """Lines of `order_values`, and the table of the tested bins, all labels pooled; none if there are no labels.
 
@@ -132,7 +132,7 @@ def _tested(sample: RankedSample) -> TCETable:
     return _TESTED.of(sample).test_table(alpha=_ALPHA, test="binomial")
 
 
-def _corp_lines(values: Mapping[str, Tensor], reduction: Reduction, likeliest: float) -> list[Line]:
+def _corp_lines(values: Mapping[str, Tensor], reduction: NamedReduction, likeliest: float) -> list[Line]:
     """MCB, DSC and UNC of the Brier score of the event.
 
     One who is right and sure every time has DSC = UNC. A top label that is always right is no uncertain event: both

@@ -14,10 +14,11 @@ from torchcalib.bounded import BoundedSample
 from torchcalib.files import InputError, Source, load_saved, saved_tensor, saved_value, write_whole
 from torchcalib.reductions import reductions_of
 from torchcalib.report.building import ReportBuilder, sample_name, with_samples
+from torchcalib.report.groups import GroupBins
 from torchcalib.report.kept import KeptSamples
 from torchcalib.statistics import EqualWidthBins
 
-FORMAT, VERSION = "torchcalib report state", 2
+FORMAT, VERSION = "torchcalib report state", 3
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:
@@ -106,6 +107,7 @@ def _state_of(builder: ReportBuilder) -> dict[str, Any]:
         "metrics": None if metrics is None else dict(metrics.state_dict()),
         "samples": {reduction: sample.state() for reduction, sample in builder._samples.items()},
         "kept": None if kept is None else kept.state(),
+        "groups": None if builder._groups is None else builder._groups.state(),
         "weight": torch.stack((builder._weight, builder._weight_square)),
     }
 
@@ -136,6 +138,9 @@ def _builder_of(state: Any) -> ReportBuilder:
             held = BoundedSample.of_state(samples[reduction], reduction, metrics[sample_name(reduction)])
             builder._samples[reduction] = held
         builder._metrics = metrics
+        if state.get("groups") is not None:
+            ece = builder._ece_of_groups(builder._num_classes)
+            builder._groups = GroupBins.of_state(saved_value(state, "groups", dict), ece)
     if builder._kept is not None:
         kept = saved_value(state, "kept", dict)
         builder._kept = KeptSamples.of_state(kept, builder._format, builder._num_classes)

@@ -32,12 +32,14 @@ class Score(NamedTuple):
         of_prior: sums by class, class priors and task to the mean score of predicting those priors.
         normalizable: whether a share of `of_prior` means something.
         arguments: further arguments of `per_sample`.
+        least_votes: how many votes must be known to stand behind every target; see `InputFormat`.
     """
 
     per_sample: Callable[..., Tensor]
     of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
     normalizable: bool = False
     arguments: tuple[Hashable, ...] = ()
+    least_votes: int = 0
 
     def recipe(self, by_class: bool) -> ScoreRecipe:
         """The sums that this score is read from."""
@@ -101,7 +103,7 @@ def evaluate(
     average: Average | None,
 ) -> Tensor:
     """Read the input, sum the score over it, and read the value."""
-    p = read_input(task, preds, target, options, hard_targets=priors is not None)
+    p = read_input(task, preds, target, options, hard_targets=priors is not None, least_votes=score.least_votes)
     checked = None if priors is None else read_priors(priors, p.num_classes)
     reading = ScoreReading(score, p.task, normalize, checked, average)
     recipe = score.recipe(reading.by_class)
@@ -110,7 +112,7 @@ def evaluate(
 
 def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
     """Return the score of every sample, NaN where a row is left out."""
-    p = read_input(task, preds, target, options)
+    p = read_input(task, preds, target, options, least_votes=score.least_votes)
     scores = score.per_sample(p, *score.arguments).to(p.dtype)
     if p.weights is not None:
         scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
@@ -169,6 +171,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
             nan_policy=nan_policy,
             hard_targets=priors is not None,
             positive_classes=positive_classes,
+            least_votes=self.score.least_votes,
         )
         task = input_format.read_as
         if priors is not None:

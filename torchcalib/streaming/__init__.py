@@ -7,5 +7,6 @@ its members and syncs them together: sums in one collective, whole samples in on
 from torchcalib.streaming.collection import CalibrationCollection
 from torchcalib.streaming.metric import StreamingMetric
 from torchcalib.streaming.repeats import distinct_rows
+from torchcalib.streaming.wrapped import WrappedMetric
 
-__all__ = ["CalibrationCollection", "StreamingMetric", "distinct_rows"]
+__all__ = ["CalibrationCollection", "StreamingMetric", "WrappedMetric", "distinct_rows"]

@@ -63,17 +63,19 @@ class CalibrationCollection(MetricCollection):
             self.persistent(True)
 
     def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
-        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None
+        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> None:
-        """Add a batch to every member; see `StreamingMetric.update`."""
+        """Add a batch to every member; see `StreamingMetric.update`, and `ByGroup`, the only one to take `groups`."""
         with self._sharing():
             # torchmetrics looks for every member which keywords it takes, if there are any.
-            super().update(preds, target, **({} if weights is None else {"weights": weights}))
+            super().update(preds, target, **_given(weights=weights, groups=groups))
 
-    def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Add a batch to every member and return the batch's own values, with their gradients."""
         with self._sharing():
-            values: dict[str, Tensor] = super().forward(preds, target, weights=weights)
+            values: dict[str, Tensor] = super().forward(preds, target, **_given(weights=weights, groups=groups))
         return values
 
     def compute(self) -> dict[str, Tensor]:
@@ -157,3 +159,7 @@ class CalibrationCollection(MetricCollection):
             finally:
                 for metric in together:
                     metric._to_sync = metric.sync_on_compute
+
+
+def _given(**columns: Tensor | None) -> dict[str, Tensor]:
+    return {name: column for name, column in columns.items() if column is not None}

@@ -14,7 +14,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from torchcalib.kernels.looking import is_captured
 from torchcalib.predictions import InputFormat, Predictions, check_count, check_flag
 from torchcalib.samples import ExactSample
-from torchcalib.states import Samples, SamplesKind, StateKind, SumsKind
+from torchcalib.states import SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
 from torchcalib.streaming.careful import CarefulMetric
 from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error
@@ -140,7 +140,10 @@ class StreamingMetric(CarefulMetric, Generic[S]):
             TorchMetricsUserError: between `sync` and `unsync`.
         """
         refuse_if_synced(self, "update")
-        batch = self._batch_state(preds, target, weights)
+        self._add(preds, self._batch_state(preds, target, weights))
+
+    def _add(self, preds: Tensor, batch: Any) -> None:
+        """Add the state of a batch."""
         if is_captured(preds):
             self._add_in_graph(batch)
             return
@@ -356,31 +359,45 @@ class StreamingMetric(CarefulMetric, Generic[S]):
         return {**settings, "batch_shape": self.batch_shape}
 
     def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
-        """State of one batch alone. What members of a collection have in common is computed once."""
+        """State of one batch alone."""
+        reading, p = self._reading(preds, target, weights)
+        return self._once((*reading, *self._counts_what), lambda: self._state_of(p))
+
+    def _reading(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[tuple[Hashable, ...], Predictions]:
+        """Read one batch; also return what tells this reading from others of the same batch."""
         if isinstance(preds, Tensor) and preds.device != self.device:
             raise ValueError(
                 f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
                 "Move the metric with metric.to(preds.device)."
             )
         if self._shared is None:
-            return self._state_of(self._read(self.input_format, preds, target, weights))
+            return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
         shareable = self.input_format.shareable(weights)
         reading = (shareable, self.batch_shape)
-        if reading not in self._shared:
-            self._shared[reading] = self._read(shareable, preds, target, weights)
-        counted = (*reading, *self._counts_what)
-        if counted not in self._shared:
-            self._shared[counted] = self._state_of(self._shared[reading])
-        return self._shared[counted]
+        return reading, self._once(reading, lambda: self._read(shareable, preds, target, weights))
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Make what members of a collection have in common once in an update, whichever of them needs it first."""
+        if self._shared is None:
+            return make()
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
 
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
-        drop_invalid = self.device.type != "cpu"
-        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=drop_invalid)
+        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
+
+    @property
+    def _drops_invalid(self) -> bool:
+        """Whether bad rows are counted and left out, for looking for them would make the host wait."""
+        return self.device.type != "cpu"
 
     def _added(self, state: Any, batch: Any) -> Any:
         """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
-        if self._shared is None or not isinstance(state, Samples):
+        if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
         if key not in self._shared:  # kept with the chunks that the key tells by their place, so that it stays theirs

@@ -1,0 +1,144 @@
+"""Slow, obvious oracles of what needs no bins: float64 loops over one series, the equation beside it.
+
+Nothing here shares code with the package.
+"""
+
+import math
+
+import numpy as np
+
+# Smooth ECE.
+
+
+def smooth(values, places, width):
+    """Smooth what lies at places in [0, 1] as relplot 1.0.3 does, at the nodes of its grid.
+
+    It is rounded linearly to a grid of max(2000, 20 / width) // 2 steps, and that is reflected at both ends. The kernel
+    reaches half of the range; on a grid with an odd number of steps it is half a step off.
+    """
+    steps = max(2000, round(20 / width)) // 2
+    nodes = {}
+    for value, place in zip(values, places, strict=True):
+        below = min(int(place * steps), steps - 1)
+        above = place * steps - below
+        nodes[below] = nodes.get(below, 0) + (1 - above) * value
+        nodes[below + 1] = nodes.get(below + 1, 0) + above * value
+    at = np.arange(steps + 1)
+    smoothed = np.zeros(steps + 1)
+    shift = (steps + 1) // 2 - steps / 2
+    for node, value in nodes.items():
+        for image in {node, -node, 2 * steps - node}:
+            offset = at - image
+            density = np.exp(-(((offset + shift) / steps / width) ** 2) / 2) / (math.sqrt(2 * math.pi) * width)
+            smoothed += value * density * (offset >= -((steps + 1) // 2)) * (offset <= steps - (steps + 1) // 2)
+    return smoothed
+
+
+def smece_at(width, confidence, outcome, weights):
+    """Blasiok, Nakkiran (ICLR 2024): mean |smoothed residual|, at 200 points or 10 / width, over the mean density."""
+    held = [(c, y, w) for c, y, w in zip(confidence, outcome, weights, strict=True) if w]
+    places = [c for c, _, _ in held]
+    points = np.linspace(0, 1, max(200, round(10 / width)))
+    residual = smooth([w * (c - y) for c, y, w in held], places, width)
+    density = smooth([w for _, _, w in held], places, width)
+    grid = np.linspace(0, 1, len(density))
+    residual, density = np.interp(points, grid, residual), np.interp(points, grid, density) + 1e-4
+    return np.abs(residual).sum() / density.sum()
+
+
+def smece_width(confidence, outcome, weights):
+    """Ten halvings: the width goes down where it is above the error, or at most 0.001."""
+    width, low = 1.0, 0.0
+    for _ in range(10):
+        middle = (width + low) / 2
+        if middle < 0.001 or middle < smece_at(middle, confidence, outcome, weights):
+            low = middle
+        else:
+            width = middle
+    return width
+
+
+def smece(confidence, outcome, weights, bandwidth=None):
+    width = smece_width(confidence, outcome, weights) if bandwidth is None else bandwidth
+    return smece_at(width, confidence, outcome, weights)
+
+
+# Spiegelhalter.
+
+
+def spiegelhalter(confidence, outcome, weights, component="z"):
+    """Spiegelhalter (1986): the Brier score less its expectation, over its standard deviation; each row w times."""
+    rows = list(zip(confidence, outcome, weights, strict=True))
+    excess = math.fsum(w * (y - p) * (1 - 2 * p) for p, y, w in rows)
+    variance = math.fsum(w * (1 - 2 * p) ** 2 * p * (1 - p) for p, y, w in rows)
+    z = excess / math.sqrt(variance)
+    return z if component == "z" else math.erfc(abs(z) / math.sqrt(2))
+
+
+# Cox.
+
+
+def logistic(x, y, w, free_slope=True):
+    """Maximum likelihood of P(y=1) = 1 / (1 + exp(-a - b x)) by Newton's method, and the inverse of the information."""
+    a, b = 0.0, 0.0 if free_slope else 1.0
+    for _ in range(60):
+        q = [1 / (1 + math.exp(-a - b * value)) for value in x]
+        by_a = sum(wi * (yi - qi) for yi, qi, wi in zip(y, q, w, strict=True))
+        by_b = sum(wi * (yi - qi) * xi for xi, yi, qi, wi in zip(x, y, q, w, strict=True))
+        v = [wi * qi * (1 - qi) for qi, wi in zip(q, w, strict=True)]
+        aa, ab = sum(v), sum(vi * xi for xi, vi in zip(x, v, strict=True))
+        bb = sum(vi * xi * xi for xi, vi in zip(x, v, strict=True))
+        if not free_slope:
+            a += by_a / aa
+            continue
+        determinant = aa * bb - ab * ab
+        a, b = a + (bb * by_a - ab * by_b) / determinant, b + (aa * by_b - ab * by_a) / determinant
+    return a, b, (bb / (aa * bb - ab * ab), aa / (aa * bb - ab * ab))
+
+
+def cox(confidence, outcome, weights, component="slope", eps=0):
+    """Cox (1958): logistic regression on the log-odds. The likelihood ratio has two degrees of freedom."""
+    x = [math.log(p / (1 - p)) for p in (min(max(p, eps), 1 - eps) for p in confidence)]
+    a, b, variances = logistic(x, outcome, weights)
+
+    def log_likelihood(a, b):
+        q = [1 / (1 + math.exp(-a - b * value)) for value in x]
+        rows = zip(q, outcome, weights, strict=True)
+        return math.fsum(w * math.log(qi if y else 1 - qi) for qi, y, w in rows)
+
+    return {
+        "slope": b,
+        "intercept": a,
+        "in_the_large": logistic(x, outcome, weights, free_slope=False)[0],
+        "slope_se": math.sqrt(variances[1]),
+        "intercept_se": math.sqrt(variances[0]),
+        "p_value": math.exp(log_likelihood(0, 1) - log_likelihood(a, b)),
+    }[component]
+
+
+# ICI.
+
+
+def loess(x, y, span=0.75, degree=2):
+    """Cleveland, Devlin (1988): at each point the polynomial fitted to its nearest neighbours, by tricube weights."""
+    x, y = np.array(x), np.array(y, dtype=float)
+    fitted = []
+    for at in x:
+        reach = np.sort(np.abs(x - at))[int(span * len(x) + 1e-5) - 1]
+        if reach == 0:  # more than the share lies here
+            fitted.append(y[x == at].mean())
+            continue
+        weight = np.clip(1 - (np.abs(x - at) / reach) ** 3, 0, None) ** 3
+        design = np.stack([((x - at) / reach) ** power for power in range(degree + 1)], -1)
+        root = np.sqrt(weight)
+        fitted.append(np.linalg.lstsq(design * root[:, None], y * root, rcond=None)[0][0])
+    return np.array(fitted)
+
+
+def ici(confidence, outcome, weights, component="ici", **how):
+    """Austin, Steyerberg (2019): of |p - loess(p)| the mean, the median, the 90th percentile or the largest."""
+    p = [c for c, w in zip(confidence, weights, strict=True) for _ in range(int(w))]
+    y = [o for o, w in zip(outcome, weights, strict=True) for _ in range(int(w))]
+    distance = np.abs(loess(p, y, **how) - np.array(p))
+    shares = {"e50": 0.5, "e90": 0.9, "emax": 1}
+    return distance.mean() if component == "ici" else np.quantile(distance, shares[component])

@@ -1,0 +1,246 @@
+"""Groups in reports: the worst of them, over pieces, files, parts and ranks, by their names."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import torchcalib as tc
+from torchcalib.cli import main
+from torchcalib.report.groups import MOST_GROUPS
+
+GIVEN = {"task": "binary", "with_calibration": False, "with_intervals": False}
+PLAIN = ("--no-calibration", "--no-intervals")
+NAMES = [f"site {letter}" for letter in "abcdefgh"]
+
+
+def data(n=1_600, seed=0):
+    """Calibrated but at two sites, one of which has no samples at all."""
+    g = torch.Generator().manual_seed(seed)
+    groups = (torch.rand(n, generator=g) ** 2 * 8).long()
+    groups[groups == 6] = 0
+    p = torch.rand(n, generator=g, dtype=torch.float64) * 0.6
+    return p, (torch.rand(n, generator=g) < p + 0.3 * (groups == 3)).long(), groups
+
+
+def as_rows(table):
+    return {row["group"]: row for row in table.rows()}
+
+
+def close(a, b):
+    assert a.keys() == b.keys()
+    for group, row in a.items():
+        for name in ("n", "value", "noise_floor", "p_value", "shrunk"):
+            assert row[name] == pytest.approx(b[group][name], rel=1e-9, abs=1e-12), (group, name)
+
+
+def test_the_worst_group_is_first_and_values_are_those_of_the_group_alone():
+    p, y, groups = data()
+    table = tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN).groups
+    assert table.group[0] == "site d"
+    assert table.p_value[0] < 0.01
+    assert table.n_groups == len(table) == 7
+    for name, row in as_rows(table).items():
+        rows = groups == NAMES.index(name)
+        assert row["n"] == rows.sum()
+        assert row["value"] == pytest.approx(float(tc.ece(p[rows], y[rows], task="binary")))
+
+
+@pytest.mark.parametrize(
+    ("task", "reduction"), [("multiclass", "top_label"), ("multilabel", "classwise"), ("binary", "positive_class")]
+)
+def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_is_left_out(task, reduction):
+    g = torch.Generator().manual_seed(0)
+    shape = (200,) if task == "binary" else (200, 3)
+    logits = torch.randn(shape, generator=g, dtype=torch.float64)
+    target = torch.randint(0, 2, (200,) if task != "multilabel" else shape, generator=g)
+    weights, groups = torch.arange(200) % 3, torch.arange(200) % 4
+    groups[9], groups[12] = -1, -77  # of weight 0: not read
+    logits[20] = torch.nan
+    options = {"task": task, "from_logits": True, "nan_policy": "drop"}
+    found = as_rows(tc.report(logits, target, weights=weights, groups=groups, **{**GIVEN, **options}).groups)
+    assert set(found) == {"0", "1", "2", "3"}
+    for k in range(4):
+        rows = groups == k
+        value = tc.ece(logits[rows], target[rows], weights=weights[rows], reduction=reduction, **options)
+        assert found[str(k)]["value"] == pytest.approx(float(value))
+
+
+def test_pieces_parts_and_saved_states_are_one_report_whatever_numbers_a_piece_gives_its_names(tmp_path):
+    p, y, groups = data()
+    whole = as_rows(tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN).groups)
+    parts = [tc.ReportBuilder(**GIVEN) for _ in range(3)]
+    for k, rows in enumerate(torch.arange(len(p)).split(400)):
+        names, numbers = np.unique([NAMES[i] for i in groups[rows].tolist()][::-1], return_inverse=True)
+        numbers = torch.from_numpy(numbers.copy()).flip(0)
+        parts[k % 2].update(p[rows], y[rows], groups=numbers, group_names=names.tolist())
+    close(as_rows((parts[0] + parts[1]).report().groups), whole)
+    tc.save_report_state(parts[0], tmp_path / "a.pt")
+    loaded = tc.load_report_state(tmp_path / "a.pt")
+    loaded.merge(parts[1])
+    loaded.merge(parts[2])  # which has seen nothing
+    parts[2].merge(loaded)
+    close(as_rows(loaded.report().groups), whole)
+    close(as_rows(parts[2].report().groups), whole)
+
+
+def test_groups_come_with_all_rows_or_with_none():
+    p, y, groups = data(40)
+    builder, without = tc.ReportBuilder(**GIVEN), tc.ReportBuilder(**GIVEN)
+    builder.update(p, y, groups=groups)
+    without.update(p, y)
+    for one, more in ((builder, {}), (without, {"groups": groups})):
+        with pytest.raises(ValueError, match="`groups` must be given with all predictions of a report"):
+            one.update(p, y, **more)
+    with pytest.raises(ValueError, match="`other` must have groups if this one has some"):
+        builder.merge(without)
+    assert without.report().groups is None
+
+
+def test_bad_groups_add_nothing():
+    p, y, groups = data(40)
+    builder = tc.ReportBuilder(**GIVEN)
+    builder.update(p, y, groups=groups, group_names=NAMES)
+    for wrong, names, error in (
+        (groups - 2, NAMES, "must be numbers in"),
+        (groups, NAMES[:2], "must be numbers in"),
+        (groups[:3], NAMES, "one number per sample"),
+        (groups, ["x" * 201] * 8, "at most 200 letters"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            builder.update(p, y, groups=wrong, group_names=names)
+    for names in ("abcdefgh", [1] * 8):
+        with pytest.raises(TypeError, match="`group_names` must be a list of strings"):
+            builder.update(p, y, groups=groups, group_names=names)
+    assert builder.report().n == 40
+    assert sum(builder.report().groups.n) == 40
+    many = torch.arange(MOST_GROUPS + 1)
+    with pytest.raises(ValueError, match="`groups` must be at most 10,000 different ones in a report, got 10,001"):
+        tc.report(torch.full((len(many),), 0.5), many % 2, groups=many, **GIVEN)
+
+
+def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
+    p, y, groups = data(40)
+    builder = tc.ReportBuilder(**GIVEN)
+    builder.update(p, y, groups=groups, group_names=NAMES)
+    tc.save_report_state(builder, tmp_path / "a.pt")
+    state = torch.load(tmp_path / "a.pt", weights_only=True)
+    names, sums = state["groups"]["names"], state["groups"]["sums"]
+    for wrong in (
+        {"names": names, "sums": sums[1:]},
+        {"names": names, "sums": sums.float()},
+        {"names": [names[0], *names[:-1]], "sums": sums},
+        {"names": [*names[:-1], 7], "sums": sums},
+        {"names": [*names[:-1], "x" * 300], "sums": sums},
+    ):
+        torch.save({**state, "groups": wrong}, tmp_path / "b.pt")
+        with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
+            tc.load_report_state(tmp_path / "b.pt")
+
+
+def test_names_steer_neither_terminal_nor_page(capsys):
+    pytest.importorskip("rich")
+    from torchcalib import terminal
+    from torchcalib.html.page import filled
+
+    p, y, groups = data(400)
+    names = [f"<script>{k}</script>[bold]\x1b[31m" for k in range(8)]
+    report = tc.report(p, y, groups=groups, group_names=names, **GIVEN)
+    terminal.show(report)
+    shown = capsys.readouterr().out
+    assert "\x1b[31m" not in shown + str(report)
+    assert "[bold]" in shown
+    page = filled("groups.html.jinja", report=report, group_words="")
+    assert "&lt;script&gt;3&lt;/script&gt;[bold]?[31m" in page
+    assert "<script>3" not in page
+    assert json.loads(report.to_json())["groups"]["group"][0] == names[3]
+
+
+def written(folder, form, columns, name="a"):
+    path = folder / f"{name}.{form}"
+    if form == "npz":
+        np.savez(path, **columns)
+    elif form == "npy":
+        for key, column in columns.items():
+            np.save(folder / f"{key}.npy", column)
+        return [str(folder / f"{key}.npy") for key in columns]
+    elif form == "pt":
+        torch.save({key: torch.from_numpy(column) for key, column in columns.items()}, path)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        from pyarrow import csv, parquet
+
+        table = pa.table(columns)
+        csv.write_csv(table, path) if form == "csv" else parquet.write_table(table, path)
+    return [str(path)]
+
+
+def run(*arguments, out):
+    """The report of a state that the command saves: pages take longer to draw than all the rest."""
+    saved = out.with_suffix(".pt")
+    assert main([*arguments, "--save-state", str(saved)]) in (0, None)
+    return tc.load_report_state(saved).report()
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["text", "numbers"])
+def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
+    pytest.importorskip("rich")
+    p, y, groups = data()
+    site = np.array(NAMES)[groups] if kind == "text" else groups.numpy()
+    columns = {"prob": p.numpy(), "target": y.numpy(), "site": site}
+    files = written(tmp_path, form, columns)
+    report = run("report", *files, "--groups", "site", *PLAIN, out=tmp_path / "out")
+    names = NAMES if kind == "text" else None
+    expected = tc.report(p, y, groups=groups, group_names=names, **GIVEN).groups
+    close(as_rows(report.groups), as_rows(expected))
+    assert report.groups.group == expected.group
+    assert report.source["groups"] == "site"
+
+
+def test_names_of_shards_and_of_parts_are_united(tmp_path):
+    pytest.importorskip("rich")
+    p, y, groups = data()
+    order = groups.argsort(stable=True)  # shards with other sites each
+    files = []
+    for k, rows in enumerate(order.split(500)):
+        columns = {"prob": p[rows].numpy(), "target": y[rows].numpy(), "site": np.array(NAMES)[groups[rows]]}
+        files += written(tmp_path, "npz", columns, name=f"part{k}")
+    whole = run("report", *files, "--groups", "site", *PLAIN, out=tmp_path / "whole").groups
+    assert len(whole) == 7
+    assert whole.group[0] == "site d"
+    for k, share in enumerate((files[:2], files[2:])):
+        run("report", *share, "--groups", "site", *PLAIN, out=tmp_path / f"s{k}")
+    states = [str(tmp_path / f"s{k}.pt") for k in range(2)]
+    merged = run("merge", *states, out=tmp_path / "merged").groups
+    assert merged.group == whole.group
+    close(as_rows(merged), as_rows(whole))
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        (np.zeros(5), "must hold whole numbers or text to tell groups, got float64"),
+        (np.zeros((5, 2), np.int64), "must be one group per sample, got shape"),
+        (np.array(["a", "b", "c", "d", "e" * 1001]), "must hold names of at most 1,000 letters"),
+        (np.array([0, 1, -2, 0, 0]), "`groups` must be numbers in"),
+        (None, "--groups must name what is in"),
+    ],
+)
+def test_what_tells_no_groups_is_one_line(site, said, tmp_path, capsys):
+    pytest.importorskip("rich")
+    columns = {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1]), **({} if site is None else {"site": site})}
+    with pytest.raises(SystemExit) as left:
+        raise SystemExit(main(["report", *written(tmp_path, "npz", columns), "--groups", "site"]))
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_an_empty_text_is_no_group(tmp_path):
+    pytest.importorskip("rich")
+    columns = {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1]), "site": np.array(["a", "", "b", "a", ""])}
+    found = run("report", *written(tmp_path, "npz", columns), "--groups", "site", *PLAIN, out=tmp_path / "out").groups
+    assert dict(zip(found.group, found.n, strict=True)) == {"a": 2, "b": 1}

@@ -1,0 +1,147 @@
+"""Spiegelhalter's test of calibration."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Unpack, get_args
+
+import torch
+from torch import Tensor
+
+from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
+from torchcalib.predictions import InputOptions, Task, check_choice, task_read_as
+from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.statistics import Sums
+
+SpiegelhalterComponent = Literal["z", "p_value"]
+
+
+class SpiegelhalterTest(NamedTuple):
+    """Spiegelhalter's test.
+
+    Attributes:
+        z: how many standard deviations the Brier score lies above what a calibrated model has.
+        p_value: how often chance alone would take |z| that far in a calibrated model.
+    """
+
+    z: Tensor
+    p_value: Tensor
+
+
+@dataclass(frozen=True)
+class SpiegelhalterRecipe(EventSums[Sums]):
+    """Weight, excess of the Brier score over its expectation, and the variance of that."""
+
+    n_cells = 1
+
+    @property
+    def n_quantities(self) -> int:
+        """Return 3."""
+        return 3
+
+    def cell(self, confidence: Tensor) -> Tensor:
+        """Return the only cell."""
+        return torch.zeros_like(confidence, dtype=torch.int64)
+
+    def quantities(self, confidence: Tensor, outcome: Tensor) -> tuple[Tensor, ...]:
+        """Return 1, (y - p) (1 - 2 p), (1 - 2 p)^2 p (1 - p)."""
+        lever = 1 - 2 * confidence
+        variance = lever.square() * confidence * (1 - confidence)
+        return torch.ones_like(confidence), (outcome - confidence) * lever, variance
+
+    def wrap(self, sums: Tensor) -> Sums:
+        """Return `sums` as `Sums`."""
+        return Sums(sums)
+
+
+def spiegelhalter_from_sums(s: Sums) -> Tensor:
+    """The z value and its p-value, the fields of `SpiegelhalterTest`, as `(..., 2)`."""
+    _, excess, variance = s.sums.squeeze(-1).unbind(-1)
+    z = excess / variance.sqrt()
+    return torch.stack((z, torch.erfc(z.abs() / math.sqrt(2))), -1)
+
+
+def spiegelhalter(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    reduction: Reduction | None = None,
+    **options: Unpack[InputOptions],
+) -> SpiegelhalterTest:
+    """Spiegelhalter's test of calibration, by the Brier score: what it is, and what it should be.
+
+    z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), about standard normal for a calibrated model. Above 0
+    the score is worse than the probabilities claim (mostly over-confident), below 0 better. Errors on both sides of
+    1/2 can cancel, so a small |z| is no proof of calibration.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: labels. (A soft target's variance is unknown.)
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        reduction: what the confidence is of; see `ece`. Class-wise there is a test for each class or label, and no
+            average: p-values have none.
+        **options: see `torchcalib.InputOptions`. `weights` count as copies, of independent samples; with others than
+            whole numbers of samples the p-value is of a sample of that size.
+
+    Returns:
+        A `SpiegelhalterTest` of `(...)`, or `(..., C)` for classes, in the dtype of `preds` (at least float32). Where
+        every probability is 0, 1/2 or 1 nothing can vary: z is +inf, and the p-value 0, if one of 0 or 1 was wrong, and
+        else NaN, as without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In the confidences, where z is finite.
+
+    Source:
+        Spiegelhalter: Probabilistic prediction in patient management and clinical trials (Statistics in Medicine 1986).
+
+    Example:
+        >>> spiegelhalter(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        SpiegelhalterTest(z=tensor(-0.8296), p_value=tensor(0.4068))
+    """
+    read_as = task_read_as(task, options)
+    recipe = SpiegelhalterRecipe(resolve_reduction(read_as, reduction))
+    reading = EventReading(read_as, recipe, kept_apart(task, reduction, options), hard_targets=True)
+    return SpiegelhalterTest(*reading.evaluate(spiegelhalter_from_sums, task, preds, target, options).unbind(-1))
+
+
+class Spiegelhalter(EventMetric[Sums]):
+    """Spiegelhalter's test, streamed in 3 sums (for each class); see `spiegelhalter`.
+
+    Args:
+        component: `"z"` or `"p_value"`: what `compute` returns.
+        **options: those of `EventMetric`, but for `average`: every class keeps its own.
+    """
+
+    unit = "standard deviations"
+    question = "is the Brier score what it should be if the probabilities were right"
+    source = "Spiegelhalter, Statistics in Medicine 1986"
+    higher_is_better = None  # z is best at 0
+    plot_lower_bound = None
+    plot_upper_bound = None
+    hard_targets = True
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        component: SpiegelhalterComponent = "z",
+        reduction: Reduction | None = None,
+        **options: Any,
+    ) -> None:
+        check_choice("component", component, get_args(SpiegelhalterComponent))
+        average = kept_apart(task, reduction, options)
+        super().__init__(task=task, recipe=SpiegelhalterRecipe, reduction=reduction, average=average, **options)
+        self.component = component
+
+    def _value(self, statistic: Sums) -> Tensor:
+        return getattr(self._test(statistic), self.component)  # type: ignore[no-any-return]
+
+    def test(self) -> SpiegelhalterTest:
+        """Return z and its p-value, over all ranks if `torch.distributed` is running."""
+        return self._test(self._synced_statistic())
+
+    def _test(self, sums: Sums) -> SpiegelhalterTest:
+        return SpiegelhalterTest(*self.reading.read(spiegelhalter_from_sums, sums).unbind(-1))
