@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
+from torchcalib.consistency import Evidence, TestedMetric, evidence_of
 from torchcalib.kernels.smoothing import FINEST, LEVELS, N_CELLS, best_width, cell_index, smoothed_error
 from torchcalib.predictions import Average, InputOptions, Predictions, Task, task_read_as
 from torchcalib.reductions import Events, Reduction, resolve_reduction
@@ -196,13 +197,14 @@ def _checked(bandwidth: object) -> float | None:
     return float(bandwidth)
 
 
-class SmECE(EventMetric[BinStats]):
+class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
     """Smooth calibration error, streamed; see `smece`.
 
     The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the
     confidence between the nodes of the grids. Samples are rounded to a grid linearly, so that the value follows from
     these sums to the last digits, with any weights; a sketch of the samples could not promise that, and whole samples
-    would grow. As the cells are bins, what chance would make of the value is read from them too.
+    would grow. As the cells are bins, what chance would make of the value is read from them too (`evidence`, but for
+    the interval, which would take minutes).
     """
 
     unit = "probability"
@@ -218,6 +220,12 @@ class SmECE(EventMetric[BinStats]):
 
     def _value(self, statistic: BinStats) -> Tensor:
         return self.reading.read(partial(smece_from_cells, bandwidth=self.bandwidth), statistic)
+
+    def evidence_from(self, statistic: BinStats, **how: Any) -> Evidence:
+        """Return the evidence of a statistic; see `TestedMetric`. The interval is NaN."""
+        read = partial(smece_from_cells, bandwidth=self.bandwidth)
+        average = self.reading.classwise and self.reading.average is not None
+        return evidence_of(read, statistic, average=average, **{**how, "with_interval": False})
 
     def width(self) -> Tensor:
         """Return the width that is chosen, over all ranks if `torch.distributed` is running; see `smece_width`."""

@@ -25,6 +25,7 @@ Read = Callable[[Any], Tensor]
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
+_DRAWN_AT_ONCE = 2**20
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
 
@@ -161,11 +162,8 @@ class _Test:
         at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
         for start in range(0, n_classes, at_once):
             some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
-            z = some.drawn(self.seed, torch.arange(self.n_replicates, device=some.n.device), first + start * n_cells)
             seen = self.tested_by(some.with_gaps(some, some.gap))
-            calibrated = torch.zeros_like(some.n), some.variance.sqrt()
-            read = _read(self.tested_by, some, z, *calibrated)
-            values = read if self.value is self.tested_by else _read(self.value, some, z, *calibrated)
+            z, read, values = self._if_calibrated(some, first + start * n_cells)
             size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
             floor = (values.abs() if self.signed else values).mean(0)
             p_values.append(self._p_value(size, sizes, first + start * n_cells))
@@ -183,6 +181,21 @@ class _Test:
         of_null = _widened(torch.cat(null, -1).mean(-1), 0, wide)
         low, high = (_mean_of(parts, n_classes, wide) for parts in zip(*paths, strict=True))
         return floor, p_value, *self._interval(torch.cat(observed, -1).mean(-1), of_null, p_value, low, high)
+
+    def _if_calibrated(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw deviations `(R, ..., K)`, and read statistic and value of each replicate `(R, ...)`.
+
+        The deviations are kept for an interval only.
+        """
+        calibrated = torch.zeros_like(cells.n), cells.variance.sqrt()
+        streams = torch.arange(self.n_replicates, device=cells.n.device)
+        drawn, read, values = [], [], []
+        for some in torch.split(streams, max(1, _DRAWN_AT_ONCE // max(1, cells.n.numel()))):
+            z = cells.drawn(self.seed, some, first)
+            read.append(_read(self.tested_by, cells, z, *calibrated))
+            values.append(read[-1] if self.value is self.tested_by else _read(self.value, cells, z, *calibrated))
+            drawn.append(z if self.with_interval else z[:0])
+        return torch.cat(drawn), torch.cat(read), torch.cat(values)
 
     def _p_value(self, observed: Tensor, replicates: Tensor, first: int) -> Tensor:
         """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.
