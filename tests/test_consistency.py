@@ -22,7 +22,9 @@ TESTED = [case for case in CASES if issubclass(case.cls, tc.consistency.TestedMe
 WITH_EVIDENCE = [
     case
     for case in TESTED
-    if case.options.get("component", "mcb") == "mcb"
+    if case.options.get("component", "mcb") in ("mcb", "ici")
+    and case.cls is not tc.Cox
+    and (case.cls is not tc.SmECE or case.name == "smece-binary-positive_class")  # of many cells
     and (case.cls is not tc.TCE or case.name in ("tce-binary-positive_class", "tce-mass-l2-binary"))  # which is slow
 ]
 FEW = {"n_replicates": 39}
@@ -260,6 +262,8 @@ def test_what_has_no_evidence_says_so():
         tc.evidence(tc.NLL(task="binary"), p, y)
     with pytest.raises(ValueError, match="`component` must be 'mcb' for evidence"):
         tc.evidence(tc.CORP(task="binary", component="dsc"), p, y)
+    with pytest.raises(ValueError, match="`metric` must be an error, got Cox"):
+        tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
         evidence_of(ece_from_bins, BinStats(torch.ones(3, 4)))
 

@@ -203,7 +203,8 @@ class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
     The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the
     confidence between the nodes of the grids. Samples are rounded to a grid linearly, so that the value follows from
     these sums to the last digits, with any weights; a sketch of the samples could not promise that, and whole samples
-    would grow. As the cells are bins, what chance would make of the value is read from them too.
+    would grow. As the cells are bins, what chance would make of the value is read from them too (`evidence`, but for
+    the interval, which would take minutes).
     """
 
     unit = "probability"
@@ -218,9 +219,9 @@ class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
         self.bandwidth = checked
 
     def evidence_from(self, statistic: BinStats, **how: Any) -> Evidence:
-        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+        """Return the evidence of a statistic; see `TestedMetric`. The interval is NaN."""
         averages = self.reading.classwise and self.reading.average is not None
-        return evidence_of(self._from_cells, statistic, average=averages, **how)
+        return evidence_of(self._from_cells, statistic, average=averages, **{**how, "with_interval": False})
 
     def _value(self, statistic: BinStats) -> Tensor:
         return self.reading.read(self._from_cells, statistic)

@@ -22,9 +22,12 @@ from torchcalib.statistics import BinStats
 Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
+Draws = dict[tuple[int, int], Tensor]
+"""What was drawn, by the first cell and the piece of replicates."""
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
+_DRAWN_AT_ONCE = 2**20
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
 
@@ -39,7 +42,7 @@ def evidence_of(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
-    draws: dict[int, Tensor] | None = None,
+    draws: Draws | None = None,
 ) -> Evidence:
     """Return a value with its noise floor, its p-value and its interval, from the statistic alone.
 
@@ -84,8 +87,7 @@ def evidence_of(
         value = from_statistic(statistic)
         value = value.mean(-1) if average else value
         cells = cells_of(statistic, with_interval)
-        kept = {} if draws is None else draws
-        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed, kept)
+        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed, draws)
         parts = [how.of(piece, place) for piece, place in _pieces(cells, n_replicates, average)]
         columns = [torch.cat(column).reshape(value.shape) for column in zip(*parts, strict=True)]
         floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
@@ -150,7 +152,7 @@ class _Test:
     level: float
     n_replicates: int
     seed: int
-    draws: dict[int, Tensor]
+    draws: Draws | None
 
     def of(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return noise floor, p-value and both ends of the interval for averages over classes `(g)`.
@@ -166,11 +168,8 @@ class _Test:
         at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
         for start in range(0, n_classes, at_once):
             some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
-            z = self._drawn(some, first + start * n_cells)
             seen = self.tested_by(some.with_gaps(some, some.gap))
-            calibrated = torch.zeros_like(some.n), some.variance.sqrt()
-            read = _read(self.tested_by, some, z, *calibrated)
-            values = read if self.value is self.tested_by else _read(self.value, some, z, *calibrated)
+            z, read, values = self._if_calibrated(some, first + start * n_cells)
             size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
             floor = (values.abs() if self.signed else values).mean(0)
             p_values.append(self._p_value(size, sizes, first + start * n_cells))
@@ -189,12 +188,29 @@ class _Test:
         low, high = (_mean_of(parts, n_classes, wide) for parts in zip(*paths, strict=True))
         return floor, p_value, *self._interval(torch.cat(observed, -1).mean(-1), of_null, p_value, low, high)
 
-    def _drawn(self, cells: Cells, first: int) -> Tensor:
-        """Draw replicates `(R, g, C, K)`, or return those that were drawn for another reading."""
-        if first not in self.draws:
-            streams = torch.arange(self.n_replicates, device=cells.n.device)
-            self.draws[first] = cells.drawn(self.seed, streams, first)
-        return self.draws[first]
+    def _if_calibrated(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw deviations `(R, ..., K)`, and read statistic and value of each replicate `(R, ...)`.
+
+        The deviations are kept where an interval or another reading needs them.
+        """
+        calibrated = torch.zeros_like(cells.n), cells.variance.sqrt()
+        streams = torch.arange(self.n_replicates, device=cells.n.device)
+        needed = self.with_interval or self.draws is not None
+        drawn, read, values = [], [], []
+        for place, some in enumerate(torch.split(streams, max(1, _DRAWN_AT_ONCE // max(1, cells.n.numel())))):
+            z = self._drawn(cells, some, first, place)
+            read.append(_read(self.tested_by, cells, z, *calibrated))
+            values.append(read[-1] if self.value is self.tested_by else _read(self.value, cells, z, *calibrated))
+            drawn.append(z if needed else z[:0])
+        return torch.cat(drawn), torch.cat(read), torch.cat(values)
+
+    def _drawn(self, cells: Cells, streams: Tensor, first: int, place: int) -> Tensor:
+        """Draw replicates `(r, g, C, K)`, or return those that were drawn for another reading."""
+        if self.draws is None:
+            return cells.drawn(self.seed, streams, first)
+        if (first, place) not in self.draws:
+            self.draws[first, place] = cells.drawn(self.seed, streams, first)
+        return self.draws[first, place]
 
     def _p_value(self, observed: Tensor, replicates: Tensor, first: int) -> Tensor:
         """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.binned import ACE, BinnedMetric
 from torchcalib.bins import rmsce_from_bins
-from torchcalib.consistency import Evidence, evidence_of
+from torchcalib.consistency import Draws, Evidence, evidence_of
 from torchcalib.consistency.words import listed
 from torchcalib.ranked import CORP, KS, TCE, RankedMetric
 from torchcalib.reductions import NamedReduction
@@ -48,7 +48,7 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
     readings: dict[str, _Reading] = {m.__name__.lower(): (m.from_bins, m.from_bins, m.is_signed) for m in ERRORS}
     readings["rmsce_debiased"] = partial(rmsce_from_bins, debiased=True), rmsce_from_bins, False
     has_most = b.n.numel() > MOST_CELLS
-    draws: dict[int, Tensor] = {}
+    draws: Draws = {}
     return {
         f"{name}/{reduction}": evidence_of(
             from_bins,
