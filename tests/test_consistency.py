@@ -23,7 +23,6 @@ WITH_EVIDENCE = [
     case
     for case in TESTED
     if case.options.get("component", "mcb") in ("mcb", "ici")
-    and case.cls is not tc.Cox
     and (case.cls is not tc.SmECE or case.name == "smece-binary-positive_class")  # of many cells
     and (case.cls is not tc.TCE or case.name in ("tce-binary-positive_class", "tce-mass-l2-binary"))  # which is slow
 ]
@@ -260,10 +259,10 @@ def test_what_has_no_evidence_says_so():
     p, y = torch.tensor([0.3, 0.6]), torch.tensor([0, 1])
     with pytest.raises(TypeError, match="`metric` must be a calibration error of torchcalib"):
         tc.evidence(tc.NLL(task="binary"), p, y)
+    with pytest.raises(TypeError, match="Cox and Spiegelhalter are tests already"):
+        tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`component` must be 'mcb' for evidence"):
         tc.evidence(tc.CORP(task="binary", component="dsc"), p, y)
-    with pytest.raises(ValueError, match="`metric` must be an error, got Cox"):
-        tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
         evidence_of(ece_from_bins, BinStats(torch.ones(3, 4)))
 

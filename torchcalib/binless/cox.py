@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.binless.reading import kept_apart
-from torchcalib.consistency import Evidence
 from torchcalib.kernels.logistic import logistic_fit
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import InputOptions, Task, check_choice, task_read_as
@@ -162,15 +161,10 @@ class Cox(RankedMetric):
         checked = _checked(eps)
         super().__init__(task=task, reduction=reduction, average=kept_apart(task, reduction, options), **options)
         self.component, self.eps = component, checked
-        if component != "slope":
-            self.perfect = {"p_value": 1.0}.get(component, 0.0)  # type: ignore[misc]
+        self.perfect = 1.0 if component in ("slope", "p_value") else 0.0  # type: ignore[misc]
 
     def _value(self, statistic: RankedSample) -> Tensor:
         return getattr(self._fit(statistic), self.component)  # type: ignore[no-any-return]
-
-    def evidence_from(self, statistic: RankedSample, **how: Any) -> Evidence:  # noqa: ARG002 - there is none
-        """Raise: the regression has tests and standard errors of its own."""
-        raise ValueError("`metric` must be an error, got Cox. Its fit() has standard errors and a p-value of its own.")
 
     def fit(self) -> CoxCalibration:
         """Return all parts, over all ranks if `torch.distributed` is running."""

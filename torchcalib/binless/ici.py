@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.binnings import Binning
 from torchcalib.kernels.loess import loess
 from torchcalib.predictions import Average, InputOptions, Task, check_choice, check_count, task_read_as
-from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
+from torchcalib.ranked.reading import RankedReading, TestedRankedMetric, evaluate
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample
 
@@ -124,7 +124,7 @@ def _read(component: ICIComponent, span: float, degree: int, n_points: int) -> C
     return partial(ici_from_sample, component=component, span=float(span), degree=degree, n_points=n_points)
 
 
-class ICI(RankedMetric):
+class ICI(TestedRankedMetric):
     """Integrated calibration index, streamed; see `ici`. `resolution` keeps a sketch instead of every sample."""
 
     question = "how far are predictions from a smooth calibration curve, on average"

@@ -56,7 +56,8 @@ def evidence(
     if not isinstance(metric, TestedMetric):
         raise TypeError(
             f"`metric` must be a calibration error of torchcalib such as ECE(task='binary'), got {metric!r}. "
-            "Scores have no noise floor: `torchcalib.bootstrap` has their intervals."
+            "Scores have no noise floor: `torchcalib.bootstrap` has their intervals. "
+            "Cox and Spiegelhalter are tests already."
         )
     of_these = deepcopy(metric)
     of_these.reset()

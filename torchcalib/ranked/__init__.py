@@ -7,7 +7,7 @@ from torchcalib.ranked.corp import CORP, CORPDecomposition, corp, corp_from_samp
 from torchcalib.ranked.corp_curve import CORPCurve, corp_curve, curve_of
 from torchcalib.ranked.gce import GCE, gce
 from torchcalib.ranked.ks import KS, ks, ks_from_sample
-from torchcalib.ranked.reading import RankedMetric, RankedReading
+from torchcalib.ranked.reading import RankedMetric, RankedReading, TestedRankedMetric
 from torchcalib.ranked.tce import TCE, tce, tce_from_bins, tce_table
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "CORPDecomposition",
     "RankedMetric",
     "RankedReading",
+    "TestedRankedMetric",
     "corp",
     "corp_curve",
     "corp_from_sample",

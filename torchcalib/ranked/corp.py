@@ -10,7 +10,7 @@ from torchcalib.binnings import Binning
 from torchcalib.consistency import Evidence
 from torchcalib.kernels.row_stats import binary_log_probs, xmul
 from torchcalib.predictions import Average, InputOptions, Task, check_choice, task_read_as
-from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
+from torchcalib.ranked.reading import RankedReading, TestedRankedMetric, evaluate
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample, SortedSample
 
@@ -123,7 +123,7 @@ def corp(
     return CORPDecomposition(*values.unbind(-1))
 
 
-class CORP(RankedMetric):
+class CORP(TestedRankedMetric):
     """A part of the CORP decomposition of a score, streamed; see `corp`.
 
     Args:

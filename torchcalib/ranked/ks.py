@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.predictions import Average, InputOptions, Task, check_choice, task_read_as
-from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
+from torchcalib.ranked.reading import RankedReading, TestedRankedMetric, evaluate
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample
 
@@ -82,7 +82,7 @@ def ks(
     return evaluate(partial(ks_from_sample, norm=norm), reading, task, preds, target, options)
 
 
-class KS(RankedMetric):
+class KS(TestedRankedMetric):
     """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample.
 
     Args:

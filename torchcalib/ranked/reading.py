@@ -23,6 +23,7 @@ from torchcalib.predictions import (
 )
 from torchcalib.reductions import Reduction, resolve_reduction
 from torchcalib.samples import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
+from torchcalib.streaming import StreamingMetric
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def evaluate(
     return by_replicates(lambda p: reading.read(from_sample, recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
 
 
-class RankedMetric(TestedMetric[RankedSample]):
+class RankedMetric(StreamingMetric[RankedSample]):
     """A reading of a sample in order, over a stream.
 
     The state is every sample, 5 bytes for one of float32 (13 with weights), or with `resolution` a sketch of constant
@@ -97,8 +98,6 @@ class RankedMetric(TestedMetric[RankedSample]):
 
     from_sample: Callable[[RankedSample], Tensor]
     """The value of one series, read off its sample."""
-    has_value_without_noise: ClassVar[bool] = True
-    """Whether the reading makes sense of outcomes that are probabilities, so that `evidence` has an interval."""
 
     perfect = 0.0
     unit = "probability"
@@ -145,6 +144,16 @@ class RankedMetric(TestedMetric[RankedSample]):
         )
         self.reading = reading
 
+    def _value(self, statistic: RankedSample) -> Tensor:
+        return self.reading.read(self.from_sample, statistic)
+
+
+class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
+    """A reading of a sample in order that is an error of calibration; arguments as of `RankedMetric`."""
+
+    has_value_without_noise: ClassVar[bool] = True
+    """Whether the reading makes sense of outcomes that are probabilities, so that `evidence` has an interval."""
+
     def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         return evidence_of(
@@ -155,6 +164,3 @@ class RankedMetric(TestedMetric[RankedSample]):
             with_interval=with_interval and self.has_value_without_noise,
             **how,
         )
-
-    def _value(self, statistic: RankedSample) -> Tensor:
-        return self.reading.read(self.from_sample, statistic)

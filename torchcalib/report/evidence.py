@@ -11,7 +11,7 @@ from torchcalib.binned import ACE, BinnedMetric
 from torchcalib.bins import rmsce_from_bins
 from torchcalib.consistency import Draws, Evidence, evidence_of
 from torchcalib.consistency.words import listed
-from torchcalib.ranked import CORP, KS, TCE, RankedMetric
+from torchcalib.ranked import CORP, KS, TCE, TestedRankedMetric
 from torchcalib.reductions import NamedReduction
 from torchcalib.report.data import Line, LineInterval
 from torchcalib.report.lines import ERRORS, GROUPS
@@ -77,7 +77,7 @@ def evidence_in_order(
         n_bins: of the ACE.
         given: arguments of metrics: the task, and how many labels.
     """
-    metrics: dict[str, BinnedMetric | RankedMetric] = {
+    metrics: dict[str, BinnedMetric | TestedRankedMetric] = {
         "ace": ACE(**given, reduction=reduction, n_bins=n_bins),
         "ks": KS(**given, reduction=reduction),
     }
