@@ -337,7 +337,7 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
     words = " ".join(Checker(render(r)).words)
     assert "infinite" in words
     assert "Infinite: a probability of 0 was given to something that happened." in words
-    undefined = replace(r, tables={}, tests={}, lines=(replace(r.lines[0], value=math.nan),))
+    undefined = replace(r, tables={}, tests={}, lines=(replace(r.lines[0], value=math.nan), r.main_line))
     assert "Undefined: the data do not say" in " ".join(Checker(render(undefined)).words)
     assert "Infinite:" not in page("binary")
     assert "Undefined:" not in page("binary")
