@@ -158,13 +158,18 @@ class EventReading(Generic[S]):
         """Whether there is a value for each class or label."""
         return self.recipe.reduction == "classwise"
 
+    @property
+    def averages(self) -> bool:
+        """Whether the values of classes are averaged."""
+        return self.classwise and self.average is not None
+
     def read(self, from_sums: Callable[[S], Tensor], statistic: S) -> Tensor:
         """Read the value `(..., *)` of values `(*)` for a series; classes are averaged if asked."""
         return self.averaged(from_sums(statistic), statistic.sums.dim() - 3)
 
     def averaged(self, values: Tensor, axis: int) -> Tensor:
         """Average values over the axis of the classes, if asked."""
-        return values.mean(axis) if self.classwise and self.average is not None else values
+        return values.mean(axis) if self.averages else values
 
     def evaluate(
         self, from_sums: Callable[[S], Tensor], task: Task, preds: Tensor, target: Tensor, options: InputOptions

@@ -135,6 +135,8 @@ class Spiegelhalter(EventMetric[Sums]):
         average = kept_apart(task, reduction, options)
         super().__init__(task=task, recipe=SpiegelhalterRecipe, reduction=reduction, average=average, **options)
         self.component = component
+        if component == "p_value":
+            self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
 
     def _value(self, statistic: Sums) -> Tensor:
         return getattr(self._test(statistic), self.component)  # type: ignore[no-any-return]
