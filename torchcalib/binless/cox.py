@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from torchcalib.binless.reading import kept_apart
 from torchcalib.kernels.logistic import logistic_fit
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions import InputOptions, Task, check_choice, task_read_as
+from torchcalib.predictions import InputOptions, Task, check_choice, is_number, task_read_as
 from torchcalib.ranked.reading import RankedMetric, RankedReading, evaluate
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample
@@ -123,7 +123,7 @@ def _checked(eps: object) -> float | None:
     """Return a bound on probabilities, or raise."""
     if eps is None:
         return None
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+    if not is_number(eps):
         raise TypeError(f"`eps` must be a number or None, got {eps!r}.")
     if not 0 < eps < 0.5:
         raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.binnings import Binning
 from torchcalib.kernels.loess import loess
-from torchcalib.predictions import Average, InputOptions, Task, check_choice, check_count, task_read_as
+from torchcalib.predictions import Average, InputOptions, Task, check_choice, check_count, is_number, task_read_as
 from torchcalib.ranked.reading import RankedReading, TestedRankedMetric, evaluate
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample
@@ -115,7 +115,7 @@ def ici(
 def _read(component: ICIComponent, span: float, degree: int, n_points: int) -> Callable[[RankedSample], Tensor]:
     """Return the reading of a sample that the arguments say; raise where they cannot be."""
     check_choice("component", component, get_args(ICIComponent))
-    if isinstance(span, bool) or not isinstance(span, (int, float)):
+    if not is_number(span):
         raise TypeError(f"`span` must be a number, got {span!r}.")
     if not 0 < span <= 1:
         raise ValueError(f"`span` must be above 0 and at most 1, got {span!r}.")

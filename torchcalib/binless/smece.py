@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
 from torchcalib.consistency import Evidence, TestedMetric, evidence_of
 from torchcalib.kernels.smoothing import FINEST, LEVELS, N_CELLS, best_width, cell_index, smoothed_error
-from torchcalib.predictions import Average, InputOptions, Predictions, Task, task_read_as
+from torchcalib.predictions import Average, InputOptions, Predictions, Task, is_number, task_read_as
 from torchcalib.reductions import Events, Reduction, resolve_reduction
 from torchcalib.statistics import BinStats, noise_of
 
@@ -190,7 +190,7 @@ def _checked(bandwidth: object) -> float | None:
     """Return a bandwidth, or raise."""
     if bandwidth is None:
         return None
-    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
+    if not is_number(bandwidth):
         raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}.")
     if not FINEST / LEVELS <= bandwidth <= 1:
         raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}.")
@@ -220,8 +220,8 @@ class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
 
     def evidence_from(self, statistic: BinStats, **how: Any) -> Evidence:
         """Return the evidence of a statistic; see `TestedMetric`. The interval is NaN."""
-        averages = self.reading.classwise and self.reading.average is not None
-        return evidence_of(self._from_cells, statistic, average=averages, **{**how, "with_interval": False})
+        how["with_interval"] = False
+        return evidence_of(self._from_cells, statistic, average=self.reading.averages, **how)
 
     def _value(self, statistic: BinStats) -> Tensor:
         return self.reading.read(self._from_cells, statistic)

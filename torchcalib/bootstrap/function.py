@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.bootstrap.interval import Interval, check_level
+from torchcalib.bootstrap.interval import Interval
 from torchcalib.bootstrap.resampling import Resampling
-from torchcalib.predictions import InputOptions, Task, check_count, check_seed, read_input, replicates_at_once
+from torchcalib.predictions import (
+    InputOptions,
+    Task,
+    check_count,
+    check_level,
+    check_seed,
+    read_input,
+    replicates_at_once,
+)
 
 
 def bootstrap(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcalib.predictions import check_level
+
 
 @dataclass(frozen=True, eq=False)
 class Interval:
@@ -72,16 +74,3 @@ class Interval:
 def _outside(level: float, n_replicates: int) -> int:
     """Return which replicate from either end is that of the interval. The small number keeps 0.025 * 40 whole."""
     return math.floor((n_replicates + 1) * (1 - level) / 2 + 1e-9)
-
-
-def check_level(level: object, n_replicates: int) -> None:
-    """Raise if a level is none, or needs more replicates."""
-    if not isinstance(level, int | float) or isinstance(level, bool):
-        raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
-    if _outside(level, n_replicates) < 1:
-        raise ValueError(
-            f"`n_replicates` must be at least {math.ceil(2 / (1 - level)) - 1} for level={level}, got "
-            f"{n_replicates}. None of so few would lie outside."
-        )

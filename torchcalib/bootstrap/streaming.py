@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from torchcalib.binless.smece import SmoothingRecipe
-from torchcalib.bootstrap.interval import Interval, check_level
+from torchcalib.bootstrap.interval import Interval
 from torchcalib.kernels.draws import poisson_counts
 from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions import Predictions, check_count, check_seed, replicates_at_once
+from torchcalib.predictions import Predictions, check_count, check_level, check_seed, replicates_at_once
 from torchcalib.states import N_LEFT_OUT, SumsKind, left_out_of
-from torchcalib.statistics import EqualWidthBins
 from torchcalib.streaming import StreamingMetric, WrappedMetric
 from torchcalib.streaming.saving import Description
 
@@ -111,7 +109,7 @@ class Bootstrapped(WrappedMetric[S]):
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         recipe: Any = metric.kind.recipe
         # Replicates show what chance does, without sums that say it.
-        if isinstance(recipe, EqualWidthBins | SmoothingRecipe):
+        if hasattr(recipe, "with_noise"):
             recipe = replace(recipe, with_noise=False)
         super().__init__(metric, recipe, **kwargs)
 

@@ -25,6 +25,7 @@ from torchcalib.predictions import (
     check_count,
     check_task,
     count_of_outputs,
+    is_number,
     read_input,
     task_read_as,
 )
@@ -112,7 +113,7 @@ def check_bandwidth(bandwidth: object, *names: str) -> None:
     if bandwidth in names:
         return
     offered = " or ".join(("a positive number", *map(repr, names)))
-    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
+    if not is_number(bandwidth):
         raise TypeError(f"`bandwidth` must be {offered}, got {bandwidth!r}.")
     if not 0 < float(bandwidth) < math.inf:
         raise ValueError(f"`bandwidth` must be {offered}, got {bandwidth}.")

@@ -15,7 +15,7 @@ from torchcalib.consistency.paths import concentrated, first_reached, mean_gap_t
 from torchcalib.consistency.replicates import Cells, bin_cells
 from torchcalib.consistency.samples import MOST_RUNS, grouped, run_cells
 from torchcalib.kernels.draws import random_words
-from torchcalib.predictions import check_count, check_seed
+from torchcalib.predictions import check_count, check_level, check_seed
 from torchcalib.samples import RankedSample
 from torchcalib.statistics import BinStats
 
@@ -96,16 +96,8 @@ def evidence_of(
 
 def check_arguments(level: object, n_replicates: int, seed: object) -> None:
     """Raise unless the arguments of `evidence_of` are what they must be."""
-    if not isinstance(level, int | float) or isinstance(level, bool):
-        raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
     check_count("n_replicates", n_replicates)
-    if n_replicates + 1 < 2 / (1 - level) * (1 - 1e-9):
-        raise ValueError(
-            f"`n_replicates` must be at least {math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1} for level={level}, got "
-            f"{n_replicates}. None of so few would lie outside."
-        )
+    check_level(level, n_replicates)
     check_seed(seed)
 
 

@@ -15,10 +15,12 @@ from torchcalib.predictions.arguments import (
     check_choice,
     check_count,
     check_flag,
+    check_level,
     check_positive,
     check_seed,
     check_task,
     count_of_outputs,
+    is_number,
     task_read_as,
 )
 from torchcalib.predictions.canonical import Predictions, by_replicates, in_all_replicates, replicates_at_once
@@ -41,6 +43,7 @@ __all__ = [
     "check_flag",
     "check_group_range",
     "check_groups",
+    "check_level",
     "check_numbering",
     "check_positive",
     "check_seed",
@@ -49,6 +52,7 @@ __all__ = [
     "count_of_outputs",
     "in_all_replicates",
     "in_groups",
+    "is_number",
     "read_input",
     "read_priors",
     "replicates_at_once",

@@ -91,11 +91,25 @@ def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = 
 
 def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
     """Raise unless `value` is a finite number above 0, and of at least `at_least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"`{name}` must be a number, got {value!r}.")
     if not (0 < value < math.inf and value >= at_least):
         rule = f"at least {at_least:g}" if at_least else "above 0"
         raise ValueError(f"`{name}` must be finite and {rule}, got {value}.")
+
+
+def check_level(level: object, n_replicates: int) -> None:
+    """Raise unless `level` is one of an interval, of which some of the replicates lie outside on either side."""
+    if not is_number(level):
+        raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
+    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # the small number keeps 2 / 0.05 whole
+    if n_replicates < least:
+        raise ValueError(
+            f"`n_replicates` must be at least {least} for level={level}, got {n_replicates}. None of so few would lie "
+            "outside."
+        )
 
 
 def check_seed(seed: object) -> None:
@@ -128,6 +142,11 @@ def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None
         if value is not None and name in wrong.get(task, ()):
             raise ValueError(f"`{name}` must be None for task={task!r}, got {value!r}.")
     return num_labels if task == "multilabel" else num_classes
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is an int or a float, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_int(value: object) -> TypeGuard[int]:

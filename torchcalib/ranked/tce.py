@@ -10,7 +10,7 @@ from torchcalib.binned import BinnedMetric, BinReading, evaluate, statistic_of
 from torchcalib.binnings import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
 from torchcalib.bins import TCETable
 from torchcalib.kernels.isotonic import Ties, Variant
-from torchcalib.predictions import Average, InputOptions, Task, check_choice, task_read_as
+from torchcalib.predictions import Average, InputOptions, Task, check_choice, is_number, task_read_as
 from torchcalib.reductions import Reduction
 from torchcalib.samples import RankedSample
 from torchcalib.statistics import BinStats
@@ -151,7 +151,7 @@ def tce_table(
 
 
 def _check_test(alpha: float, test: Test) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    if not is_number(alpha):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must lie between 0 and 1, both excluded, got {alpha}. 0.05 is usual.")
