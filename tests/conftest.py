@@ -110,12 +110,15 @@ def _cases():
     ]
     for name, function, cls, options in scores:
         for task, own in out.items():
-            for from_logits in (False, True):
+            for from_logits in (
+                task == "multiclass",
+                task != "multiclass",
+            ):  # what comes first is never left to the slow run
                 kind = "logits" if from_logits else "probs"
                 yield Case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits}, own)
     reductions = {
         "binary": ("positive_class", "top_label"),
-        "multiclass": ("top_label", "classwise", tc.TopK(2), tc.TopK(3, only=True)),
+        "multiclass": ("top_label", "classwise"),
         "multilabel": ("classwise",),
     }
     for name, function, cls, options in binned:
@@ -123,6 +126,10 @@ def _cases():
             for reduction in reductions[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
                 yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+    for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
+        for reduction in (tc.TopK(2), tc.TopK(3, only=True)):
+            given = {"n_bins": 5, "reduction": reduction, "from_logits": True}
+            yield Case(f"{name}-multiclass-{said(reduction)}", function, cls, "multiclass", given, out["multiclass"])
     votes = [
         ("tv", tc.total_variation, tc.TotalVariation),
         ("kl", tc.kl_divergence, tc.KLDivergence),
@@ -134,7 +141,6 @@ def _cases():
             yield Case(f"{name}-{task}", function, cls, task, {"from_logits": True}, own)
         yield Case(f"{name}-multiclass-probs", function, cls, "multiclass", {}, out["multiclass"])
         floor = {"component": "noise_floor"}
-        yield Case(f"{name}-floor-binary", function, cls, "binary", floor, out["binary"])
         yield Case(f"{name}-floor-multiclass", function, cls, "multiclass", floor, out["multiclass"])
     priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for name, function, cls, options in (
@@ -154,7 +160,7 @@ def _cases():
         yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
     yield from _ranked_cases(out, reductions)
     yield from _canonical_cases(out)
-    yield from _binless_cases(out, reductions)
+    yield from _binless_cases(out)
     yield Case(
         "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
     )
@@ -221,7 +227,7 @@ def said(reduction):
     return f"{'only' if reduction.only else 'top'}_{reduction.k}"
 
 
-def _binless_cases(out, reductions):
+def _binless_cases(out):
     binless = [
         ("smece", tc.smece, tc.SmECE, {}),
         ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
@@ -230,11 +236,10 @@ def _binless_cases(out, reductions):
     ]
     for name, function, cls, options in binless:
         for task, own in out.items():
-            for reduction in reductions[task]:
-                # A search for the width of every class takes its time.
-                own_width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
-                given = {**options, **own_width, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+            # A search for the width of every class takes its time.
+            own_width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
+            given = {**options, **own_width, "from_logits": task != "binary"}
+            yield Case(f"{name}-{task}", function, cls, task, given, own)
     settings = [
         ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
         ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
@@ -276,7 +281,17 @@ def squared_gap(b):
 CASES = list(_cases())
 
 
-@pytest.fixture(params=CASES, ids=str)
+def once_a_kind(cases):
+    """All cases; those that differ from one before them in `from_logits` alone run in the slow run."""
+    seen = set()
+    for case in cases:
+        kind = (case.cls, case.task, *(f"{name}={case.options[name]}" for name in sorted(case.options)))
+        kind = tuple(part for part in kind if not str(part).startswith("from_logits="))
+        yield pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (kind in seen))
+        seen.add(kind)
+
+
+@pytest.fixture(params=once_a_kind(CASES))
 def case(request):
     return request.param
 

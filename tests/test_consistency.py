@@ -23,7 +23,7 @@ WITH_EVIDENCE = [
     case
     for case in TESTED
     if case.options.get("component", "mcb") in ("mcb", "ici")
-    and (case.cls is not tc.SmECE or case.name == "smece-binary-positive_class")  # of many cells
+    and (case.cls is not tc.SmECE or case.name == "smece-binary")  # of many cells
     and (case.cls is not tc.TCE or case.name in ("tce-binary-positive_class", "tce-mass-l2-binary"))  # which is slow
 ]
 FEW = {"n_replicates": 39}

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from conftest import CASES
+from conftest import CASES, once_a_kind
 
 import torchcalib as tc
 from torchcalib.kernels.bin_sums import cell_sums
@@ -16,7 +16,7 @@ some_cases = pytest.mark.parametrize("case", SOME, ids=str)
 WITHOUT_CELLS = (tc.SKCE,)
 
 
-@pytest.fixture(params=[case for case in CASES if case.cls not in WITHOUT_CELLS], ids=str)
+@pytest.fixture(params=once_a_kind(case for case in CASES if case.cls not in WITHOUT_CELLS))
 def case(request):
     return request.param
 

@@ -27,7 +27,7 @@ Draws = dict[tuple[int, int], Tensor]
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
-_DRAWN_AT_ONCE = 2**20
+_DRAWN_AT_ONCE = 2**23  # numbers, of one series: each piece makes its tables anew
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
 
