@@ -230,6 +230,23 @@ def test_logits_beyond_what_probabilities_hold_are_taken_as_they_are():
     assert fit.intercept.item() == pytest.approx(a, rel=1e-10)
 
 
+@pytest.mark.parametrize(("factor", "shift"), [(300, 0), (1e4, 0), (1, 100), (300, -1e4)])
+def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
+    p, target = calibrated(500)
+    logits = p.logit()
+    near = tc.cox(logits, target, task="binary", from_logits=True)
+    far = tc.cox(factor * logits + shift, target, task="binary", from_logits=True)
+    assert (far.slope * factor).item() == pytest.approx(near.slope.item(), rel=1e-9)
+    assert (far.intercept + far.slope * shift).item() == pytest.approx(near.intercept.item(), abs=1e-9)
+    assert far.p_value < 1e-9
+
+
+def test_an_offset_that_is_not_found_is_no_number():
+    p, target = calibrated(500)
+    far = tc.cox(p.logit() + 1e4, target, task="binary", from_logits=True)
+    assert far.in_the_large.isnan()
+
+
 def test_law_p_values_of_cox_are_uniform_for_calibrated_predictions():
     """The test is asymptotic: over 1,000 samples, 1,000 times."""
     preds, target = calibrated(1000, lead=(1000,), seed=2)
@@ -339,6 +356,15 @@ def test_bad_arguments_are_named(function, options, message):
         with pytest.raises((TypeError, ValueError)) as raised:
             call()
         assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "function", [tc.smece, tc.smece_width, tc.spiegelhalter, tc.cox, tc.ici, tc.SmECE, tc.Spiegelhalter, tc.Cox, tc.ICI]
+)
+def test_a_task_that_there_is_not_is_named(function):
+    given = () if isinstance(function, type) else calibrated(5)
+    with pytest.raises(ValueError, match="`task` must be one of 'binary', 'multiclass', 'multilabel', got 'bin'"):
+        function(*given, task="bin")
 
 
 @pytest.mark.parametrize("cls", [tc.Cox, tc.Spiegelhalter])

@@ -207,6 +207,37 @@ def test_closed_form_a_model_that_is_right_and_sure_is_not_rejected():
     assert tc.skce_test(preds[:3], target[:3], task="multiclass").p_value.isnan()
 
 
+@pytest.mark.parametrize("estimator", ["linear", "block", "unbiased", "biased"])
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_law_a_row_of_weight_zero_has_no_part_in_the_gradient(task, estimator):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(80, 3, generator=generator, dtype=F64)
+    target = torch.randint(0, 2, (80,), generator=generator)
+    if task == "binary":
+        logits = logits[:, 0]
+    held = torch.arange(80) != 5
+    marked = logits.clone()
+    marked[5] = torch.nan
+    given = {"task": task, "from_logits": True, "estimator": estimator}
+    marked.requires_grad_()
+    tc.skce(marked, target, weights=held.long(), **given).backward()
+    alone = logits[held].requires_grad_()
+    tc.skce(alone, target[held], **given).backward()
+    close(marked.grad[held], alone.grad)
+    assert not marked.grad[5].any()
+
+
+@pytest.mark.parametrize("estimator", ["linear", "block", "unbiased"])
+def test_law_classes_against_the_rest_are_a_binary_task(estimator):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(80, 4, generator=generator, dtype=F64)
+    preds, target = preds / preds.sum(-1, keepdim=True), torch.randint(0, 4, (80,), generator=generator)
+    found = tc.skce_test(preds, target, task="multiclass", positive_classes=[1, 2], estimator=estimator)
+    rest = preds[:, 1:3].sum(-1), ((target == 1) | (target == 2)).long()
+    for a, b in zip(found, tc.skce_test(*rest, task="binary", estimator=estimator), strict=True):
+        close(a, b)
+
+
 def test_streamed_test_is_that_of_one_call_and_of_every_label():
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(200, 3, generator=generator, dtype=F64)

@@ -127,6 +127,22 @@ def test_a_bin_that_was_always_right_is_not_taken_for_certain():
     assert float(found.high) == pytest.approx(0.02, abs=1e-3)
 
 
+def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal():
+    """Most rows are all but certain: what makes an outcome is a few of them, and by the same amount none goes down."""
+    torch.manual_seed(0)
+    p = torch.distributions.Beta(torch.tensor(0.05, dtype=F64), 5.0).sample((1000, 50))
+    metric = tc.ESCE(task="binary", batch_shape=(1000,))
+    metric.update(p, (torch.rand(1000, 50, dtype=F64) < p).long())
+    found = metric.evidence(n_replicates=199)
+    assert ((found.low <= 0) & (found.high >= 0)).double().mean() > 0.93
+
+
+def test_signed_error_of_certain_rows_has_an_interval():
+    found = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
+    assert -0.7 < found.low < -0.3  # two of two: no rate above 1 - 0.025^(1/2) = 0.84 of failures is excluded
+    assert found.low <= 0 <= found.high
+
+
 # What a metric says -----------------------------------------------------------------------------------------------
 
 
@@ -263,6 +279,8 @@ def test_what_has_no_evidence_says_so():
         tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`component` must be 'mcb' for evidence"):
         tc.evidence(tc.CORP(task="binary", component="dsc"), p, y)
+    with pytest.raises(TypeError, match=r"got Cox. Its fit\(\) has standard errors"):
+        tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
         evidence_of(ece_from_bins, BinStats(torch.ones(3, 4)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_stats
-from torchcalib.predictions import Predictions, Task, check_count, check_flag
+from torchcalib.predictions import Predictions, Task, check_count, check_flag, check_task
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,7 @@ def reductions_of(task: Task) -> tuple[NamedReduction, ...]:
 
 def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
     """Return the reduction asked for, or the task's usual one (its first) for None; raise if the task has no such."""
+    check_task(task)
     offered = _REDUCTIONS[task]
     if reduction is None:
         return next(iter(offered))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.binless.reading import kept_apart
+from torchcalib.consistency import Evidence
 from torchcalib.kernels.logistic import logistic_fit
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import InputOptions, Task, check_choice, is_number, task_read_as
@@ -95,7 +96,8 @@ def cox(
         - the predictions separate the outcomes: the slope is inf (or -inf, if they do in the wrong order), intercept,
           errors and p-value NaN;
         - all predictions are equal: slope, intercept, errors and p-value NaN;
-        - all outcomes are equal: the same, and `in_the_large` is inf or -inf.
+        - all outcomes are equal: the same, and `in_the_large` is inf or -inf;
+        - log-odds of hundreds: what the fit does not find is NaN.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
@@ -169,6 +171,13 @@ class Cox(RankedMetric):
     def fit(self) -> CoxCalibration:
         """Return all parts, over all ranks if `torch.distributed` is running."""
         return self._fit(self._synced_statistic())
+
+    def evidence_from(self, statistic: RankedSample, **how: Any) -> Evidence:  # noqa: ARG002
+        """Refuse: a slope is no error, and has its own test."""
+        raise TypeError(
+            "`metric` must be a calibration error to have a noise floor, got Cox. "
+            "Its fit() has standard errors and a p-value."
+        )
 
     def _fit(self, sample: RankedSample) -> CoxCalibration:
         return CoxCalibration(*self.reading.read(partial(cox_from_sample, eps=self.eps), sample).unbind(-1))

@@ -26,7 +26,7 @@ def vectors(p: Predictions) -> Vectors:
     if p.task == "multiclass":
         return Vectors(p.given, p.given_target)
     values = torch.stack((torch.zeros_like(p.values) if p.from_logits else 1 - p.values, p.values), -1)
-    target = p.given_target if p.hard else torch.stack((1 - p.target, p.target), -1)
+    target = p.given_target.long() if p.hard else torch.stack((1 - p.target, p.target), -1)
     return Vectors(values, target)
 
 
@@ -34,14 +34,16 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     """Return probabilities, and targets less probabilities, `(..., N, C)` in the dtype of sums; 0 in rows left out."""
     values, target = vectors(p)
     wide = values.to(wide_dtype(values.device))
+    absent = None if p.weights is None else in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
+    if absent is not None:  # before the softmax, which would pass a NaN on to the gradient
+        wide = wide.masked_fill(absent, 0)
     q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
     if p.hard:
         classes = torch.arange(q.shape[-1], device=q.device)
         target = target.unsqueeze(-1) == classes
     residual = target.to(q.dtype) - q
-    if p.weights is None:
+    if absent is None:
         return q, residual
-    absent = in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
     return q.masked_fill(absent, 0), residual.masked_fill(absent, 0)
 
 

@@ -67,15 +67,22 @@ def mean_gap_to_both_sides(cells: Cells, chance: Tensor) -> MeanGap:
     seen = cells.gap * (cells.gap.square() / (cells.gap.square() + cells.variance)).nan_to_num(0)
     spread = (cells.spread + cells.n * seen * (1 - 2 * cells.confidence - seen)).clamp(min=0).sum(-1)
     total, outcomes = cells.n.sum(-1), (cells.expected + cells.n * seen).sum(-1)
-    unit = cells.noise.sum(-1) / cells.spread.sum(-1)
+    unit = (cells.noise.sum(-1) / cells.spread.sum(-1)).nan_to_num(1)
     frequency, confidence = outcomes / total, cells.expected.sum(-1) / total
-    # In steps of a deviation; the last ones are 23 of them, or all there is.
-    scale = (unit * cells.spread.sum(-1).maximum(spread)).sqrt() / total
+    # In steps of a deviation, or of an outcome where all are certain; the last ones are 23 of them, or all there is.
+    most = cells.spread.sum(-1).maximum(spread)
+    scale = (unit * torch.where(most > 0, most, unit)).sqrt() / total
     part = torch.linspace(-1, 1, 2 * N_STEPS + 1, dtype=total.dtype, device=total.device)[1:-1]
     part = part.reshape(-1, *[1] * total.dim())
     moved = (frequency + part / (1 - part.abs()) * scale).clamp(0, 1)
     by = moved - frequency
-    variance = (spread + total * by * (1 - 2 * frequency - by)).clamp(min=0) / unit
+    # Where frequencies are so unequal that the same amount takes some out of [0, 1], at least that of the same factor:
+    # of t f it is t sum f (1 - t f), and so of 1 - f.
+    downwards = by < 0
+    factor = torch.where(downwards, moved / frequency, (1 - moved) / (1 - frequency)).nan_to_num(1)
+    all_certain = (1 - factor) * torch.where(downwards, outcomes, total - outcomes)
+    at_least = factor * torch.where(spread > 0, spread, all_certain)
+    variance = (spread + total * by * (1 - 2 * frequency - by)).maximum(at_least) / unit
     ones, zeros = total * moved / unit, total * (1 - moved) / unit
     few = torch.minimum(ones, zeros)
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)

@@ -267,9 +267,12 @@ class _Test:
         below = self._share(high.replicates <= observed + rounding)
         too_low = above - torch.special.ndtri(self._tail(alpha * (1 - sidedness(low) / 2), edge))
         too_high = below - torch.special.ndtri(self._tail(alpha * sidedness(high) / 2, edge))
+        lower, upper = low.error, high.error
         if not self.signed:  # the first step is calibration, of which the p-value has its say on ties
             too_low[0] = torch.where(p_value >= alpha - 1e-9, 0.0, too_low[0].clamp(max=-1e-9))
-        return first_reached(too_low, low.error), first_reached(too_high.flip(0), high.error.flip(0))
+            # Its error is 0, whatever rounding made of sums over many elements; NaN stays.
+            lower, upper = (torch.cat((0 * error[:1], error[1:])) for error in (lower, upper))
+        return first_reached(too_low, lower), first_reached(too_high.flip(0), upper.flip(0))
 
     def _share(self, counted: Tensor) -> Tensor:
         """Standard normal quantile of the share of replicates `(S, R, ...)`."""

@@ -15,6 +15,8 @@ _ROUNDS = 40
 _DECREMENT = 1e-22  # what a further step would take off the mean NLL, at which the unknowns are exact to rounding
 _NOISE = 1e-13  # what rounding does to the mean NLL
 _LONGEST = 8.0  # step in standardised unknowns: the likelihood is no parabola that far
+_CERTAIN = 8.0  # log-odds about which outcomes tell hardly anything of a better place
+_RISE = 1e-6  # of the mean log-likelihood by an unknown, above which a place is no maximum
 
 
 class LogisticFit(NamedTuple):
@@ -23,7 +25,8 @@ class LogisticFit(NamedTuple):
     Attributes:
         slope: inf or -inf where x separates the outcomes, NaN where x or the outcomes do not vary.
         intercept: NaN where the slope is not finite.
-        offset: the intercept with the slope held at 1; inf or -inf where the outcomes do not vary.
+        offset: the intercept with the slope held at 1; inf or -inf where the outcomes do not vary. As slope and
+            intercept it is NaN where no maximum was found, x being hundreds.
         slope_variance: from the information at the fit, as that of the intercept; NaN where the slope is not finite.
         intercept_variance: see there.
         log_likelihood: at the fit; NaN where the slope is not finite.
@@ -84,22 +87,26 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
 
     unit = scale.masked_fill(~determined | (scale == 0), 1)
     standard = (x - mean.unsqueeze(-1)) / unit.unsqueeze(-1)
-    a, b, best = _maximum(standard, k, n, mean, unit, free_slope=True, stays=~determined)
+    # From the identity on; where that has outcomes for certain, from what points the same way with some doubt.
+    doubt = _CERTAIN / (mean.abs() + unit).clamp(min=_CERTAIN)
+    a, b, best = _maximum(standard, k, n, doubt * mean, doubt * unit, free_slope=True, stays=~determined)
     slope, intercept = b / unit, a - b / unit * mean
     determinant = best.w * best.wxx - best.wx.square()
     shift = mean / unit
     in_intercept = (best.wxx + 2 * shift * best.wx + shift.square() * best.w) / determinant
 
     zero = torch.zeros_like(mean)
-    offset, *_ = _maximum(x, k, n, zero, zero + 1, free_slope=False, stays=one_kind)
+    offset, _, at_offset = _maximum(x, k, n, zero, zero + 1, free_slope=False, stays=one_kind)
+    offset = offset.masked_fill(at_offset.of_intercept.abs() > _RISE * held, torch.nan)
+    missed = torch.maximum(best.of_intercept.abs(), best.of_slope.abs()) > _RISE * held
     endless = torch.where(ones > 0, torch.inf, -torch.inf).masked_fill(total == 0, torch.nan)
     limit = torch.where(rises, torch.inf, -torch.inf).masked_fill((rises & falls) | one_kind, torch.nan)
 
     def fitted(value: Tensor) -> Tensor:
-        return value.masked_fill(~determined, torch.nan)
+        return value.masked_fill(~determined | missed, torch.nan)
 
     return LogisticFit(
-        torch.where(determined, slope, limit),
+        torch.where(determined, fitted(slope), limit),
         fitted(intercept),
         torch.where(one_kind, endless, offset),
         fitted(best.w / determinant / unit.square()),

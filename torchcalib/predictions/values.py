@@ -149,7 +149,7 @@ def _whole_weight_problem(weights: Tensor) -> Problem:
         ~fine,
         lambda rows: (
             "`weights` must be whole numbers here, where weight k stands for k copies of a sample, got "
-            f"{_found(rows, weights)}. Bins of a sorted sample count."
+            f"{_found(rows, weights)}. Scale them to counts of copies and round them."
         ),
     )
 
