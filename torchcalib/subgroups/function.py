@@ -76,11 +76,11 @@ def by_group(
     check_group_range(groups, num_groups)
     per_sample = {name: options.pop(name) for name in _PER_SAMPLE if isinstance(options.get(name), Tensor)}
     order = groups.argsort(stable=True)
-    sizes = (groups.long() + 1).bincount(minlength=num_groups + 1)
+    present, sizes = groups[order].unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
     values: list[Any] = []
-    for k, rows in enumerate(torch.split(order, sizes.tolist())[1:]):
-        if not len(rows):
-            values.append(None)
+    held: list[int] = []
+    for k, rows in zip(present.tolist(), torch.split(order, sizes.tolist()), strict=True):
+        if k < 0:
             continue
         given = {name: column.index_select(-1, rows) for name, column in per_sample.items()}
         try:
@@ -91,20 +91,19 @@ def by_group(
                 f"in group {k}, of {len(rows)} samples; give rows of groups that are too small the number -1"
             )
             raise
-    return _stacked(values, preds)
+        held.append(k)
+    return _in_places(values, torch.tensor(held, dtype=torch.int64, device=preds.device), num_groups)
 
 
-def _stacked(values: Sequence[Any], like: Tensor) -> Any:
-    """Stack the values of groups, with NaN for those that have none."""
-    held = [value for value in values if value is not None]
-    if not held:
-        return torch.full((len(values),), torch.nan, device=like.device)
-    first = held[0]
+def _in_places(values: Sequence[Any], places: Tensor, num_groups: int) -> Any:
+    """Stack the values of the groups that have any, with NaN for all others."""
+    if not values:
+        return torch.full((num_groups,), torch.nan, device=places.device)
+    first = values[0]
     if isinstance(first, tuple):
-        missing = (None,) * len(first)
-        parts = [_stacked(part, like) for part in zip(*(missing if v is None else v for v in values), strict=True)]
+        parts = [_in_places(part, places, num_groups) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if not isinstance(first, Tensor):
         raise TypeError(f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}.")
-    nothing = torch.full_like(first, torch.nan)
-    return torch.stack([nothing if value is None else value for value in values])
+    nothing = first.new_full((num_groups, *first.shape), torch.nan)
+    return nothing.index_copy(0, places, torch.stack(list(values)))
