@@ -542,3 +542,12 @@ def test_reliability_diagram_draws_the_bands_of_its_table():
     boxes = plots.reliability_diagram(table).containers[0]
     close(torch.tensor([box.get_y() for box in boxes], dtype=F64), table.band_low)
     close(torch.tensor([box.get_y() + box.get_height() for box in boxes], dtype=F64), table.band_high)
+
+
+def test_p_values_are_uniform_where_only_whole_counts_are_possible():
+    """All confidences are equal: sums that are 0 but for rounding are ties, and ties are broken by chance."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.full((300, 200), 0.03, dtype=F64)
+    y = (torch.rand(p.shape, dtype=F64, generator=g) < p).long()
+    found = tc.evidence(tc.KS(task="binary", batch_shape=(300,)), p, y, n_replicates=99)
+    assert stats.kstest(found.p_value.numpy(), "uniform").pvalue > 0.01

@@ -27,6 +27,7 @@ Draws = dict[tuple[int, int], Tensor]
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
+_ROUNDING = 1e-12  # of errors that are 0 but for the order of a sum: they are ties
 _DRAWN_AT_ONCE = 2**23  # numbers, of one series: each piece makes its tables anew
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
@@ -210,7 +211,7 @@ class _Test:
         Ties are broken by chance: where few outcomes are possible, many replicates equal the data, and a rank before
         or behind all of them would not be uniform.
         """
-        rounding = 1e-9 * observed.abs()
+        rounding = 1e-9 * observed.abs() + _ROUNDING
         larger = (replicates > observed + rounding).sum(0)
         ties = ((replicates - observed).abs() <= rounding).sum(0)
         chance = self._chance(observed, first, self.n_replicates, 1)[0]
@@ -262,7 +263,7 @@ class _Test:
                 return 1.0
             return (((along.replicates > edge).to(edge.dtype).mean(1) - alpha) / self.level).clamp(0, 1)
 
-        rounding = 1e-9 * observed.abs()
+        rounding = 1e-9 * observed.abs() + _ROUNDING
         above = self._share(low.replicates >= observed - rounding)
         below = self._share(high.replicates <= observed + rounding)
         too_low = above - torch.special.ndtri(self._tail(alpha * (1 - sidedness(low) / 2), edge))
