@@ -279,8 +279,6 @@ def test_what_has_no_evidence_says_so():
         tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`component` must be 'mcb' for evidence"):
         tc.evidence(tc.CORP(task="binary", component="dsc"), p, y)
-    with pytest.raises(TypeError, match=r"got Cox. Its fit\(\) has standard errors"):
-        tc.evidence(tc.Cox(task="binary"), p, y)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
         evidence_of(ece_from_bins, BinStats(torch.ones(3, 4)))
 

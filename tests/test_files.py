@@ -429,7 +429,7 @@ BAD = {
     "npz: pickled": (npz(probs=OBJECTS, y=HITS[:2]), {}, "got pickled Python objects, which are never loaded"),
     "npy: pickled": (npys(probs=OBJECTS, y=HITS[:2]), {}, "got pickled Python objects, which are never loaded"),
     "npy: single": (npys(probs=PROBS), {}, "must be a pair of .npy files"),
-    "npy: four": (npys(a=PROBS, b=PROBS, c=HITS, d=HITS), {}, "got 4. Name both"),
+    "npy: four": (npys(a=PROBS, b=PROBS, c=HITS, d=HITS), {}, "got `a`, `b`, `c`, `d`. Pass"),
     "npy: ambiguous": (npys(a=PROBS, b=PROBS), {}, "got `a`, `b`. Pass --preds NAME --target NAME"),
     "npy: kind": (npys(a=PROBS, b=HITS), {}, "Pass --from-logits or --from-probs"),
     "npy: truncated": (lambda folder: cut(npys(probs=PROBS), 0.9)(folder) + npys(y=HITS)(folder), {}, "cannot hold"),
@@ -529,7 +529,7 @@ BAD = {
     "preds not there": (OK, {"preds": "q"}, "--preds must name what is in `a.npz`, got `q` beside `probs`, `y`"),
     "target not there": (OK, {"target": "q"}, "--target must name what is in"),
     "weights not there": (OK, {"weights": "q"}, "--weights must name what is in"),
-    "one array for both": (OK, {"target": "probs"}, "must hold predictions, targets and weights apart"),
+    "one array for both": (OK, {"target": "probs"}, "must hold predictions, targets, weights and groups apart"),
     "neutral name": (
         npz(preds=PROBS, y=HITS),
         {},

@@ -96,4 +96,8 @@ class KS(TestedRankedMetric):
     def __init__(self, *, norm: DriftNorm = "max", **options: Any) -> None:
         check_choice("norm", norm, get_args(DriftNorm))
         super().__init__(**options)
-        self.from_sample = partial(ks_from_sample, norm=norm)
+        self.norm = norm
+
+    def from_sample(self, sample: RankedSample) -> Tensor:
+        """Read the value of one series."""
+        return ks_from_sample(sample, self.norm)
