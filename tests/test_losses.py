@@ -274,6 +274,22 @@ def test_modules_compile_whole_and_there_a_bad_row_gives_nan(name, task):
         loss(logits, target)
 
 
+@pytest.mark.parametrize("cls", [tc.SKCELoss, tc.CanonicalLoss, tc.MMCELoss])
+def test_instances_with_equal_arguments_share_what_was_compiled(cls):
+    torch.compiler.reset()
+    logits, target = data("multiclass")
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    losses = [cls(task="multiclass", from_logits=True, bandwidth=width) for width in (0.5, 0.5, 0.5, 0.25)]
+    for loss, n_graphs in zip(losses, (1, 1, 1, 2), strict=True):
+        torch.compile(loss, fullgraph=True, backend=count)(logits, target)
+        assert len(graphs) == n_graphs
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_nothing_waits_for_the_device(penalty, task):
     """On the meta device there are no values, so that whoever looks at one fails."""

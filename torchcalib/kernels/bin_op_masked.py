@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_op_reference import weighed_columns
+from torchcalib.kernels.bin_op_reference import gradient_of, pieces_of, weighed_columns
 from torchcalib.kernels.bin_sums import bin_index
-from torchcalib.kernels.row_stats import spread_infinite_logits, through_softmax
+from torchcalib.kernels.row_stats import spread_infinite_logits
 
 _AT_ONCE = 2**22  # entries
 
@@ -29,17 +29,13 @@ def event_sums(
     """See `bin_op_reference.event_sums`."""
     n_bins = sums.shape[-1]
     bins = torch.arange(n_bins, device=sums.device)
-    size = max(1, _AT_ONCE // n_bins)
-    for series, into in enumerate(sums):
-        for start in range(0, confidence.shape[-1], size):
-            held = slice(start, start + size)
-            values, w = confidence[series, held], None if weights is None else weights[series, held]
-            outside = bin_index(values, n_bins, right) != bins.unsqueeze(-1)
-            outside = outside if w is None else outside | (w == 0)
-            more = None if ecd is None else ecd[series, held]
-            columns = weighed_columns(values, outcome[series, held], w, more, noise, copies, sums.dtype)
-            for row, column in zip(into, columns, strict=True):
-                row += column.expand_as(outside).masked_fill(outside, 0).sum(-1)
+    pieces = pieces_of(sums, max(1, _AT_ONCE // n_bins), confidence, outcome, weights, ecd)
+    for into, (values, outcomes, w, more) in pieces:
+        outside = bin_index(values, n_bins, right) != bins.unsqueeze(-1)
+        outside = outside if w is None else outside | (w == 0)
+        columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+        for row, column in zip(into, columns, strict=True):
+            row += column.expand_as(outside).masked_fill(outside, 0).sum(-1)
 
 
 def group_sums(
@@ -59,26 +55,21 @@ def group_sums(
     same run. So what is NaN stays in its own, and sums are no differences of larger ones.
     """
     n_groups, n_sums, n_bins = sums.shape[1:]
-    size = max(1, _AT_ONCE // n_sums)
     cells = torch.arange(n_groups * n_bins, device=sums.device)
-    for series, into in enumerate(sums):
-        for start in range(0, confidence.shape[-1], size):
-            held = slice(start, start + size)
-            values, w = confidence[series, held], None if weights is None else weights[series, held]
-            more = None if ecd is None else ecd[series, held]
-            cell = groups[series, held] * n_bins + bin_index(values, n_bins, right)
-            cell, order = cell.sort(stable=True)
-            columns = weighed_columns(values, outcome[series, held], w, more, noise, copies, sums.dtype)
-            totals = torch.stack(columns)[:, order]
-            step = 1
-            while step < len(cell):
-                apart = cell[step:] != cell[:-step]
-                totals[:, step:] += totals[:, :-step].masked_fill(apart, 0)  # which is a tensor of its own
-                step *= 2
-            ends = torch.searchsorted(cell, cells, right=True)
-            empty = ends == torch.searchsorted(cell, cells)
-            found = totals[:, (ends - 1).clamp(min=0)].masked_fill(empty, 0)
-            into += found.view(n_sums, n_groups, n_bins).movedim(0, 1)
+    pieces = pieces_of(sums, max(1, _AT_ONCE // n_sums), confidence, outcome, weights, ecd, groups)
+    for into, (values, outcomes, w, more, of) in pieces:
+        cell, order = (of * n_bins + bin_index(values, n_bins, right)).sort(stable=True)
+        columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+        totals = torch.stack(columns)[:, order]
+        step = 1
+        while step < len(cell):
+            apart = cell[step:] != cell[:-step]
+            totals[:, step:] += totals[:, :-step].masked_fill(apart, 0)  # which is a tensor of its own
+            step *= 2
+        ends = torch.searchsorted(cell, cells, right=True)
+        empty = ends == torch.searchsorted(cell, cells)
+        found = totals[:, (ends - 1).clamp(min=0)].masked_fill(empty, 0)
+        into += found.view(n_sums, n_groups, n_bins).movedim(0, 1)
 
 
 def class_sums(
@@ -120,12 +111,7 @@ def class_sums_backward(
     """See `bin_op_reference.class_sums_backward`."""
     for held, q in _chunks(values, top, confidence, from_logits):
         found = grads.T.gather(0, bin_index(q, grads.shape[-1], right)).to(q.dtype)
-        if from_logits:
-            found = through_softmax(q, found, values[held])
-        if weights is not None:
-            w = weights[held].unsqueeze(-1)
-            found = (found * w.to(q.dtype)).masked_fill(w == 0, 0)
-        out[held] = found
+        out[held] = gradient_of(q, found, values[held], None if weights is None else weights[held], from_logits)
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,26 +40,22 @@ def event_sums(
         sums: zeros `(S, F, B)`.
     """
     wide, n_bins = sums.dtype, sums.shape[-1]
-    countable = weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
-    for series, into in enumerate(sums):
-        for start in range(0, confidence.shape[-1], _SAMPLES):
-            held = slice(start, start + _SAMPLES)
-            values, outcomes = confidence[series, held], outcome[series, held]
-            index = _bins(values, n_bins, right)
-            if countable and _zeros_and_ones(outcomes):
-                long, p = index.long(), values.to(wide)
-                into[1].scatter_add_(0, long, p)
-                if noise == "labels":
-                    into[3].scatter_add_(0, long, p * (1 - p))
-                    into[4] = into[3]
-                counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
-                into[0] += counts.sum(0)
-                into[2] += counts[1]
-                continue
-            w, more = None if weights is None else weights[series, held], None if ecd is None else ecd[series, held]
-            index, columns = index.long(), weighed_columns(values, outcomes, w, more, noise, copies, wide)
-            for row, column in zip(into, columns, strict=True):
-                row.scatter_add_(0, index, column)
+    countable = may_be_counted(outcome, weights, ecd, noise)
+    for into, (values, outcomes, w, more) in pieces_of(sums, _SAMPLES, confidence, outcome, weights, ecd):
+        index = _bins(values, n_bins, right)
+        if countable and _zeros_and_ones(outcomes):
+            long, p = index.long(), values.to(wide)
+            into[1].scatter_add_(0, long, p)
+            if noise == "labels":
+                into[3].scatter_add_(0, long, p * (1 - p))
+                into[4] = into[3]
+            counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
+            into[0] += counts.sum(0)
+            into[2] += counts[1]
+            continue
+        index, columns = index.long(), weighed_columns(values, outcomes, w, more, noise, copies, wide)
+        for row, column in zip(into, columns, strict=True):
+            row.scatter_add_(0, index, column)
 
 
 def group_sums(
@@ -85,19 +82,29 @@ def group_sums(
         copies: see `event_sums`.
         sums: zeros `(S, G, F, B)`.
     """
-    n_groups, n_sums, n_bins = sums.shape[1:]
-    size = max(_SAMPLES, n_groups * n_bins)
+    n_series, n_groups, n_sums, n_bins = sums.shape
+    n_cells = n_groups * n_bins
+    found = sums.new_zeros(n_series, n_sums, n_cells)
+    pieces = pieces_of(found, max(_SAMPLES, n_cells), confidence, outcome, weights, ecd, groups)
+    for into, (values, outcomes, w, more, of) in pieces:
+        cell = of * n_bins + _bins(values, n_bins, right)
+        columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+        for row, column in zip(into, columns, strict=True):
+            row += torch.bincount(cell, column, n_cells)
+    sums.copy_(found.view(n_series, n_sums, n_groups, n_bins).movedim(1, 2))
+
+
+def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
+    """Yield the sums of a series, and at most `size` of its events in each column `(S, N)`."""
+    n = next(column.shape[-1] for column in columns if column is not None)
     for series, into in enumerate(sums):
-        found = sums.new_zeros(n_sums, n_groups * n_bins)
-        for start in range(0, confidence.shape[-1], size):
-            held = slice(start, start + size)
-            values, outcomes = confidence[series, held], outcome[series, held]
-            w, more = None if weights is None else weights[series, held], None if ecd is None else ecd[series, held]
-            cell = groups[series, held] * n_bins + _bins(values, n_bins, right)
-            columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
-            for row, column in zip(found, columns, strict=True):
-                row += torch.bincount(cell, column, n_groups * n_bins)
-        into.copy_(found.view(n_sums, n_groups, n_bins).movedim(0, 1))
+        for start in range(0, n, size):
+            yield into, [None if column is None else column[series, start : start + size] for column in columns]
+
+
+def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
+    """Return whether what is summed of the outcomes, if they are 0 and 1, is how many there are."""
+    return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
 def weighed_columns(
@@ -225,12 +232,16 @@ def class_sums_backward(
         found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
         row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
         found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
-        if from_logits:
-            found = through_softmax(q, found, values[held])
-        if weights is not None:
-            w = weights[held].unsqueeze(-1)
-            found = (found * w.to(q.dtype)).masked_fill(w == 0, 0)
-        out[held] = found
+        out[held] = gradient_of(q, found, values[held], None if weights is None else weights[held], from_logits)
+
+
+def gradient_of(q: Tensor, found: Tensor, values: Tensor, weights: Tensor | None, from_logits: bool) -> Tensor:
+    """Return the gradient in the values of rows, from that in their probabilities."""
+    found = through_softmax(q, found, values) if from_logits else found
+    if weights is None:
+        return found
+    w = weights.unsqueeze(-1)
+    return (found * w.to(q.dtype)).masked_fill(w == 0, 0)
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:

@@ -1,11 +1,9 @@
 """Cells of smoothing, and sums over them, in tensor operations: on the CPU in chunks that stay in its cache."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.bin_op_reference import weighed_columns
+from torchcalib.kernels.bin_op_reference import pieces_of, weighed_columns
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.kernels.smoothing_grids import GRIDS, N_CELLS
 
@@ -20,8 +18,9 @@ def cells(confidence: Tensor, index: Tensor) -> None:
         confidence: `(N,)`.
         index: `(N,)` int64.
     """
-    for held in _chunks(confidence):
-        index[held] = _cells(confidence[held].to(wide_dtype(index.device)))
+    size = _size(confidence)
+    for values, some in zip(torch.split(confidence, size), torch.split(index, size), strict=True):
+        some.copy_(_cells(values.to(wide_dtype(index.device))))
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
@@ -35,16 +34,14 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
         copies: whether weights are numbers of copies.
         into: zeros `(S, 5, K)`, with noise `(S, 6, K)`.
     """
-    for series, totals in enumerate(into):
-        for held in _chunks(confidence):
-            p, y = confidence[series, held].to(into.dtype), outcome[series, held].to(into.dtype)
-            w = None if weights is None else weights[series, held]
-            columns = weighed_columns(p, y, w, p * y, "labels" if noise == "none" else noise, copies, into.dtype)
-            if noise == "none":
-                del columns[4]
-            index = _cells(p)
-            for total, column in zip(totals, columns, strict=True):
-                total.scatter_add_(0, index, column)
+    for totals, (values, outcomes, w) in pieces_of(into, _size(confidence), confidence, outcome, weights):
+        p, y = values.to(into.dtype), outcomes.to(into.dtype)
+        columns = weighed_columns(p, y, w, p * y, "labels" if noise == "none" else noise, copies, into.dtype)
+        if noise == "none":
+            del columns[4]
+        index = _cells(p)
+        for total, column in zip(totals, columns, strict=True):
+            total.scatter_add_(0, index, column)
 
 
 def sums_backward(confidence: Tensor, outcome: Tensor, weights: Tensor | None, grads: Tensor, out: Tensor) -> None:
@@ -57,15 +54,12 @@ def sums_backward(confidence: Tensor, outcome: Tensor, weights: Tensor | None, g
         grads: gradient in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
         out: `(S, N)` of the dtype of `confidence`.
     """
-    for series, of_sums in enumerate(grads):
-        for held in _chunks(confidence):
-            p, y = confidence[series, held].to(grads.dtype), outcome[series, held].to(grads.dtype)
-            of_p, of_spread, of_product = of_sums[:, _cells(p)]
-            found = of_p + of_spread * (1 - 2 * p) + of_product * y
-            if weights is not None:
-                w = weights[series, held]
-                found = (found * w).masked_fill(w == 0, 0)
-            out[series, held] = found
+    pieces = pieces_of(grads, _size(confidence), confidence, outcome, weights, out)
+    for of_sums, (values, outcomes, w, found) in pieces:
+        p, y = values.to(grads.dtype), outcomes.to(grads.dtype)
+        of_p, of_spread, of_product = of_sums[:, _cells(p)]
+        slope = of_p + of_spread * (1 - 2 * p) + of_product * y
+        found.copy_(slope if w is None else (slope * w).masked_fill(w == 0, 0))
 
 
 def _cells(p: Tensor) -> Tensor:
@@ -78,7 +72,5 @@ def _cells(p: Tensor) -> Tensor:
     return total.clamp_(max=N_CELLS - 1).long()
 
 
-def _chunks(confidence: Tensor) -> Iterator[slice]:
-    size = _IN_CACHE if confidence.device.type == "cpu" else _AT_ONCE
-    for start in range(0, confidence.shape[-1], size):
-        yield slice(start, start + size)
+def _size(confidence: Tensor) -> int:
+    return _IN_CACHE if confidence.device.type == "cpu" else _AT_ONCE
