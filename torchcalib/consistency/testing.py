@@ -23,7 +23,7 @@ Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
 Draws = dict[tuple[int, int], Tensor]
-"""What was drawn, by the first cell and the piece of replicates."""
+"""What was drawn, by the first series and the piece of replicates."""
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
@@ -114,7 +114,7 @@ def cells_of(statistic: Statistic, with_interval: bool) -> Cells:
 
 
 def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Cells, int]]:
-    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the place of their first cell among all.
+    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the number of their first series.
 
     What is no average has one class.
     """
@@ -124,7 +124,7 @@ def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Ce
     at_once = max(1, _IN_CACHE // max(1, n_replicates * n_classes * n_cells))
     for start in range(0, len(whole.n), at_once):
         run = slice(start, start + at_once)
-        yield whole.map(itemgetter(run)), start * n_classes * n_cells
+        yield whole.map(itemgetter(run)), start * n_classes
 
 
 class _Along(NamedTuple):
@@ -152,7 +152,7 @@ class _Test:
 
         Args:
             cells: `(g, C, K)`.
-            first: how many cells came before these.
+            first: how many series came before these.
         """
         null: list[Tensor] = []
         observed, floors, p_values = [], [], []
@@ -162,15 +162,15 @@ class _Test:
         for start in range(0, n_classes, at_once):
             some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
             seen = self.tested_by(some.with_gaps(some, some.gap))
-            z, read, values = self._if_calibrated(some, first + start * n_cells)
+            z, read, values = self._if_calibrated(some, first + start)
             size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
             floor = (values.abs() if self.signed else values).mean(0)
-            p_values.append(self._p_value(size, sizes, first + start * n_cells))
+            p_values.append(self._p_value(size, sizes, first + start))
             observed.append(seen)
             floors.append(floor)
             null.append(read)
             if self.with_interval:
-                paths.append(self._both_paths(some, z, seen, read, first + start * n_cells))
+                paths.append(self._both_paths(some, z, seen, read, first + start))
         p_value = torch.cat(p_values, -1)
         p_value = cauchy_combination(p_value - 0.5 / (self.n_replicates + 1)) if n_classes > 1 else p_value.squeeze(-1)
         floor = torch.cat(floors, -1).mean(-1)
