@@ -1,6 +1,6 @@
 """Smooth calibration error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -11,8 +11,8 @@ from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kep
 from torchcalib.consistency import Evidence, TestedMetric, evidence_of
 from torchcalib.kernels.smoothing import FINEST, LEVELS, N_CELLS, best_width, cell_index, smoothed_error
 from torchcalib.predictions import Average, InputOptions, Predictions, Task, is_number, task_read_as
-from torchcalib.reductions import Events, Reduction, resolve_reduction
-from torchcalib.statistics import BinStats, noise_of
+from torchcalib.reductions import Events, Reduction, reduce_to_events, resolve_reduction
+from torchcalib.statistics import BinStats, apart_of, noise_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +54,13 @@ class SmoothingRecipe(EventSums[BinStats]):
         """Return what each event adds, with the noise before the last."""
         *columns, last = super().columns(events, p)
         return [*columns, noise_of(events, p)[1], last] if self.with_noise else [*columns, last]
+
+    def of(self, p: Predictions) -> BinStats:
+        """Take the sums over the events of `p`."""
+        cells = super().of(p)
+        if not self.with_noise:
+            return cells
+        return replace(cells, apart=apart_of(p, cells.sums, None if p.hard else reduce_to_events(p, self.reduction)))
 
     def wrap(self, sums: Tensor) -> SmoothingCells:
         """Return `sums` as `SmoothingCells`."""
