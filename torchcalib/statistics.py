@@ -120,10 +120,11 @@ class BinStats(Sums):
         the sum of w^2 v. With labels v is p (1 - p). A soft target t is a mean of unknown many votes, less noisy than
         that; there v is (t - p)^2, whose expectation in a calibrated model is the variance of t.
 
-        What a target of a floating dtype is, is known of all of a series together: where each is 0 or 1 they are
-        labels, as those of an integer dtype are in any case, and one that is neither makes all of them shares. Only
-        with floating weights, of which no sum of w^2 p (1 - p) is kept beside that of w^2 (t - p)^2, are they taken for
-        shares whatever they are, whose noise is as large on average and known less well: give labels as integers there.
+        Floating targets of a series are told apart all together: where each is 0 or 1 they are labels, and one that is
+        neither makes soft targets of them all. (Those of an integer dtype are labels in any case.) Only with floating
+        weights they are soft targets whatever they are, for no sum of w^2 p (1 - p) is kept beside that of
+        w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so that p-values are
+        uniform for many rows alone: give labels as integers there.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
