@@ -1,7 +1,7 @@
 """Evidence of any reading: what it is of outcomes that are drawn anew, for a calibrated model and for others."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -22,8 +22,15 @@ from torchcalib.statistics import BinStats
 Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
-Draws = dict[tuple[int, int], Tensor]
-"""What was drawn, by the first cell and the piece of replicates."""
+
+class Reading(NamedTuple):
+    """What is read of a statistic, and how that is tested; see `evidence_of`."""
+
+    value: Read
+    tested_by: Read | None = None
+    signed: bool = False
+    with_interval: bool = True
+
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
@@ -43,7 +50,6 @@ def evidence_of(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
-    draws: Draws | None = None,
 ) -> Evidence:
     """Return a value with its noise floor, its p-value and its interval, from the statistic alone.
 
@@ -68,8 +74,6 @@ def evidence_of(
         level: of the interval, in (0, 1).
         n_replicates: R; the least p-value is 1 / (R + 1).
         seed: of the draws, which are the same on every device.
-        draws: keeps what is drawn for further readings of the same bins, with arguments that are the same: start with
-            an empty one. Of many classes the draws take longer than a reading of them.
 
     Returns:
         `Evidence` of `(...)`, without the last axis for an average. NaN without data.
@@ -82,17 +86,36 @@ def evidence_of(
         replicates; Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical
         Review D, 1998), for the interval.
     """
+    reading = Reading(from_statistic, tested_by, signed, with_interval)
+    how = average, level, n_replicates, seed
+    return evidence_of_each({"": reading}, statistic, *how)[""]
+
+
+def evidence_of_each(
+    readings: Mapping[str, Reading],
+    statistic: Statistic,
+    average: bool = False,
+    level: float = 0.95,
+    n_replicates: int = 999,
+    seed: int = 0,
+) -> dict[str, Evidence]:
+    """Return the evidence of several readings of one statistic, all from the same draws; see `evidence_of`.
+
+    Of many classes the draws take longer than what is read from them. They are held for some classes at a time.
+    """
     check_arguments(level, n_replicates, seed)
-    tested_by = from_statistic if tested_by is None else tested_by
     with torch.no_grad():
-        value = from_statistic(statistic)
-        value = value.mean(-1) if average else value
-        cells = cells_of(statistic, with_interval)
-        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed, draws)
-        parts = [how.of(piece, place) for piece, place in _pieces(cells, n_replicates, average)]
-        columns = [torch.cat(column).reshape(value.shape) for column in zip(*parts, strict=True)]
-        floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
-        return Evidence(value, floor, p_value, low, high, level)
+        cells = cells_of(statistic, any(reading.with_interval for reading in readings.values()))
+        tests = {name: _Test(reading, level, n_replicates, seed) for name, reading in readings.items()}
+        pieces = [_of_each(tests, piece, place, n_replicates) for piece, place in _pieces(cells, n_replicates, average)]
+        found = {}
+        for name, reading in readings.items():
+            value = reading.value(statistic)
+            value = value.mean(-1) if average else value
+            columns = [torch.cat(x).reshape(value.shape) for x in zip(*(of[name] for of in pieces), strict=True)]
+            floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
+            found[name] = Evidence(value, floor, p_value, low, high, level)
+        return found
 
 
 def check_arguments(level: object, n_replicates: int, seed: object) -> None:
@@ -134,76 +157,120 @@ class _Along(NamedTuple):
     error: Tensor
 
 
+class _OfSome(NamedTuple):
+    """What a test has of some classes `(g, C)`: what was seen, replicates of it `(R, g, C)`, and what follows.
+
+    The replicates and both paths are there only for an interval.
+    """
+
+    seen: Tensor
+    replicates: Tensor
+    floor: Tensor
+    p_value: Tensor
+    paths: list[_Along]
+
+
+_Found = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Noise floor, p-value and both ends of the interval for averages over classes `(g)`."""
+
+
+def _of_each(tests: Mapping[str, "_Test"], cells: Cells, first: int, n_replicates: int) -> dict[str, _Found]:
+    """Make all tests of averages over classes, some classes at a time, of which all read the same draws.
+
+    Args:
+        tests: by the names of what they test.
+        cells: `(g, C, K)`.
+        first: how many cells came before these.
+        n_replicates: R.
+    """
+    n_series, n_classes, n_cells = cells.n.shape
+    at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells)) if n_series == 1 else n_classes
+    parts: dict[str, list[_OfSome]] = {name: [] for name in tests}
+    for start in range(0, n_classes, at_once):
+        some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
+        draws: dict[int, Tensor] | None = {} if len(tests) > 1 else None
+        for name, test in tests.items():
+            parts[name].append(test.of_some(some, first + start * n_cells, draws))
+    return {name: test.of_all(parts[name]) for name, test in tests.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class _Test:
     """A test of calibration; arguments as of `evidence_of`."""
 
-    value: Read
-    tested_by: Read
-    signed: bool
-    with_interval: bool
+    reading: Reading
     level: float
     n_replicates: int
     seed: int
-    draws: Draws | None
 
-    def of(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return noise floor, p-value and both ends of the interval for averages over classes `(g)`.
+    @property
+    def tested_by(self) -> Read:
+        """What the test goes by."""
+        return self.reading.tested_by or self.reading.value
+
+    @property
+    def signed(self) -> bool:
+        """Whether that is the mean gap."""
+        return self.reading.signed
+
+    def of_some(self, some: Cells, first: int, draws: dict[int, Tensor] | None) -> _OfSome:
+        """Return what some classes `(g, C, K)` add to the test of all; see `_of_each`.
 
         Args:
-            cells: `(g, C, K)`.
+            some: cells of these classes.
             first: how many cells came before these.
+            draws: of these cells, for all tests; None if there is but one.
         """
-        null: list[Tensor] = []
-        observed, floors, p_values = [], [], []
-        paths: list[list[_Along]] = []
-        n_series, n_classes, n_cells = cells.n.shape
-        at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
-        for start in range(0, n_classes, at_once):
-            some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
-            seen = self.tested_by(some.with_gaps(some, some.gap))
-            z, read, values = self._if_calibrated(some, first + start * n_cells)
-            size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
-            floor = (values.abs() if self.signed else values).mean(0)
-            p_values.append(self._p_value(size, sizes, first + start * n_cells))
-            observed.append(seen)
-            floors.append(floor)
-            null.append(read)
-            if self.with_interval:
-                paths.append(self._both_paths(some, z, seen, read, first + start * n_cells))
-        p_value = torch.cat(p_values, -1)
+        seen = self.tested_by(some.with_gaps(some, some.gap))
+        z, read, values = self._if_calibrated(some, first, draws)
+        size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
+        floor = (values.abs() if self.signed else values).mean(0)
+        p_value = self._p_value(size, sizes, first)
+        if not self.reading.with_interval:
+            return _OfSome(seen, read[:0], floor, p_value, [])
+        return _OfSome(seen, read, floor, p_value, self._both_paths(some, z, seen, read, first))
+
+    def of_all(self, parts: list[_OfSome]) -> _Found:
+        """Return what follows from all classes together."""
+        p_value = torch.cat([part.p_value for part in parts], -1)
+        n_classes = p_value.shape[-1]
         p_value = cauchy_combination(p_value - 0.5 / (self.n_replicates + 1)) if n_classes > 1 else p_value.squeeze(-1)
-        floor = torch.cat(floors, -1).mean(-1)
-        if not self.with_interval:
+        floor = torch.cat([part.floor for part in parts], -1).mean(-1)
+        if not self.reading.with_interval:
             return floor, p_value, torch.full_like(floor, torch.nan), torch.full_like(floor, torch.nan)
         wide = widening(n_classes)
-        of_null = _widened(torch.cat(null, -1).mean(-1), 0, wide)
-        low, high = (_mean_of(parts, n_classes, wide) for parts in zip(*paths, strict=True))
-        return floor, p_value, *self._interval(torch.cat(observed, -1).mean(-1), of_null, p_value, low, high)
+        null = _widened(torch.cat([part.replicates for part in parts], -1).mean(-1), 0, wide)
+        low, high = (_mean_of(ways, n_classes, wide) for ways in zip(*(part.paths for part in parts), strict=True))
+        seen = torch.cat([part.seen for part in parts], -1).mean(-1)
+        return floor, p_value, *self._interval(seen, null, p_value, low, high)
 
-    def _if_calibrated(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _if_calibrated(
+        self, cells: Cells, first: int, draws: dict[int, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw deviations `(R, ..., K)`, and read statistic and value of each replicate `(R, ...)`.
 
-        The deviations are kept where an interval or another reading needs them.
+        The deviations are kept where an interval needs them.
         """
         calibrated = torch.zeros_like(cells.n), cells.variance.sqrt()
         streams = torch.arange(self.n_replicates, device=cells.n.device)
-        needed = self.with_interval or self.draws is not None
+        value, tested_by = self.reading.value, self.tested_by
         drawn, read, values = [], [], []
         for place, some in enumerate(torch.split(streams, max(1, _DRAWN_AT_ONCE // max(1, cells.n.numel())))):
-            z = self._drawn(cells, some, first, place)
-            read.append(_read(self.tested_by, cells, z, *calibrated))
-            values.append(read[-1] if self.value is self.tested_by else _read(self.value, cells, z, *calibrated))
-            drawn.append(z if needed else z[:0])
-        return torch.cat(drawn), torch.cat(read), torch.cat(values)
+            z = self._drawn(cells, some, first, place, draws)
+            read.append(_read(tested_by, cells, z, *calibrated))
+            values.append(read[-1] if value is tested_by else _read(value, cells, z, *calibrated))
+            drawn.append(z if self.reading.with_interval else z[:0])
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn), torch.cat(read), torch.cat(values)
 
-    def _drawn(self, cells: Cells, streams: Tensor, first: int, place: int) -> Tensor:
+    def _drawn(
+        self, cells: Cells, streams: Tensor, first: int, place: int, draws: dict[int, Tensor] | None
+    ) -> Tensor:
         """Draw replicates `(r, g, C, K)`, or return those that were drawn for another reading."""
-        if self.draws is None:
+        if draws is None:
             return cells.drawn(self.seed, streams, first)
-        if (first, place) not in self.draws:
-            self.draws[first, place] = cells.drawn(self.seed, streams, first)
-        return self.draws[first, place]
+        if place not in draws:
+            draws[place] = cells.drawn(self.seed, streams, first)
+        return draws[place]
 
     def _p_value(self, observed: Tensor, replicates: Tensor, first: int) -> Tensor:
         """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.
