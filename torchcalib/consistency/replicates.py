@@ -1,5 +1,6 @@
 """Replicates of outcomes: what else could have come of the same confidences, if frequencies were these."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,8 @@ from torchcalib.kernels.draws import random_words
 from torchcalib.kernels.once import once
 from torchcalib.samples import RankedSample
 from torchcalib.statistics import BinStats
+
+_MOST_CELLS = 2**32  # of a series: as far apart are the counters that two of them draw by
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +90,17 @@ class Cells:
     def drawn(self, seed: int, streams: Tensor, first: int) -> Tensor:
         """Draw deviations of the outcomes from what is expected, in their standard deviations `(R, ..., K)`.
 
+        What a cell draws follows from its series and its place in it alone, however many cells a series has.
+
         Args:
             seed: of all draws.
             streams: one for each replicate, int64 `(R,)`.
-            first: number of the first cell. Cells of different numbers draw different numbers.
+            first: number of the first series. Series of different numbers draw different numbers.
         """
-        counters = torch.arange(first, first + self.n.numel(), device=self.n.device)
-        words = random_words(seed, streams, counters).reshape(-1, *self.n.shape)
+        *series, n_cells = self.n.shape
+        numbers = torch.arange(first, first + math.prod(series), device=self.n.device).unsqueeze(-1)
+        counters = numbers * _MOST_CELLS + torch.arange(n_cells, device=self.n.device)
+        words = random_words(seed, streams, counters.flatten()).reshape(-1, *self.n.shape)
         chance = (words.to(self.n.dtype) + 0.5) / 2**32
         return deviations_by_chance(chance, self.n, self.expected, self.spread, self.noise)
 

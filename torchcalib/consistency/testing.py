@@ -137,7 +137,7 @@ def cells_of(statistic: Statistic, with_interval: bool) -> Cells:
 
 
 def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Cells, int]]:
-    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the place of their first cell among all.
+    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the number of their first series.
 
     What is no average has one class.
     """
@@ -147,7 +147,7 @@ def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Ce
     at_once = max(1, _IN_CACHE // max(1, n_replicates * n_classes * n_cells))
     for start in range(0, len(whole.n), at_once):
         run = slice(start, start + at_once)
-        yield whole.map(itemgetter(run)), start * n_classes * n_cells
+        yield whole.map(itemgetter(run)), start * n_classes
 
 
 class _Along(NamedTuple):
@@ -180,7 +180,7 @@ def _of_each(tests: Mapping[str, "_Test"], cells: Cells, first: int, n_replicate
     Args:
         tests: by the names of what they test.
         cells: `(g, C, K)`.
-        first: how many cells came before these.
+        first: how many series came before these.
         n_replicates: R.
     """
     n_series, n_classes, n_cells = cells.n.shape
@@ -190,7 +190,7 @@ def _of_each(tests: Mapping[str, "_Test"], cells: Cells, first: int, n_replicate
         some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
         draws: dict[int, Tensor] | None = {} if len(tests) > 1 else None
         for name, test in tests.items():
-            parts[name].append(test.of_some(some, first + start * n_cells, draws))
+            parts[name].append(test.of_some(some, first + start, draws))
     return {name: test.of_all(parts[name]) for name, test in tests.items()}
 
 
@@ -218,7 +218,7 @@ class _Test:
 
         Args:
             some: cells of these classes.
-            first: how many cells came before these.
+            first: how many series came before these.
             draws: of these cells, for all tests; None if there is but one.
         """
         seen = self.tested_by(some.with_gaps(some, some.gap))

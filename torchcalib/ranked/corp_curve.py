@@ -109,7 +109,7 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
     flat, n_points = cells.map(lambda x: x.reshape(-1, x.shape[-1])), cells.n.shape[-1]
     for place in range(len(flat.n)):  # replicates of one series are as much as is kept
         one = flat.map(lambda x, place=place: x[place])  # type: ignore[misc]
-        z = one.drawn(seed, torch.arange(n_replicates, device=one.n.device), place * n_points)
+        z = one.drawn(seed, torch.arange(n_replicates, device=one.n.device), place)
         deviation = one.variance.sqrt()
         fits = torch.cat(
             [
