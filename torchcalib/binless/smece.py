@@ -1,6 +1,6 @@
 """Smooth calibration error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -15,7 +15,7 @@ from torchcalib.kernels.smoothing_cells import cell_index, smoothing_sums
 from torchcalib.kernels.smoothing_grids import FINEST, LEVELS, N_CELLS
 from torchcalib.predictions import Average, InputOptions, Predictions, Task, is_number, task_read_as
 from torchcalib.reductions import Events, Reduction, resolve_reduction
-from torchcalib.statistics import BinStats, noise_of
+from torchcalib.statistics import BinStats, apart_of, noise_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,8 @@ class SmoothingRecipe(EventSums[BinStats]):
         """Take the sums over events of `p`, from one read of them."""
         noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
         columns = events.confidence, events.outcome, events.weights
-        return self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
+        cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
+        return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 
     def wrap(self, sums: Tensor) -> SmoothingCells:
         """Return `sums` as `SmoothingCells`."""
