@@ -11,7 +11,7 @@ from scipy import stats
 
 import torchcalib as tc
 from torchcalib.bins import ece_from_bins
-from torchcalib.consistency import evidence_of
+from torchcalib.consistency import evidence_of, testing
 from torchcalib.consistency.averages import cauchy_combination, widening
 from torchcalib.consistency.paths import first_reached
 from torchcalib.kernels.counts import counts_by_chance
@@ -188,6 +188,40 @@ def test_no_data_is_no_evidence(case):
     for name in FIELDS:
         assert getattr(found, name).isnan().all()
         assert getattr(found, name).shape == metric.compute().shape
+
+
+@pytest.mark.parametrize(
+    "error", [tc.KS, partial(tc.ECE, average="macro"), tc.ESCE], ids=["in order", "average", "signed"]
+)
+def test_draws_do_not_depend_on_how_the_work_is_cut(error, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(3, 40, 4, generator=generator, dtype=F64)
+    y = (torch.rand(3, 40, 4, generator=generator, dtype=F64) < p).long()
+    metric = error(task="multilabel", num_labels=4, batch_shape=(3,))
+    metric.update(p, y)
+    whole = metric.evidence(**FEW)
+    monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # a series at a time
+    same(metric.evidence(**FEW), whole)
+    monkeypatch.setattr(testing, "_AT_ONCE", 40 * 40)
+    monkeypatch.setattr(testing, "_DRAWN_AT_ONCE", 10 * 40)
+    same(metric.evidence(**FEW), whole)
+
+
+def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(2, 60, generator=generator, dtype=F64)
+    y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
+    gone = p.clone()
+    gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
+    monkeypatch.setattr(testing, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
+    monkeypatch.setattr(testing, "_FEW_RUNS", 57)
+    for with_interval in (True, False):
+        together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).evidence(with_interval=with_interval, **FEW)
+        for k in range(2):
+            kept = ~gone[k].isnan()
+            rows = torch.stack((p[k, kept], p[k, kept]))  # the series has the number that it has together
+            alone = metric_of(tc.KS, rows, torch.stack((y[k, kept], y[k, kept])))
+            same(alone.evidence(with_interval=with_interval, **FEW)[k], together[k])
 
 
 def test_a_series_without_data_does_not_spoil_the_others():

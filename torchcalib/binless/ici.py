@@ -130,7 +130,7 @@ class ICI(TestedRankedMetric):
     question = "how far are predictions from a smooth calibration curve, on average"
     source = "Austin & Steyerberg, Statistics in Medicine 2019"
     plot_upper_bound = None
-    has_value_without_noise = False  # it has, but some fifty thousand curves would have to be fitted
+    has_interval = False  # each replicate would have a curve fitted to it, in a tenth of a second
 
     def __init__(
         self,

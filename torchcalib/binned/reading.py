@@ -135,8 +135,9 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
     """A reading of bins over a stream.
 
     The state of equal-width bins is 5 sums a bin (6 with ECD), for each class: weight, confidence, outcome, and two of
-    what chance may make of these (`BinStats.spread`, `BinStats.noise`). Bins that follow from the sample keep it: 5
-    bytes for a sample of float32 (13 with weights), or with `resolution` a sketch of constant size.
+    what chance may make of these (`BinStats.spread`, `BinStats.noise`); and a number that tells labels from soft
+    targets. Bins that follow from the sample keep it: 5 bytes for a sample of float32 (13 with weights), or with
+    `resolution` a sketch of constant size.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
@@ -224,7 +225,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
         return self.reading.table(self._synced_statistic())
 
-    def evidence_from(self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
+    def evidence_from(self, statistic: BinStats | RankedSample, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         bins_follow = self.reading.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
@@ -236,7 +237,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
             tested_by=partial(self.reading.read_each, tested_by),
             signed=self.is_signed,
             average=self.reading.averages,
-            with_interval=with_interval and not bins_follow,
+            without_noise=None if bins_follow else "tested_by",
             **how,
         )
 

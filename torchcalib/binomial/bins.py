@@ -48,7 +48,7 @@ def rejected_in_bins(
     n_samples, n_bins = p.shape[-1], ends.shape[-1]
     begin = held // n_bins * n_samples  # where a bin's row begins, in all rows laid end to end
     k, n, start, end = (t.reshape(-1).index_select(0, held) for t in (k, n, starts, ends))
-    low, kept_from, kept_to, high = critical_values(k, n, alpha)
+    low, kept_from, kept_to, high = _of_each_once(k, n, alpha)
     below = torch.full_like(low, -torch.inf)
     limits = torch.stack((low, kept_from.nextafter(below), kept_to, high.nextafter(below)), -1)
     every_limit = torch.zeros(ends.numel(), 4, dtype=torch.float64, device=p.device).index_copy(0, held, limits)
@@ -78,6 +78,18 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
     rejected = rejected & (index < ends.shape[-1])
     weight = rejected.long() if counts is None else rejected * counts
     return torch.zeros_like(ends).scatter_add(-1, owner, weight)
+
+
+def _of_each_once(k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return the `critical_values` of bins `(B,)` as `(4, B)`, found once for those that are alike.
+
+    Many are among the replicates of a sample.
+    """
+    most = int(n.max()) + 1
+    if most >= 2**31:
+        return torch.stack(critical_values(k, n, alpha))
+    alike, which = torch.unique(n * most + k, return_inverse=True)
+    return torch.stack(critical_values(alike % most, alike // most, alpha))[:, which]
 
 
 def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:

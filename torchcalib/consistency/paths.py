@@ -1,5 +1,7 @@
 """Paths from calibration to miscalibration, along which a test is turned into an interval."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,7 +10,12 @@ from torch import Tensor
 from torchcalib.consistency.replicates import Cells
 from torchcalib.kernels.counts import counts_by_chance
 
-N_STEPS = 24
+N_STEPS = 32
+"""A power of two: a step is found by halving."""
+
+_MEAN_GAP_STEPS = 24
+
+_NOISE = 1.5  # standard deviations
 
 
 def concentrated(cells: Cells) -> Tensor:
@@ -19,27 +26,42 @@ def concentrated(cells: Cells) -> Tensor:
     return certain + 1e-6 * gap * (gap.square() / (gap.square() + variance)).nan_to_num(0)
 
 
-_NOISE = 1.5  # standard deviations
-
-
 def spread_out(cells: Cells) -> Tensor:
     """Return gaps `(..., K)` as they would be if all cells had some: the root of the mean square of each, given what
     was seen of it, if all come from one normal distribution (empirical Bayes).
+
+    No cell is known better than to an outcome: one that was always right, of confidences of 1, may have been lucky.
     """
-    gap, variance = cells.gap, cells.variance
+    gap, variance = cells.gap, cells.variance.maximum(cells.of_one_outcome.square())
     share = cells.n / cells.n.sum(-1, keepdim=True)
     of_gaps = (share * (gap.square() - variance)).sum(-1, keepdim=True).clamp(min=0)
+    # And by as much as that may be too small: where it is 0 cells have gaps by as much as noise can hide them.
+    of_gaps = of_gaps + (2 * (share * variance).square().sum(-1, keepdim=True)).sqrt()
     of_both = of_gaps + variance
-    # In units of the standard deviation of the gaps, which leaves something where that is 0.
-    square = (gap.square() * of_gaps / of_both + variance) / of_both
-    return torch.where(gap < 0, -1, 1) * square.nan_to_num(1).sqrt().masked_fill(cells.n == 0, 0)
+    square = of_gaps * (gap.square() * of_gaps / of_both + variance) / of_both
+    size = square.nan_to_num(0).sqrt().masked_fill(cells.n == 0, 0)
+    return torch.where(_downwards(gap, variance.sqrt(), cells.confidence), -size, size)
 
 
-def outwards(direction: Tensor, unit: Tensor) -> Tensor:
-    """Return multiples of a direction `(..., K)` from 0 to 23 units `(...)`, fine at first: `(S, ..., K)`."""
-    part = torch.arange(N_STEPS, dtype=direction.dtype, device=direction.device) / N_STEPS
-    size = (part / (1 - part)).reshape(-1, *[1] * direction.dim())
-    return size * (unit.unsqueeze(-1) * direction).nan_to_num(0)
+def _downwards(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:
+    """Return whether a gap is taken to be below 0: as it was seen, but where noise could have turned it and there is
+    no more room on that side than noise takes up.
+    """
+    seen = gap < 0
+    room = torch.where(seen, confidence, 1 - confidence)
+    return seen ^ ((gap.abs() <= _NOISE * noise) & (room < 2 * noise))
+
+
+def in_units_of_noise_and_gaps(cells: Cells, direction: Tensor) -> Tensor:
+    """Return a direction `(..., K)` as large, on average, as the gaps that were seen and those that chance makes."""
+    by_chance = (2 / math.pi * cells.variance).sqrt().maximum(cells.of_one_outcome)
+    size = (cells.n * (cells.gap.abs() + by_chance)).sum(-1, keepdim=True)
+    return direction * (size / (cells.n * direction.abs()).sum(-1, keepdim=True)).nan_to_num(0, posinf=0)
+
+
+def multiple_at(step: Tensor) -> Tensor:
+    """Return how many units of a path lie behind so many steps, from 0 to 32: fine at first."""
+    return step / (N_STEPS + 1 - step)
 
 
 class MeanGap(NamedTuple):
@@ -72,7 +94,7 @@ def mean_gap_to_both_sides(cells: Cells, chance: Tensor) -> MeanGap:
     # In steps of a deviation, or of an outcome where all are certain; the last ones are 23 of them, or all there is.
     most = cells.spread.sum(-1).maximum(spread)
     scale = (unit * torch.where(most > 0, most, unit)).sqrt() / total
-    part = torch.linspace(-1, 1, 2 * N_STEPS + 1, dtype=total.dtype, device=total.device)[1:-1]
+    part = torch.linspace(-1, 1, 2 * _MEAN_GAP_STEPS + 1, dtype=total.dtype, device=total.device)[1:-1]
     part = part.reshape(-1, *[1] * total.dim())
     moved = (frequency + part / (1 - part.abs()) * scale).clamp(0, 1)
     by = moved - frequency
@@ -92,6 +114,13 @@ def mean_gap_to_both_sides(cells: Cells, chance: Tensor) -> MeanGap:
     return MeanGap(error, (error + (counts - few) * sign * unit / total).transpose(0, 1))
 
 
+class Reached(NamedTuple):
+    """How far a step of a path is from one that is looked for, below 0 in front of it, and the error there `(...)`."""
+
+    excess: Tensor
+    error: Tensor
+
+
 def first_reached(excess: Tensor, error: Tensor) -> Tensor:
     """Return the error `(...)` at the step where an excess `(S, ...)` first gets to 0, straight between two steps.
 
@@ -102,9 +131,33 @@ def first_reached(excess: Tensor, error: Tensor) -> Tensor:
     step = torch.where(reached.any(0), reached.to(torch.uint8).argmax(0), last)
     before = (step - 1).clamp(min=0)
 
-    def at(x: Tensor, place: Tensor) -> Tensor:
-        return x.gather(0, place.unsqueeze(0)).squeeze(0)
+    def at(step: Tensor) -> Reached:
+        return Reached(*(x.gather(0, step.unsqueeze(0)).squeeze(0) for x in (excess, error)))
 
-    short, over = at(excess, before), at(excess, step)
-    part = (short / (short - over)).nan_to_num(1).clamp(0, 1)
-    return at(error, before) + part * (at(error, step) - at(error, before))
+    return _between(at(before), at(step))
+
+
+def reached_by_halving(at: Callable[[Tensor], Reached], start: Reached) -> Tensor:
+    """Return what `first_reached` does of a path on which the excess rises, from few of its steps.
+
+    Args:
+        at: what there is at a step of each series, int64 `(g)`, of 1 to `N_STEPS` - 1.
+        start: what there is at step 0.
+    """
+    before, behind = start, Reached(torch.full_like(start.excess, torch.inf), start.error)
+    first = torch.zeros_like(start.excess, dtype=torch.int64)
+    length = N_STEPS
+    while length > 1:
+        length //= 2
+        found = at(first + length)
+        reached = found.excess >= 0
+        behind = Reached(*(torch.where(reached, new, old) for new, old in zip(found, behind, strict=True)))
+        before = Reached(*(torch.where(reached, old, new) for new, old in zip(found, before, strict=True)))
+        first = torch.where(reached, first, first + length)
+    return _between(before, behind)
+
+
+def _between(before: Reached, behind: Reached) -> Tensor:
+    """Return the error where the excess is 0, straight between two steps."""
+    part = (before.excess / (before.excess - behind.excess)).nan_to_num(1).clamp(0, 1)
+    return before.error + part * (behind.error - before.error)

@@ -1,8 +1,9 @@
 """Replicates of outcomes: what else could have come of the same confidences, if frequencies were these."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torchcalib.kernels.draws import random_words
 from torchcalib.kernels.once import once
 from torchcalib.samples import RankedSample
 from torchcalib.statistics import BinStats
+
+_FEW = 8  # outcomes that are expected of a cell, or as many that are not
+_MOST_CELLS = 2**32  # of a series: as far apart are the counters that two of them draw by
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,25 @@ class Cells:
         """Weight of one independent row."""
         return unit_of(self.spread, self.noise)
 
+    @once
+    def of_one_outcome(self) -> Tensor:
+        """How far a single outcome moves the gap; 0 in an empty cell."""
+        return (self.unit / self.held).masked_fill(self.n == 0, 0)
+
+    @property
+    def gap_of_one_outcome(self) -> Tensor:
+        """Gaps as a single outcome makes them, to the side where there is room."""
+        return self.within_bounds(torch.where(self.confidence > 0.5, -1, 1) * self.of_one_outcome)
+
+    @once
+    def drawn_anew(self) -> Tensor:
+        """Which cells, counted through, are drawn anew on a path: a few outcomes have another distribution there, and
+        not a wider one. What is read from runs takes whole counts.
+        """
+        rarer = torch.minimum(self.expected, self.n - self.expected) / self.unit
+        few = (self.n > 0) & (rarer < _FEW) if self.are_bins else self.n > 0
+        return few.flatten().nonzero().squeeze(-1)
+
     @property
     def are_bins(self) -> bool:
         """Whether each cell deviates by itself on a path; short runs do so with their neighbours."""
@@ -70,32 +93,68 @@ class Cells:
         """Return gaps `(..., K)` cut off where frequencies would leave [0, 1]."""
         return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
 
-    def deviation(self, gaps: Tensor) -> Tensor:
-        """Return the standard deviation of the gaps by chance, if their expectations are these, `(..., K)`.
+    def spread_at(self, gaps: Tensor) -> Tensor:
+        """Return `spread` if the gaps are expected to be these, `(..., K)`.
 
         All confidences of a cell are moved by the same amount, so that the sum of p (1 - p) follows from the sums there
         are.
         """
-        spread = self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)
-        return (self.unit * spread.clamp(min=0)).sqrt() / self.held
+        return (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
+
+    def deviation(self, gaps: Tensor) -> Tensor:
+        """Return the standard deviation of the gaps by chance, if their expectations are these, `(..., K)`."""
+        return (self.unit * self.spread_at(gaps)).sqrt() / self.held
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Cells":
         """Return the cells with every tensor changed."""
         names = "n", "expected", "outcomes", "spread", "noise"
         return replace(self, **{name: change(getattr(self, name)) for name in names})  # type: ignore[arg-type]
 
-    def drawn(self, seed: int, streams: Tensor, first: int) -> Tensor:
-        """Draw deviations of the outcomes from what is expected, in their standard deviations `(R, ..., K)`.
+    def drawn(self, seed: int, streams: Tensor, first: int) -> "Drawn":
+        """Draw what becomes of each cell, `(R, ..., K)`.
+
+        It follows from the series and the place of the cell in it alone, however many cells a series has.
 
         Args:
             seed: of all draws.
             streams: one for each replicate, int64 `(R,)`.
-            first: number of the first cell. Cells of different numbers draw different numbers.
+            first: number of the first series. Series of different numbers draw different numbers.
         """
-        counters = torch.arange(first, first + self.n.numel(), device=self.n.device)
-        words = random_words(seed, streams, counters).reshape(-1, *self.n.shape)
+        *series, n_cells = self.n.shape
+        numbers = torch.arange(first, first + math.prod(series), device=self.n.device).unsqueeze(-1)
+        counters = numbers * _MOST_CELLS + torch.arange(n_cells, device=self.n.device)
+        words = random_words(seed, streams, counters.flatten()).reshape(-1, *self.n.shape)
         chance = (words.to(self.n.dtype) + 0.5) / 2**32
-        return deviations_by_chance(chance, self.n, self.expected, self.spread, self.noise)
+        deviation = deviations_by_chance(chance, self.n, self.expected, self.spread, self.noise)
+        return Drawn(deviation, chance.flatten(1)[:, self.drawn_anew])
+
+    def gaps_if_calibrated(self, drawn: "Drawn") -> Tensor:
+        """Return gaps `(R, ..., K)` that chance makes, if the model is calibrated."""
+        return drawn.deviation * self.variance.sqrt()
+
+    def gaps_around(self, gaps: Tensor, drawn: "Drawn") -> Tensor:
+        """Return gaps `(R, ..., K)` that chance makes, if their expectations are these `(..., K)`."""
+        found = torch.addcmul(gaps, drawn.deviation, self.deviation(gaps))
+        few = self.drawn_anew
+        n, expected, spread, unit, around = (
+            x.flatten()[few] for x in (self.n, self.expected, self.spread_at(gaps), self.unit, gaps)
+        )
+        deviation = deviations_by_chance(drawn.chance, n, expected + n * around, spread, unit * spread)
+        found.flatten(1).index_copy_(1, few, around + deviation * (unit * spread).sqrt() / n)
+        return found
+
+
+class Drawn(NamedTuple):
+    """What becomes of each cell in replicates.
+
+    Attributes:
+        deviation: of the sum of outcomes from what is expected, in standard deviations, if the model is calibrated;
+            `(R, ..., K)`.
+        chance: in (0, 1), the share of sums of outcomes that are less, of the cells that are `drawn_anew` `(R, F)`.
+    """
+
+    deviation: Tensor
+    chance: Tensor
 
 
 def bin_cells(b: BinStats) -> Cells:

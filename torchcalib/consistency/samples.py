@@ -23,12 +23,10 @@ def run_cells(sample: RankedSample, at_most: int = MOST_RUNS, *, stable: bool = 
     """
     s = sample.sorted(stable)
     size, length = s.size.unsqueeze(-1), s.score.shape[-1]
-    n_runs = min(at_most, length)
-    places = torch.arange(1, n_runs + 1, device=size.device)
-    if length <= at_most:
-        ends = places.minimum(size)
-    else:
-        ends = end_of_ties(s.score.detach(), (places * size) // n_runs).minimum(size)
+    places = torch.arange(1, min(at_most, length) + 1, device=size.device)
+    ends = places.minimum(size)
+    if length > at_most:  # whether runs are needed is not for the elements that are left out to say
+        ends = torch.where(size > at_most, end_of_ties(s.score.detach(), places * size // at_most), ends)
     n, p = s.counts.to(s.confidence.dtype), s.confidence
     columns = (n, (n * p).masked_fill(~s.counted, 0), s.positives, *s.variances)
     weight, expected, outcomes, spread, noise = (run_sums(column, ends) for column in columns)

@@ -1,18 +1,27 @@
 """Evidence of any reading: what it is of outcomes that are drawn anew, for a calibrated model and for others."""
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcalib.consistency.averages import cauchy_combination, widening
 from torchcalib.consistency.evidence import Evidence
-from torchcalib.consistency.paths import concentrated, first_reached, mean_gap_to_both_sides, outwards, spread_out
-from torchcalib.consistency.replicates import Cells, bin_cells
+from torchcalib.consistency.inversion import Inversion, rounding_of
+from torchcalib.consistency.paths import (
+    Reached,
+    concentrated,
+    first_reached,
+    in_units_of_noise_and_gaps,
+    mean_gap_to_both_sides,
+    multiple_at,
+    reached_by_halving,
+    spread_out,
+)
+from torchcalib.consistency.replicates import Cells, Drawn, bin_cells
 from torchcalib.consistency.samples import MOST_RUNS, grouped, run_cells
 from torchcalib.kernels.draws import random_words
 from torchcalib.predictions import check_count, check_level, check_seed
@@ -22,12 +31,13 @@ from torchcalib.statistics import BinStats
 Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
-Draws = dict[tuple[int, int], Tensor]
-"""What was drawn, by the first cell and the piece of replicates."""
+Draws = dict[tuple[int, int], Drawn]
+"""What was drawn, by the first series and the piece of replicates."""
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
-_ROUNDING = 1e-12  # of errors that are 0 but for the order of a sum: they are ties
+_ON_PATHS = 199  # replicates of a sample in order, at each step of a path
+_MOST_KEPT = 2**23  # numbers that are kept from one step to the next, and not drawn anew
 _DRAWN_AT_ONCE = 2**23  # numbers, of one series: each piece makes its tables anew
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
@@ -37,6 +47,7 @@ def evidence_of(
     statistic: Statistic,
     *,
     tested_by: Read | None = None,
+    without_noise: Read | Literal["tested_by"] | None = "tested_by",
     signed: bool = False,
     average: bool = False,
     with_interval: bool = True,
@@ -62,6 +73,10 @@ def evidence_of(
         statistic: bins with sums of noise, or a sample. A sample of many elements is put into runs of neighbouring
             scores, of which the test goes by both the sample and its replicates; the value is that of the sample.
         tested_by: what the test goes by, the larger the less calibrated; by default the value.
+        without_noise: the error `(...)` of outcomes that are frequencies, which is what the interval is of; by default
+            `tested_by` reads it. None if there is no such thing, where bins follow from the outcomes or decisions are
+            counted: the interval is then that of the expected value of what the test goes by, at this number of
+            samples, of which the noise floor is the least.
         signed: the value is the mean gap, on both sides of 0.
         average: average over the last axis of series, which are classes of the same rows.
         with_interval: False leaves the interval NaN.
@@ -88,7 +103,8 @@ def evidence_of(
         value = from_statistic(statistic)
         value = value.mean(-1) if average else value
         cells = cells_of(statistic, with_interval)
-        how = _Test(from_statistic, tested_by, signed, with_interval, level, n_replicates, seed, draws)
+        without_noise = tested_by if without_noise == "tested_by" else without_noise
+        how = _Test(from_statistic, tested_by, without_noise, signed, with_interval, level, n_replicates, seed, draws)
         parts = [how.of(piece, place) for piece, place in _pieces(cells, n_replicates, average)]
         columns = [torch.cat(column).reshape(value.shape) for column in zip(*parts, strict=True)]
         floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
@@ -114,7 +130,7 @@ def cells_of(statistic: Statistic, with_interval: bool) -> Cells:
 
 
 def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Cells, int]]:
-    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the place of their first cell among all.
+    """Cut `(..., C, K)` into pieces `(g, C, K)` of whole averages, with the number of their first series.
 
     What is no average has one class.
     """
@@ -124,14 +140,31 @@ def _pieces(cells: Cells, n_replicates: int, average: bool) -> Iterator[tuple[Ce
     at_once = max(1, _IN_CACHE // max(1, n_replicates * n_classes * n_cells))
     for start in range(0, len(whole.n), at_once):
         run = slice(start, start + at_once)
-        yield whole.map(itemgetter(run)), start * n_classes * n_cells
+        yield whole.map(itemgetter(run)), start * n_classes
 
 
 class _Along(NamedTuple):
-    """What was read on a path, sum or mean over classes: of replicates `(S, R, g)`, and without noise `(S, g)`."""
+    """What was read at a step of a path, mean over classes: of replicates `(R, g)`, and the error there `(g)`."""
 
     replicates: Tensor
     error: Tensor
+
+
+class _Part(NamedTuple):
+    """Some classes of a piece, and what was read of them.
+
+    Attributes:
+        cells: `(g, c, K)`.
+        first: number of their first series.
+        seen: what the test goes by, as it was observed `(g, c)`.
+        read, values: the same and the value, of replicates `(R, g, c)` of a calibrated model.
+    """
+
+    cells: Cells
+    first: int
+    seen: Tensor
+    read: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +173,7 @@ class _Test:
 
     value: Read
     tested_by: Read
+    without_noise: Read | None
     signed: bool
     with_interval: bool
     level: float
@@ -152,155 +186,156 @@ class _Test:
 
         Args:
             cells: `(g, C, K)`.
-            first: how many cells came before these.
+            first: how many series came before these.
         """
-        null: list[Tensor] = []
-        observed, floors, p_values = [], [], []
-        paths: list[list[_Along]] = []
         n_series, n_classes, n_cells = cells.n.shape
+        if self.draws is None and self.with_interval and self.n_replicates * cells.n.numel() <= _MOST_KEPT:
+            return replace(self, draws={}).of(cells, first)
         at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
-        for start in range(0, n_classes, at_once):
-            some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
-            seen = self.tested_by(some.with_gaps(some, some.gap))
-            z, read, values = self._if_calibrated(some, first + start * n_cells)
-            size, sizes = (seen.abs(), read.abs()) if self.signed else (seen, read)
-            floor = (values.abs() if self.signed else values).mean(0)
-            p_values.append(self._p_value(size, sizes, first + start * n_cells))
-            observed.append(seen)
-            floors.append(floor)
-            null.append(read)
-            if self.with_interval:
-                paths.append(self._both_paths(some, z, seen, read, first + start * n_cells))
-        p_value = torch.cat(p_values, -1)
-        p_value = cauchy_combination(p_value - 0.5 / (self.n_replicates + 1)) if n_classes > 1 else p_value.squeeze(-1)
-        floor = torch.cat(floors, -1).mean(-1)
+        parts = [
+            self._part(cells.map(itemgetter((slice(None), slice(start, start + at_once)))), first + start)
+            for start in range(0, n_classes, at_once)
+        ]
+        seen, read, values = (torch.cat(each, -1) for each in zip(*(part[2:] for part in parts), strict=True))
+        numbers = first + torch.arange(seen.numel(), device=seen.device).reshape(seen.shape)
+        if self.signed:  # the classes' errors make up for each other in the mean, and so they do in what chance adds
+            floor = values.mean(-1).abs().mean(0)
+            p_value = self._p_value(seen.mean(-1).abs(), read.mean(-1).abs(), numbers[:, 0])
+        else:
+            floor = values.mean(-1).mean(0)
+            p_value = self._p_value(seen, read, numbers)
+            inside = p_value - 0.5 / (self.n_replicates + 1)
+            p_value = cauchy_combination(inside) if n_classes > 1 else p_value.squeeze(-1)
         if not self.with_interval:
             return floor, p_value, torch.full_like(floor, torch.nan), torch.full_like(floor, torch.nan)
-        wide = widening(n_classes)
-        of_null = _widened(torch.cat(null, -1).mean(-1), 0, wide)
-        low, high = (_mean_of(parts, n_classes, wide) for parts in zip(*paths, strict=True))
-        return floor, p_value, *self._interval(torch.cat(observed, -1).mean(-1), of_null, p_value, low, high)
+        wide = 1.0 if self.signed else widening(n_classes)
+        calibrated = _widened(read.mean(-1), wide)
+        test = Inversion.of(self.level, seen.mean(-1), calibrated, signed=self.signed)
+        if self.signed:
+            return floor, p_value, *self._mean_gaps(parts, test)
+        return floor, p_value, *self._on_paths(parts, test, calibrated, p_value, wide)
 
-    def _if_calibrated(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw deviations `(R, ..., K)`, and read statistic and value of each replicate `(R, ...)`.
+    def _part(self, cells: Cells, first: int) -> _Part:
+        """Read what was seen of cells, and what it would be of a calibrated model."""
+        seen = self.tested_by(cells.with_gaps(cells, cells.gap))
+        read = self._read(self.tested_by, cells, first)
+        values = read if self.value is self.tested_by else self._read(self.value, cells, first)
+        return _Part(cells, first, seen, read, values)
 
-        The deviations are kept where an interval or another reading needs them.
-        """
-        calibrated = torch.zeros_like(cells.n), cells.variance.sqrt()
-        streams = torch.arange(self.n_replicates, device=cells.n.device)
-        needed = self.with_interval or self.draws is not None
-        drawn, read, values = [], [], []
+    def _read(self, read: Read, cells: Cells, first: int, gaps: Tensor | None = None) -> Tensor:
+        """Read replicates `(R, ...)` of a calibrated model, or if gaps are given of one of which they are expected."""
+        n_replicates = self.n_replicates if gaps is None or cells.are_bins else min(self.n_replicates, _ON_PATHS)
+        streams = torch.arange(n_replicates, device=cells.n.device)
+        found = []
         for place, some in enumerate(torch.split(streams, max(1, _DRAWN_AT_ONCE // max(1, cells.n.numel())))):
-            z = self._drawn(cells, some, first, place)
-            read.append(_read(self.tested_by, cells, z, *calibrated))
-            values.append(read[-1] if self.value is self.tested_by else _read(self.value, cells, z, *calibrated))
-            drawn.append(z if needed else z[:0])
-        return torch.cat(drawn), torch.cat(read), torch.cat(values)
+            drawn = self._drawn(cells, some, first, place)
+            # Series with many cells a few at a time.
+            for few in zip(*(torch.split(x, max(1, _AT_ONCE // max(1, cells.n.numel()))) for x in drawn), strict=True):
+                chance = Drawn(*few)
+                by_chance = cells.gaps_if_calibrated(chance) if gaps is None else cells.gaps_around(gaps, chance)
+                found.append(read(cells.with_gaps(cells, by_chance)))
+        return torch.cat(found)
 
-    def _drawn(self, cells: Cells, streams: Tensor, first: int, place: int) -> Tensor:
+    def _drawn(self, cells: Cells, streams: Tensor, first: int, place: int) -> Drawn:
         """Draw replicates `(r, g, C, K)`, or return those that were drawn for another reading."""
         if self.draws is None:
             return cells.drawn(self.seed, streams, first)
         if (first, place) not in self.draws:
             self.draws[first, place] = cells.drawn(self.seed, streams, first)
-        return self.draws[first, place]
+        return Drawn(*(x[: len(streams)] for x in self.draws[first, place]))
 
-    def _p_value(self, observed: Tensor, replicates: Tensor, first: int) -> Tensor:
+    def _p_value(self, observed: Tensor, replicates: Tensor, numbers: Tensor) -> Tensor:
         """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.
 
         Ties are broken by chance: where few outcomes are possible, many replicates equal the data, and a rank before
         or behind all of them would not be uniform.
+
+        Args:
+            observed: `(...)`.
+            replicates: `(R, ...)`.
+            numbers: of the series `(...)`.
         """
-        rounding = 1e-9 * observed.abs() + _ROUNDING
+        rounding = rounding_of(observed)
         larger = (replicates > observed + rounding).sum(0)
         ties = ((replicates - observed).abs() <= rounding).sum(0)
-        chance = self._chance(observed, first, self.n_replicates, 1)[0]
+        chance = self._chance(numbers, self.n_replicates, 1)[0].to(observed.dtype)
         return (1 + larger + (chance * (ties + 1)).floor()) / (len(replicates) + 1)
 
-    def _chance(self, like: Tensor, first: int, first_stream: int, n_streams: int) -> Tensor:
-        """Return random numbers in (0, 1) for every series, `(n_streams, ...)`."""
-        places = first + torch.arange(like.numel(), device=like.device)
-        streams = first_stream + torch.arange(n_streams, device=like.device)
-        chance: Tensor = (random_words(self.seed, streams, places).to(like.dtype) + 0.5) / 2**32
-        return chance.reshape(-1, *like.shape)
+    def _chance(self, numbers: Tensor, first_stream: int, n_streams: int) -> Tensor:
+        """Return random numbers in (0, 1) for every series `(...)`, `(n_streams, ...)`."""
+        streams = first_stream + torch.arange(n_streams, device=numbers.device)
+        words = random_words(self.seed, streams, numbers.flatten())
+        chance: Tensor = (words.to(torch.float64) + 0.5) / 2**32
+        return chance.reshape(-1, *numbers.shape)
 
-    def _both_paths(self, cells: Cells, z: Tensor, observed: Tensor, null: Tensor, first: int) -> list[_Along]:
-        """Read replicates on the paths on which the lower and the upper end are looked for."""
-        if self.signed:
-            chance = self._chance(observed, first, self.n_replicates + 1, self.n_replicates)
-            error, replicates = mean_gap_to_both_sides(cells, chance)
-            return 2 * [_Along(replicates.sum(-1), error.sum(-1))]
-        few, group = (cells, None) if cells.are_bins else grouped(cells)
-        paths = []
-        for direction in (concentrated(few), spread_out(few)):
-            of_cells = direction if group is None else direction.gather(-1, group)
-            there = self.tested_by(cells.with_gaps(cells, cells.within_bounds(of_cells)))
-            path = outwards(of_cells, (observed + null.mean(0)) / there)
-            paths.append(self._along(cells, z, path))
-        return paths
+    def _mean_gaps(self, parts: list[_Part], test: Inversion) -> tuple[Tensor, Tensor]:
+        """Return both ends of the interval of a mean gap."""
+        errors, replicates = [], []
+        for part in parts:
+            numbers = part.first + torch.arange(part.seen.numel(), device=part.seen.device).reshape(part.seen.shape)
+            chance = self._chance(numbers, self.n_replicates + 1, self.n_replicates)
+            moved = mean_gap_to_both_sides(part.cells, chance.to(part.cells.n.dtype))
+            errors.append(moved.error)
+            replicates.append(moved.replicates)
+        error, read = torch.cat(errors, -1).mean(-1), torch.cat(replicates, -1).mean(-1)
+        too_low, too_high = (torch.stack([of(step) for step in read]) for of in (test.too_low, test.too_high))
+        return first_reached(too_low, error), first_reached(too_high.flip(0), error.flip(0))
 
-    def _along(self, cells: Cells, z: Tensor, path: Tensor) -> _Along:
-        """Read replicates, and what they vary about, at every step of a path; summed over classes."""
-        path = cells.within_bounds(path)
-        deviation = cells.deviation(path)
-        with_error = torch.cat((torch.zeros_like(z[:1]), z))  # and first what they vary about
-        read = [
-            _read(self.tested_by, cells, with_error, gaps, by).sum(-1) for gaps, by in zip(path, deviation, strict=True)
-        ]
-        whole = torch.stack(read)
-        return _Along(whole[:, 1:], whole[:, 0])
-
-    def _interval(
-        self, observed: Tensor, null: Tensor, p_value: Tensor, low: _Along, high: _Along
+    def _on_paths(
+        self, parts: list[_Part], test: Inversion, calibrated: Tensor, p_value: Tensor, wide: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the errors between which the test rejects none."""
-        alpha = 1 - self.level
-        edge = null.sort(0).values[min(math.ceil(self.level * (self.n_replicates + 1)), self.n_replicates) - 1]
+        """Return both ends of the interval, each looked for on a path of its own."""
+        calibrated_error = calibrated.mean(0) if self.without_noise is None else 0 * test.observed
+        few_have_it, all_have_some = zip(*(self._directions(part) for part in parts), strict=True)
 
-        def sidedness(along: _Along) -> Tensor | float:
-            """From 0 where errors cannot be told from calibration, to 1 where they always can."""
-            if self.signed:
-                return 1.0
-            return (((along.replicates > edge).to(edge.dtype).mean(1) - alpha) / self.level).clamp(0, 1)
+        def too_low(step: Tensor) -> Reached:
+            along = self._along(parts, few_have_it, step, wide)
+            return Reached(test.too_low(along.replicates), along.error)
 
-        rounding = 1e-9 * observed.abs() + _ROUNDING
-        above = self._share(low.replicates >= observed - rounding)
-        below = self._share(high.replicates <= observed + rounding)
-        too_low = above - torch.special.ndtri(self._tail(alpha * (1 - sidedness(low) / 2), edge))
-        too_high = below - torch.special.ndtri(self._tail(alpha * sidedness(high) / 2, edge))
-        lower, upper = low.error, high.error
-        if not self.signed:  # the first step is calibration, of which the p-value has its say on ties
-            too_low[0] = torch.where(p_value >= alpha - 1e-9, 0.0, too_low[0].clamp(max=-1e-9))
-            # Its error is 0, whatever rounding made of sums over many elements; NaN stays.
-            lower, upper = (torch.cat((0 * error[:1], error[1:])) for error in (lower, upper))
-        return first_reached(too_low, lower), first_reached(too_high.flip(0), upper.flip(0))
+        def too_high(step: Tensor) -> Reached:
+            along = self._along(parts, all_have_some, step, wide)
+            return Reached(-test.too_high(along.replicates), along.error)
 
-    def _share(self, counted: Tensor) -> Tensor:
-        """Standard normal quantile of the share of replicates `(S, R, ...)`."""
-        share = (counted.to(torch.float64).sum(1) + 0.5) / (self.n_replicates + 1)
-        quantile: Tensor = torch.special.ndtri(share)
-        return quantile
+        # The first step is calibration, of which the p-value has its say on ties.
+        rejected = Reached(test.too_low(calibrated).clamp(max=-1e-9), calibrated_error)
+        low = torch.where(p_value >= 1 - self.level - 1e-9, calibrated_error, reached_by_halving(too_low, rejected))
+        kept = Reached(-test.too_high(calibrated).clamp(min=1e-9), calibrated_error)
+        return low, reached_by_halving(too_high, kept)
 
-    def _tail(self, share: Tensor | float, like: Tensor) -> Tensor:
-        return torch.as_tensor(share, dtype=like.dtype, device=like.device).clamp(min=1e-12)
+    def _directions(self, part: _Part) -> list[Tensor]:
+        """Return gaps `(g, c, K)` that are one unit of each path away from calibration."""
+        cells = part.cells
+        few, group = (cells, None) if cells.are_bins else grouped(cells)
+        found = []
+        for direction in (concentrated(few), spread_out(few)):
+            gaps = in_units_of_noise_and_gaps(few, direction)
+            if group is not None:
+                found.append(gaps.gather(-1, group))
+                continue
+            # In units of the error itself, of which a single bin may have most.
+            there, of_one = (
+                self.tested_by(cells.with_gaps(cells, x)) for x in (cells.within_bounds(gaps), cells.gap_of_one_outcome)
+            )
+            size = ((part.seen + part.read.mean(0)).maximum(of_one) / there).nan_to_num(0, posinf=0)
+            found.append(gaps * size.unsqueeze(-1))
+        return found
+
+    def _along(self, parts: list[_Part], way: Sequence[Tensor], step: Tensor, wide: float) -> _Along:
+        """Read replicates, and the error without noise, so many steps `(g)` along a path of every part."""
+        size = multiple_at(step).unsqueeze(-1).unsqueeze(-1)
+        replicates, errors = [], []
+        for part, direction in zip(parts, way, strict=True):
+            gaps = part.cells.within_bounds(size * direction)
+            replicates.append(self._read(self.tested_by, part.cells, part.first, gaps))
+            if self.without_noise is not None:
+                errors.append(self.without_noise(part.cells.with_gaps(part.cells, gaps)))
+        read = torch.cat(replicates, -1).mean(-1)
+        return _Along(_widened(read, wide), torch.cat(errors, -1).mean(-1) if errors else read.mean(0))
 
 
-def _read(read: Read, cells: Cells, z: Tensor, gaps: Tensor, deviation: Tensor) -> Tensor:
-    """Read replicates `(R, ...)` of cells with these gaps, some at a time."""
-    at_once = max(1, _AT_ONCE // max(1, cells.n.numel()))
-    some_at_a_time = torch.split(z, at_once)
-    return torch.cat([read(cells.with_gaps(cells, torch.addcmul(gaps, some, deviation))) for some in some_at_a_time])
-
-
-def _mean_of(parts: tuple[_Along, ...], n_classes: int, wide: float) -> _Along:
-    """Put together sums over classes, some of them each."""
-    replicates, error = (torch.stack(sums).sum(0) / n_classes for sums in zip(*parts, strict=True))
-    return _Along(_widened(replicates, 1, wide), error)
-
-
-def _widened(values: Tensor, axis: int, by: float) -> Tensor:
-    """Return values whose distance from their mean is larger."""
+def _widened(values: Tensor, by: float) -> Tensor:
+    """Return values `(R, ...)` whose distance from their mean is larger."""
     if by == 1:
         return values
-    mean = values.mean(axis, keepdim=True)
+    mean = values.mean(0, keepdim=True)
     return mean + by * (values - mean)

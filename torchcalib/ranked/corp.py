@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchcalib.binnings import Binning
 from torchcalib.consistency import Evidence
+from torchcalib.kernels.isotonic import isotonic_regression
 from torchcalib.kernels.row_stats import binary_log_probs, xmul
 from torchcalib.predictions import Average, InputOptions, Task, check_choice, task_read_as
 from torchcalib.ranked.reading import RankedReading, TestedRankedMetric, evaluate
@@ -46,6 +47,15 @@ def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
     recalibrated = of_rates(k, n).sum(-1) / total
     naive = of_rates(k.sum(-1), total) / total
     return torch.stack((own, own - recalibrated, naive - recalibrated, naive), -1)
+
+
+def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
+    """MCB `(...)` of outcomes that are no whole numbers, in the order of their elements: the frequencies of each."""
+    s = sample.sorted()
+    n = s.counts.to(s.confidence.dtype)
+    best = n * isotonic_regression(s.positives / n, n)
+    per_element, of_rates = (_brier_of, _brier_of_rate) if score == "brier" else (_nll_of, _nll_of_rate)
+    return (per_element(s) - of_rates(best, n)).masked_fill(~s.counted, 0).sum(-1) / n.sum(-1)
 
 
 def _brier_of_rate(k: Tensor, n: Tensor) -> Tensor:
@@ -138,7 +148,6 @@ class CORP(TestedRankedMetric):
     higher_is_better = None  # it depends on the component
     plot_upper_bound = None
     hard_targets = True
-    has_value_without_noise = False  # the best recalibration of noise is better than none
 
     def __init__(self, *, component: Component = "mcb", score: CORPScore = "brier", **options: Any) -> None:
         check_choice("component", component, get_args(Component))
@@ -149,6 +158,10 @@ class CORP(TestedRankedMetric):
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Read the part."""
         return corp_from_sample(sample, self.score)[..., CORPDecomposition._fields.index(self.component)]
+
+    def without_noise(self, sample: RankedSample) -> Tensor:
+        """Read what the best rising recalibration would gain if it had the frequencies themselves to go by."""
+        return _mcb_of_frequencies(sample, self.score)
 
     def evidence_from(self, statistic: RankedSample, **how: Any) -> Evidence:
         """Return the evidence of a statistic; of MCB alone, for the other parts do not measure calibration."""

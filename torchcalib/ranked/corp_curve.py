@@ -109,14 +109,9 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
     flat, n_points = cells.map(lambda x: x.reshape(-1, x.shape[-1])), cells.n.shape[-1]
     for place in range(len(flat.n)):  # replicates of one series are as much as is kept
         one = flat.map(lambda x, place=place: x[place])  # type: ignore[misc]
-        z = one.drawn(seed, torch.arange(n_replicates, device=one.n.device), place * n_points)
-        deviation = one.variance.sqrt()
-        fits = torch.cat(
-            [
-                _recalibrated(one.with_gaps(one, some * deviation))
-                for some in torch.split(z, max(1, _AT_ONCE // max(1, n_points)))
-            ]
-        )
+        drawn = one.drawn(seed, torch.arange(n_replicates, device=one.n.device), place)
+        gaps = torch.split(one.gaps_if_calibrated(drawn), max(1, _AT_ONCE // max(1, n_points)))
+        fits = torch.cat([_recalibrated(one.with_gaps(one, some)) for some in gaps])
         fits = fits.sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)
         low.append(fits[outside])

@@ -151,16 +151,21 @@ class RankedMetric(StreamingMetric[RankedSample]):
 class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
     """A reading of a sample in order that is an error of calibration; arguments as of `RankedMetric`."""
 
-    has_value_without_noise: ClassVar[bool] = True
-    """Whether the reading makes sense of outcomes that are probabilities, so that `evidence` has an interval."""
+    has_interval: ClassVar[bool] = True
+    """Whether `evidence` looks for an interval, for which some two thousand replicates are read."""
+
+    def without_noise(self, sample: RankedSample) -> Tensor:
+        """The error of one series whose outcomes are frequencies, and no labels."""
+        return self.from_sample(sample)
 
     def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         return evidence_of(
             partial(by_pieces, self.from_sample),
             statistic,
+            without_noise=partial(by_pieces, self.without_noise),
             signed=self.is_signed,
             average=self.reading.averages,
-            with_interval=with_interval and self.has_value_without_noise,
+            with_interval=with_interval and self.has_interval,
             **how,
         )

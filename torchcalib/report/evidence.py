@@ -83,7 +83,8 @@ def evidence_in_order(
     }
     if has_labels:
         metrics |= {"tce": TCE(**given, reduction=reduction), "mcb": CORP(**given, reduction=reduction)}
-    *series, length = sample.score.shape
+    series = sample.score.shape[:-1]
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # left-out elements must not change what is drawn
     found, without = {}, []
     for name, metric in metrics.items():
         n_cells = max([1, *series]) * (min(length, _RUNS[name]) or n_bins)
