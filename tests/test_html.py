@@ -6,7 +6,7 @@ import re
 import runpy
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +15,12 @@ import matplotlib
 import pytest
 import torch
 
-from torchcalib import Report, TCETable, html
+from torchcalib import Report, TCETable, compare, html, plots
 from torchcalib.files import write_whole
 from torchcalib.html import page as pages
 from torchcalib.html import render, save_report
 from torchcalib.html.report import _words, _worst_classes
+from torchcalib.monitoring import History, HistoryRow
 from torchcalib.plots import DARK, LIGHT
 from torchcalib.report import ReportBuilder
 
@@ -176,6 +177,34 @@ def test_every_picture_is_there_for_light_and_dark_with_a_name(task):
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
     assert "@media screen and (prefers-color-scheme: dark)" in page(task)
     assert {LIGHT.below, DARK.below} <= set(re.findall("#[0-9a-f]{6}", page(task)))
+
+
+def systems_called_like_a_colour():
+    probs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = torch.arange(40) % 2
+    return compare({LIGHT.ink: probs[0], "b": probs[1]}, target, task="binary", n_replicates=39)
+
+
+@pytest.mark.parametrize(
+    ("draw", "of"),
+    [
+        (plots.reliability_diagram, lambda: made("binary").main_table),
+        (plots.confidence_histogram, lambda: made("binary").main_table),
+        (plots.tce_diagram, lambda: TESTED),
+        (partial(plots.tce_diagram, logit=True), lambda: made("binary").tests["positive_class"]),
+        (plots.training_curve, lambda: History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))),
+        (plots.difference_plot, systems_called_like_a_colour),
+    ],
+)
+def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
+    def numbered(svg):
+        """Ids in the order in which they come: some are made of what they name, its colours too."""
+        ids = {}
+        return re.sub(r"\b[a-z]?[0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), svg)
+
+    drawn = pages.both_themes(draw, of(), "p", "label")
+    dark = pages._inline(plots.to_svg(draw(of(), style=DARK)), "p-dark-", "label", "dark")
+    assert numbered(drawn[drawn.index('<svg class="dark"') :]) == numbered(dark)
 
 
 def test_main_bin_table_is_open_and_others_closed():

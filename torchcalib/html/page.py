@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,7 +71,7 @@ def _environment() -> Environment:
 
 
 def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
-    """Draw a picture for light and for dark, as two elements of a page.
+    """Draw a picture, and return it for light and for dark, as two elements of a page.
 
     Args:
         draw: takes the table and a `style`.
@@ -78,11 +79,16 @@ def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) ->
         prefix: of ids, which no other picture of the page has.
         label: what the picture shows, for those who cannot see it.
     """
-    drawn = (
-        _inline(to_svg(draw(table, style=style)), f"{prefix}-{theme}-", label, theme)
-        for theme, style in (("light", LIGHT), ("dark", DARK))
-    )
-    return Markup("\n").join(drawn)
+    light = to_svg(draw(table, style=LIGHT))
+    themes = (("light", light), ("dark", _in_the_dark(light)))
+    return Markup("\n").join(_inline(svg, f"{prefix}-{theme}-", label, theme) for theme, svg in themes)
+
+
+def _in_the_dark(svg: str) -> str:
+    """Return a picture in `LIGHT` as it is in `DARK`; drawing it again would take as long. Text stays as it is."""
+    colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
+    known = re.compile("|".join(colours))
+    return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)
 
 
 def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
