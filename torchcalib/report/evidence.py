@@ -1,11 +1,9 @@
 """What chance has to do with the calibration errors of a report: from what was streamed, at any number of samples."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from torchcalib.binned import ACE, BinnedMetric
 from torchcalib.bins import rmsce_from_bins
