@@ -23,6 +23,7 @@ Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
 
+
 class Reading(NamedTuple):
     """What is read of a statistic, and how that is tested; see `evidence_of`."""
 
@@ -262,9 +263,7 @@ class _Test:
             drawn.append(z if self.reading.with_interval else z[:0])
         return drawn[0] if len(drawn) == 1 else torch.cat(drawn), torch.cat(read), torch.cat(values)
 
-    def _drawn(
-        self, cells: Cells, streams: Tensor, first: int, place: int, draws: dict[int, Tensor] | None
-    ) -> Tensor:
+    def _drawn(self, cells: Cells, streams: Tensor, first: int, place: int, draws: dict[int, Tensor] | None) -> Tensor:
         """Draw replicates `(r, g, C, K)`, or return those that were drawn for another reading."""
         if draws is None:
             return cells.drawn(self.seed, streams, first)

@@ -81,7 +81,7 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     above = 0.0
     for up_to, width in (*_TABLES, (math.inf, 1)):
         here = ((deviation > above) & (deviation <= up_to)).nonzero().squeeze(-1)
-        for some in here.split(max(1, _IN_CACHE // max(width, len(chance)))):
+        for some in torch.split(here, max(1, _IN_CACHE // max(width, len(chance)))):
             counts[:, some] = _counts(chance[:, some], mean[some], variance[some], width)
         above = up_to
     return counts.reshape(shape)
