@@ -415,7 +415,7 @@ def test_numbers_have_four_significant_digits(value, expected):
     [(0.25, "+0.2500"), (-0.25, "−0.2500"), (-3e-10, "0.0000"), (math.inf, "+infinite"), (math.nan, "undefined")],
 )
 def test_columns_have_four_decimals_and_a_sign(value, expected):
-    assert pages.decimals(value, signed=True) == expected
+    assert pages.four_decimals(value, signed=True) == expected
 
 
 @pytest.mark.parametrize(("n", "expected"), [(50000.0, "50,000"), (3, "3"), (0.0, "0"), (12.5, "12.50")])

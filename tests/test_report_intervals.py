@@ -160,11 +160,22 @@ def test_lines_that_would_take_long_have_none_and_a_note_says_so(monkeypatch):
     monkeypatch.setattr(evidence, "MOST_IN_ORDER", 100)
     report = tc.report(preds, target, task="multiclass", with_calibration=False)
     floors = {line.key: line.noise_floor for line in report.lines}
-    assert floors["ece/classwise"] is not None
-    assert floors["mce/classwise"] is None
+    by_key = {line.key: line.interval for line in report.lines}
+    for key in ("ece/classwise", "mce/classwise", "rmsce_debiased/classwise"):
+        assert floors[key] is not None
+        assert by_key[key] is None
+    assert any(note.startswith("Errors over bins, class-wise, have no interval") for note in report.notes)
     assert floors["ace/top_label"] is not None
     assert floors["ks/top_label"] is None
     assert any(note.startswith("There is no noise floor of KS, TCE and MCB, top label") for note in report.notes)
+
+
+def test_p_values_of_few_replicates_say_so(monkeypatch):
+    monkeypatch.setattr(evidence, "_replicates", lambda affordable, at_least: at_least)
+    report = tc.report(*data("multiclass"), task="multiclass", with_calibration=False, with_intervals=False)
+    assert "Noise floor and p of errors over bins, class-wise, are from 39 replicates" in " ".join(report.notes)
+    p_values = [line.p_value for line in report.lines if line.group == "class-wise" and line.p_value is not None]
+    assert min(p_values) >= 0.5 / 40
 
 
 def test_too_many_samples_have_no_intervals_and_a_note_says_so(monkeypatch):

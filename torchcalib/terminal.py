@@ -168,7 +168,7 @@ def _group_table(table: GroupTable) -> Table:
     for row in table.rows():
         errors = [f"{row[name]:.4f}" for name in ("value", "noise_floor")]
         said = "within chance" if row["by_chance"] else ""
-        numbers = [f"{row['n']:,.10g}", *errors, f"{row['p_value']:.3g}", f"{row['shrunk']:.4f}", said]
+        numbers = [f"{row['n']:,.10g}", *errors, p_words(row["p_value"]), f"{row['shrunk']:.4f}", said]
         drawn.add_row(_shown(row["group"]), *numbers, style="dim" if said else "")
     return drawn
 

@@ -263,9 +263,8 @@ class _Test:
         seen, read, values = (torch.cat(each, -1) for each in zip(*(part[3:] for part in parts), strict=True))
         n_classes = seen.shape[-1]
         numbers = first + torch.arange(seen.numel(), device=seen.device).reshape(seen.shape)
-        if (
-            self.reading.signed
-        ):  # the classes' errors make up for each other in the mean, and so they do in what chance adds
+        if self.reading.signed:
+            # The errors of classes make up for each other in the mean, and so they do in what chance adds.
             floor = values.mean(-1).abs().mean(0)
             p_value = self._p_value(seen.mean(-1).abs(), read.mean(-1).abs(), numbers[:, 0])
         else:

@@ -20,7 +20,7 @@ def in_one_line(
         >>> in_one_line(0.693147)
         '0.6931'
     """
-    places = decimals(value, noise_floor, high)
+    places = places_of(value, noise_floor, high)
     said = in_clauses(noise_floor, p_value, low, high, places=places, level=level)
     return fixed(value, places) + (f" ({said})" if said else "")
 
@@ -54,7 +54,7 @@ def p_words(p_value: float, equals: str = "") -> str:
     return equals + (f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}")
 
 
-def decimals(*numbers: float) -> int:
+def places_of(*numbers: float) -> int:
     """Return how many decimals numbers are shown with: 4, more where all are below 0.01, and 2 from 10 on."""
     largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
     if largest >= 10:

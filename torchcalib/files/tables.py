@@ -115,8 +115,13 @@ class Csv(_Table):
             include_columns=list(dtypes),
             column_types={name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()},
         )
-        with csv.open_csv(self.paths[0], csv.ReadOptions(block_size=_BLOCK), convert_options=wanted) as file:
-            yield from file
+        with csv.open_csv(
+            self.paths[0], csv.ReadOptions(block_size=_BLOCK, use_threads=False), convert_options=wanted
+        ) as file:
+            for batch in file:
+                yield batch
+                del batch  # before the next one is made
+                pa.default_memory_pool().release_unused()  # threads that read ahead keep what they let go of
 
 
 class Parquet(_Table):

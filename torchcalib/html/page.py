@@ -59,7 +59,7 @@ def _environment() -> Environment:
     )
     made.filters.update(
         number=number,
-        decimals=decimals,
+        four_decimals=four_decimals,
         count=count,
         percent=percent,
         edge=edge,
@@ -109,7 +109,7 @@ def number(value: float) -> str:
     return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.4g}".rstrip("."))
 
 
-def decimals(value: float, signed: bool = False) -> str:
+def four_decimals(value: float, signed: bool = False) -> str:
     """Write four decimals, for columns; with `signed` a plus too."""
     return _signed(value, f"{abs(value):.4f}", "+" if signed else "")
 

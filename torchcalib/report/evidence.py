@@ -17,7 +17,7 @@ from torchcalib.samples import RankedSample
 from torchcalib.statistics import BinStats
 
 MOST_CELLS = 2**15
-"""Bins of all classes together up to which all errors over them have evidence, and not the ECE alone."""
+"""Bins of all classes together up to which errors over them have intervals."""
 
 MOST_IN_ORDER = 2**13
 """Runs of samples in order, of all labels together, up to which what is read from them has evidence."""
@@ -25,12 +25,19 @@ MOST_IN_ORDER = 2**13
 _RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
 """Runs whose outcomes are drawn, at most; of the ACE they are its bins."""
 
+_FEW_REPLICATES = 199
+"""Where there are fewer, a note says so: no p-value can be small."""
+
 _MOST_REPLICATES = 1039
 """The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
 
 
-def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
-    """Return the evidence of errors over equal-width bins, by the keys of lines.
+Found = tuple[dict[str, Evidence], tuple[str, ...]]
+"""Evidence by the keys of lines, and notes for the reader."""
+
+
+def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> Found:
+    """Return the evidence of errors over equal-width bins, by the keys of lines, and notes of what is left out.
 
     That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it. The
     mean of a signed error over classes has none: its parts cancel, those of all classes of a sample altogether.
@@ -51,13 +58,19 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
     }
     n_replicates = _replicates(2**20 // b.n.numel(), at_least=39)
     found = evidence_of_each(readings, b, average=averaged, n_replicates=n_replicates)
-    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}
+    notes = _of_few({f"errors over bins, {GROUPS[reduction]},": n_replicates})
+    if has_most:
+        notes += (
+            f"Errors over bins, {GROUPS[reduction]}, have no interval with so many classes or labels; `evidence` of "
+            "their metrics computes it.",
+        )
+    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}, notes
 
 
 def evidence_in_order(
     sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, given: Mapping[str, Any]
-) -> tuple[dict[str, Evidence], tuple[str, ...]]:
-    """Return the evidence of errors of a sample in order, by the keys of lines, and a note of which have none.
+) -> Found:
+    """Return the evidence of errors of a sample in order, by the keys of lines, and notes of what is left out.
 
     Args:
         sample: `(N,)`, or `(L, N)` for labels.
@@ -74,19 +87,29 @@ def evidence_in_order(
         metrics |= {"tce": TCE(**given, reduction=reduction), "mcb": CORP(**given, reduction=reduction)}
     series = sample.score.shape[:-1]
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # left-out elements must not change what is drawn
-    found, without = {}, []
+    found, without, drawn = {}, [], {}
     for name, metric in metrics.items():
         n_cells = max([1, *series]) * (min(length, _RUNS[name]) or n_bins)
         if n_cells > MOST_IN_ORDER:
             without.append(name.upper())
         else:
-            n_replicates = _replicates(2**17 // n_cells, at_least=99)
+            drawn[f"{name.upper()}, {GROUPS[reduction]},"] = n_replicates = _replicates(2**20 // n_cells, at_least=99)
             found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
     if not without:
-        return found, ()
+        return found, _of_few(drawn)
     return found, (
+        *_of_few(drawn),
         f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of their "
         "metrics computes it.",
+    )
+
+
+def _of_few(drawn: Mapping[str, int]) -> tuple[str, ...]:
+    """Say which evidence is from few replicates, by how many there were."""
+    return tuple(
+        f"Noise floor and p of {what} are from {n} replicates, so that p is at least {0.5 / (n + 1):.1g}."
+        for what, n in drawn.items()
+        if n < _FEW_REPLICATES
     )
 
 

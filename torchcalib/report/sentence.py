@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from torchcalib.bins import BinTable
-from torchcalib.consistency.words import decimals, fixed, in_clauses
+from torchcalib.consistency.words import fixed, in_clauses, places_of
 from torchcalib.predictions import Task
 from torchcalib.report.data import Line
 
@@ -45,7 +45,7 @@ def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     """The verdict, and the ECE with what there is to know of it, as two clauses."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
     low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
-    places = decimals(ece.value, floor, high)
+    places = places_of(ece.value, floor, high)
     name = "ECE, mean over labels" if task == "multilabel" else "ECE"
     apart = f"with frequency and probability {fixed(ece.value, places)} apart"
     excess = ece.value - floor

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.consistency import Evidence
+from torchcalib.consistency.words import p_words
 from torchcalib.files import printable
 from torchcalib.predictions import check_choice, check_count
 
@@ -101,7 +102,7 @@ class GroupTable:
         width = max([12, *(len(name) + 2 for name in names)])
         lines = [f"{'group':>{width}}{'n':>12}{'value':>12}{'noise floor':>14}{'p':>10}{'shrunk':>12}"]
         for name, row in zip(names, self.rows(), strict=True):
-            numbers = f"{row['n']:>12.10g}{row['value']:>12.4f}{row['noise_floor']:>14.4f}{row['p_value']:>10.3g}"
+            numbers = f"{row['n']:>12.10g}{row['value']:>12.4f}{row['noise_floor']:>14.4f}{p_words(row['p_value']):>10}"
             said = "  within chance" if row["by_chance"] else ""
             lines.append(f"{name:>{width}}{numbers}{row['shrunk']:>12.4f}{said}")
         return "\n".join(lines)
