@@ -309,12 +309,10 @@ def block_starts(
     first[:, :1] = True
     limits = [bound.tolist() for bound in bounds]
     arrays = [column.cpu().contiguous().numpy() for column in rows]
-    for row, (w, v, *group) in enumerate(zip(*arrays, strict=True)):
+    opens = None if begins is None else [np.flatnonzero(row) for row in arrays.pop()]
+    pooled = arrays if opens is None else _pooled(arrays, opens)
+    for row, (w, v) in enumerate(zip(*pooled, strict=True)):
         own = [*(limit[row] for limit in limits), paper] if limits else []
-        opens = np.flatnonzero(group[0]) if group else None
-        if opens is not None:
-            last = np.append(opens[1:], length) - 1
-            w, v = (np.diff(column.cumsum(dtype=np.int64)[last], prepend=0) for column in (w, v))
         if chosen == "numba":
             buffers = [np.empty_like(w), np.empty_like(v), np.empty(len(w), dtype=np.int64)]
         else:
@@ -322,8 +320,18 @@ def block_starts(
             buffers = [[0] * len(w) for _ in range(3)]
         count = loop(w, v, *own, *buffers)
         ends = buffers[2][: max(count - 1, 0)]
-        first[row, ends if opens is None else opens[ends]] = True
+        first[row, ends if opens is None else opens[row][ends]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
+
+
+def _pooled(columns: list[np.ndarray], opens: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """Return the sums of each column `(R, N)` over groups of elements, by where these begin in each row."""
+    length = columns[0].shape[-1]
+    if all(len(places) == length for places in opens):
+        return [list(column.astype(np.int64)) for column in columns]
+    sizes = np.cumsum([len(places) for places in opens])[:-1]
+    begins = np.concatenate([row * length + places for row, places in enumerate(opens)])
+    return [np.split(np.add.reduceat(column.ravel(), begins, dtype=np.int64), sizes) for column in columns]
 
 
 def _may_overflow(weight: Tensor, values: Tensor) -> bool:

@@ -164,17 +164,15 @@ def _sums_of_runs(x: Tensor, ends: Tensor) -> Tensor:
         index = run_index(ends, x.shape[-1])
         sums = torch.zeros((*ends.shape[:-1], ends.shape[-1] + 1), dtype=wide, device=x.device)
         return sums.scatter_add_(-1, index, x.to(wide))[..., :-1].contiguous()
-    out = torch.zeros(ends.shape, dtype=wide)
-    rows = zip(
-        *(t.reshape(-1, t.shape[-1]).numpy() for t in (x, ends, out)),
-        strict=True,
-    )
-    for values, stops, sums in rows:
-        starts = np.concatenate(([0], stops[:-1]))
-        held = stops > starts
-        if held.any():
-            sums[held] = np.add.reduceat(values[: stops[-1]], starts[held], dtype=sums.dtype)
-    return out
+    length = x.shape[-1]
+    values, stops = x.reshape(-1, length).numpy(), ends.reshape(-1, ends.shape[-1]).numpy()
+    places = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # where runs begin, and what lies behind the last
+    held = np.diff(places, append=length) > 0
+    begins = (places + length * np.arange(len(places))[:, None])[held]
+    out = np.zeros(places.shape)
+    if begins.size:
+        out[held] = np.add.reduceat(values.ravel(), begins, dtype=out.dtype)
+    return torch.from_numpy(out[:, :-1].reshape(ends.shape))
 
 
 def _keep_ends(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
