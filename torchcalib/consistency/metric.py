@@ -24,7 +24,9 @@ class TestedMetric(StreamingMetric[S]):
         the model were calibrated, and read as the data are. Rows are taken to be independent, and their confidences as
         given. Weights of an integer dtype are numbers of independent copies, floating ones say how much a row matters.
         Of soft targets the squared distance from the confidence is taken for their variance. Averages over classes take
-        the outcomes of different classes for dependent: their p-value is a Cauchy combination.
+        the outcomes of different classes for dependent: their p-value is a Cauchy combination. An average of signed
+        errors is judged by its own size, with labels for independent; that over classes which exclude each other is 0
+        whatever the model, which is what its evidence says.
 
         Args:
             level: of the interval, in (0, 1).
@@ -33,9 +35,10 @@ class TestedMetric(StreamingMetric[S]):
             with_interval: False leaves the interval NaN, for which most of the time is needed.
 
         Returns:
-            `Evidence` of the shape of the value. NaN without data. Where an error has no value without noise (of bins
-            that follow from the outcomes, counts of decisions) the interval is NaN; `torchcalib.bootstrap` has
-            one of the value as it is, with what chance adds.
+            `Evidence` of the shape of the value. NaN without data. Where bins follow from the outcomes or decisions are
+            counted (TCE), an error has no value without noise: the interval is that of its expected value at this
+            number of samples, of which the noise floor is the least. Of smECE and ICI it is NaN, for it would take
+            long; `torchcalib.bootstrap` has one of the value as it is, with what chance adds.
 
         Raises:
             TypeError, ValueError: for bad arguments, and if rows that came on CUDA were bad.

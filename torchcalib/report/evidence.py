@@ -34,16 +34,19 @@ _Reading = tuple[Callable[[BinStats], Tensor], Callable[[BinStats], Tensor], boo
 """A value, what it is tested by, and whether it is signed; see `evidence_of`."""
 
 
-def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> dict[str, Evidence]:
+def evidence_of_bins(
+    b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool
+) -> dict[str, Evidence]:
     """Return the evidence of errors over equal-width bins, by the keys of lines.
 
     That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it. The
-    mean of a signed error over classes has none: its parts cancel, those of all classes of a sample altogether.
+    mean of a signed error over classes that exclude each other has none: it is 0 whatever the model.
 
     Args:
         b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
         reduction: what the confidences are of.
         with_intervals: whether to look for those of the others.
+        exclusive: whether classes exclude each other, as labels do not.
     """
     readings: dict[str, _Reading] = {m.__name__.lower(): (m.from_bins, m.from_bins, m.is_signed) for m in ERRORS}
     readings["rmsce_debiased"] = partial(rmsce_from_bins, debiased=True), rmsce_from_bins, False
@@ -61,7 +64,7 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
             draws=draws,
         )
         for name, (from_bins, tested_by, signed) in readings.items()
-        if name == "ece" or not (has_most or (signed and reduction == "classwise"))
+        if name == "ece" or not (has_most or (signed and exclusive and reduction == "classwise"))
     }
 
 
