@@ -281,14 +281,23 @@ def squared_gap(b):
 CASES = list(_cases())
 
 
-def once_a_kind(cases):
-    """All cases; those that differ from one before them in `from_logits` alone run in the slow run."""
+def once_a_path(cases, paths):
+    """All cases; those with no path that none before them has taken run in the slow run. `paths`: those of a case."""
     seen = set()
     for case in cases:
-        kind = (case.cls, case.task, *(f"{name}={case.options[name]}" for name in sorted(case.options)))
-        kind = tuple(part for part in kind if not str(part).startswith("from_logits="))
-        yield pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (kind in seen))
-        seen.add(kind)
+        own = paths(case)
+        yield pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (own <= seen))
+        seen |= own
+
+
+def once_a_kind(cases):
+    """All cases; those that differ from one before them in `from_logits` alone run in the slow run."""
+    return once_a_path(cases, lambda case: {kind_of(case)})
+
+
+def kind_of(case):
+    options = (f"{name}={case.options[name]}" for name in sorted(case.options) if name != "from_logits")
+    return case.cls, case.task, *options
 
 
 @pytest.fixture(params=once_a_kind(CASES))

@@ -6,7 +6,6 @@
   what `pip install` and `make` name is looked up. Any other line is an error, for nobody would see it rot.
 """
 
-import os
 import re
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from processes import quick_environment
 
 from torchcalib.cli import main
 
@@ -141,10 +141,8 @@ def run_command(command, arguments, folder):
         return
     if command == "torchrun":  # a port of its own
         arguments = ["-m", "torch.distributed.run", "--standalone", *arguments]
-    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], cwd=folder, env=quick_environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)

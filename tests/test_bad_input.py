@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from processes import quick_environment
 from torch.distributions import Laplace, Normal
 
 import torchcalib as tc
@@ -264,7 +265,10 @@ def test_wrong_options(arguments, capsys):
 
 def test_wrong_command_as_a_process(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "torchcalib", "report", str(tmp_path / "none.npz")], capture_output=True, text=True
+        [sys.executable, "-m", "torchcalib", "report", str(tmp_path / "none.npz")],
+        env=quick_environment(),
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr

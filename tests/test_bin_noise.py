@@ -184,7 +184,7 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     assert b.has_noise
     assert (b + b).has_noise
     torch.testing.assert_close((b + b).noise, 2 * whole.noise)
-    assert metric.state.numel() == 2 + 6 * N_BINS
+    assert metric.state.numel() == 3 + 6 * N_BINS  # after two counts what tells shares from labels
     assert not BinReading("binary", Binning(n_bins=N_BINS)).recipe().with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
     assert not replicates.recipe.with_noise

@@ -12,7 +12,8 @@ from scipy import stats
 
 import torchcalib as tc
 from torchcalib.binless.smece import SmoothingRecipe, smece_from_cells
-from torchcalib.kernels.smoothing import GRIDS, N_CELLS, cell_index, steps_of
+from torchcalib.kernels.smoothing_cells import cell_index
+from torchcalib.kernels.smoothing_grids import GRIDS, N_CELLS, steps_of
 from torchcalib.predictions import read_input
 from torchcalib.statistics import BinStats
 

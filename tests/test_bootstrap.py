@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import CASES
+from conftest import CASES, once_a_kind
 
 import torchcalib as tc
 from torchcalib.calibration_loss.losses import both_scores
@@ -338,7 +338,7 @@ def test_bad_metrics_are_told(metric, change, error, message):
 # Streamed ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=ADDITIVE, ids=str)
+@pytest.fixture(params=once_a_kind(ADDITIVE))
 def additive(request):
     return request.param
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import quick_environment
 
 from benchmarks.cuda import conduct, metrics, ops, speed
 from benchmarks.cuda.check import Check, elementwise_error
@@ -21,7 +22,9 @@ CPU = torch.device("cpu")
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env=quick_environment(), capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.cuda

@@ -3,15 +3,13 @@
 The work is in fault_rank.py.
 """
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import fault_rank
 import pytest
 import torch
+from processes import run_together
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 import torchcalib as tc
@@ -21,20 +19,8 @@ WORLD = 3
 
 def launched(part, folder, *more, script="fault_rank.py", timeout=240):
     """Run all ranks; returns their exit codes, and what they said."""
-    here = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "PYTHONWARNINGS": "ignore"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(here / script), part, str(rank), str(WORLD), str(folder), *more],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    said = [rank.communicate(timeout=timeout)[0] for rank in ranks]
-    return [rank.returncode for rank in ranks], "\n".join(said)
+    path = Path(__file__).parent / script
+    return run_together([[path, part, rank, WORLD, folder, *more] for rank in range(WORLD)], timeout=timeout)
 
 
 def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_undisturbed_answer(tmp_path):

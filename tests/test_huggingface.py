@@ -1,13 +1,12 @@
 """A real `transformers.Trainer` with tiny models from their configs; huggingface_rank.py is what two processes run."""
 
 import json
-import os
-import subprocess
-import sys
+import socket
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_together
 
 import torchcalib as tc
 
@@ -245,12 +244,15 @@ def test_wrong_arguments():
 def test_two_processes_are_one(tmp_path):
     """Sets whose last batches are filled up with rows that were read before, up to one of fewer rows than processes."""
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(here / "huggingface_rank.py"), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    codes, said = run_together(
+        [[here / "huggingface_rank.py", tmp_path]] * 2,
+        [{**given, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)],  # as torchrun gives them
+    )
+    assert codes == [0, 0], said
     said = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert said[0] == said[1]
     for name, values in said[0].items():

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from processes import quick_environment
 
 OPTIONAL = {
     *("matplotlib", "rich", "jinja2", "pyarrow", "safetensors", "sklearn", "scipy", "pandas", "hypothesis"),
@@ -64,7 +65,9 @@ for line in sys.argv[1:]:
 def test_a_missing_extra_is_named():
     modules = ["plots matplotlib plot", "html jinja2 report", "terminal rich report", "demo sklearn demo"]
     modules += ["integrations.huggingface accelerate huggingface"]
-    done = subprocess.run([sys.executable, "-c", MISSING, *modules], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING, *modules], env=quick_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -73,7 +76,11 @@ def test_a_missing_extra_at_the_command_line_is_one_line(tmp_path):
     path.touch()
     code = "import sys; sys.modules['rich'] = None; from torchcalib.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, "report", str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "report", str(path)],
+        env=quick_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("torchcalib: error: ")

@@ -6,13 +6,12 @@ is imported, so a fresh process runs this file a second time.
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from blocks import VARIANTS, random_sample
+from processes import run_together
 
 from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
 
@@ -57,11 +56,9 @@ def test_in_the_interpreter():
 
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cpu", __file__]
-    root = Path(__file__).resolve().parents[1]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", __file__]
+    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=Path(__file__).resolve().parents[1])
+    assert codes == [0], said
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")

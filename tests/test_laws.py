@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from conftest import CASES
+from conftest import CASES, once_a_kind, once_a_path
 
 import torchcalib as tc
 
@@ -185,15 +185,18 @@ def test_law_low_precision_is_read_as_it_is(case, dtype):
     close(value, case.call(preds.double(), target, validate_args=False).float(), rtol=2e-5, atol=2e-6)
 
 
+def paths_to_trace(case):
+    """The reading of a metric, and how metrics of its family come from input to what they read."""
+    reading = (case.cls, case.options.get("component"), "cost" in case.options)
+    return {reading, (case.cls.__bases__[0], case.task, case.options.get("reduction"))}
+
+
 def _wrapped():
-    """Every case mapped; compiled one of every function, task and reduction, and all others in the slow run."""
-    seen = set()
+    """Every case mapped; compiled, which takes a second each, those that bring something new to trace."""
     for case in CASES:
-        kind = (case.cls, case.task, *(case.options.get(name) for name in ("reduction", "component")))
-        kind = (*kind, "cost" in case.options)
         yield pytest.param(case, "vmap", id=f"{case}-vmap")
-        yield pytest.param(case, "compile", id=f"{case}-compile", marks=[pytest.mark.slow] * (kind in seen))
-        seen.add(kind)
+    for case in once_a_path(CASES, paths_to_trace):
+        yield pytest.param(*case.values, "compile", id=f"{case.id}-compile", marks=case.marks)
 
 
 @pytest.mark.parametrize(("case", "wrap"), list(_wrapped()))
@@ -286,6 +289,8 @@ def test_every_streaming_class_is_in_the_table_of_cases():
     streaming = {cls for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
     streaming -= {tc.Bootstrapped, tc.ByGroup}  # which are what the metric is that they wrap
     assert streaming == {case.cls for case in CASES}
+    for cases in (once_a_kind(CASES), once_a_path(CASES, paths_to_trace)):
+        assert streaming == {case.values[0].cls for case in cases if not case.marks}, "left to the slow run altogether"
     for cls in streaming:
         assert cls.unit
         assert cls.question

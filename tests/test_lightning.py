@@ -3,7 +3,6 @@
 import importlib
 import json
 import math
-import os
 import pickle
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import quick_environment
 
 import torchcalib as tc
 from torchcalib.integrations.images import as_array, log_picture
@@ -345,10 +345,9 @@ def test_over_confidence_is_told_once_with_numbers_and_drawn_where_the_logger_ta
 def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
     lightning(PACKAGES[0])
     here = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(here / "lightning_ranks.py"), str(tmp_path)],
-        env=env, capture_output=True, text=True, check=False, timeout=240,
+        env=quick_environment(), capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for rank in range(2):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from processes import quick_environment
 from safetensors.torch import save_file
 
 CLASSES = 1000
@@ -91,7 +92,7 @@ def test_a_file_takes_far_less_memory_than_it_is_large(megabytes, tmp_path):
     files = write(tmp_path / "few", 250), write(tmp_path / "many", megabytes * MB // (4 * CLASSES))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(files)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=quick_environment(),
         capture_output=True,
         text=True,
         check=False,

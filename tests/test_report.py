@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from processes import quick_environment
 
 import torchcalib as tc
 from torchcalib.cli import main
@@ -227,7 +228,7 @@ def test_command_stops_quietly_when_its_reader_does(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
     command = f"{sys.executable} -m torchcalib report {path} | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-c", command], env=quick_environment(), capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 
@@ -261,7 +262,9 @@ def test_command_writes_its_files_whatever_becomes_of_its_output(tmp_path):
         command = (
             f"{sys.executable} -m torchcalib report '{path}' --out '{out}' --no-intervals --no-calibration {ending}"
         )
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", command], env=quick_environment(), capture_output=True, text=True, check=False
+        )
         assert "Traceback" not in done.stderr, done.stderr
         assert "\x1b" not in done.stdout + done.stderr
         assert (out / "report.html").is_file(), ending

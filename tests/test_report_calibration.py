@@ -146,8 +146,11 @@ def test_weights_of_every_kind():
 
 def test_labels_that_are_floating_are_labels_and_absent_rows_are_not_looked_at():
     preds, target = realistic("binary")
-    expected = tc.report(preds, target, task="binary", from_logits=True).calibration
-    assert tc.report(preds, target.double(), task="binary", from_logits=True).calibration == expected
+    whole = tc.report(preds, target, task="binary", from_logits=True)
+    floating = tc.report(preds, target.double(), task="binary", from_logits=True)
+    same_lines(floating, whole)
+    expected = whole.calibration
+    assert floating.calibration == expected
     weights = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0)
     absent = torch.tensor([torch.nan, 0.5])
     report = tc.report(
@@ -500,18 +503,43 @@ def test_command_refuses_data_without_folds(tmp_path, capsys):
 # Predictions that are kept, for calibrators and intervals
 
 
+def by_chance(line):
+    """What there is of noise floor, p-value and interval, by its name."""
+    ends = () if line.interval is None else (line.interval.low, line.interval.high)
+    named = {"noise_floor": line.noise_floor, "p_value": line.p_value, **dict(zip(("low", "high"), ends, strict=False))}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def same_lines(report, expected, of_errors=True):
+    """Values, and what chance has to do with them; `of_errors` False looks at that of scores alone."""
+    assert report.notes == expected.notes
+    for line, other in zip(report.lines, expected.lines, strict=True):
+        assert (line.key, line.value) == (other.key, pytest.approx(other.value, rel=1e-6))
+        if of_errors or line.group == "scores":
+            assert by_chance(line) == pytest.approx(by_chance(other), rel=1e-9, abs=1e-12, nan_ok=True), line
+
+
 def test_pieces_of_shares_may_be_unanimous_or_empty_and_labels_among_shares_are_shares():
     preds = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
     votes, labels = preds.roll(1, 0), torch.arange(10) % 3
     unanimous = torch.nn.functional.one_hot(labels, 3).to(votes)
-    builder = ReportBuilder(task="multiclass")
-    for piece, target in ((preds[:20], votes[:20]), (preds[20:], labels), (preds[:0], votes[:0])):
-        builder.update(piece, target)
-    report = builder.report()
     whole = tc.report(preds, torch.cat((votes[:20], unanimous)), task="multiclass")
-    assert report.notes == whole.notes
-    scores = [[line.interval for line in x.lines if line.group == "scores"] for x in (report, whole)]
-    assert scores[0] == scores[1]  # chance has another part in an error of shares than in one of labels
+
+    def of_pieces(*pieces):
+        builder = ReportBuilder(task="multiclass")
+        for piece, target in pieces:
+            builder.update(piece, target)
+        return builder.report()
+
+    empty = preds[:0], votes[:0]
+    same_lines(of_pieces((preds[:20], votes[:20]), (preds[20:], unanimous), empty), whole)
+    same_lines(of_pieces((preds[:5], votes[:5]), empty, (preds[5:], torch.cat((votes[5:20], unanimous)))), whole)
+    # That some rows are labels for certain says more of chance, whatever comes first; to scores they are the same.
+    certain = of_pieces((preds[:20], votes[:20]), (preds[20:], labels), empty)
+    same_lines(certain, whole, of_errors=False)
+    scores = [[line.interval for line in x.lines if line.group == "scores"] for x in (certain, whole)]
+    assert scores[0] == scores[1]
+    same_lines(of_pieces((preds[:20], votes[:20]), (preds[20:23], labels[:3]), (preds[23:], labels[3:])), certain)
 
 
 def test_pieces_may_have_labels_of_any_dtype():
@@ -522,11 +550,8 @@ def test_pieces_may_have_labels_of_any_dtype():
         builder.update(piece, labels.to(dtype))
     report, whole = builder.report(), tc.report(preds, target, task="binary", from_logits=True)
     assert report.recommendation == whole.recommendation
-    for line, expected in zip(report.lines, whole.lines, strict=True):
-        ends, of_whole = (None if x.interval is None else (x.interval.low, x.interval.high) for x in (line, expected))
-        if line.group == "scores":  # floating labels are shares to what chance has to do with an error
-            assert ends == (None if of_whole is None else pytest.approx(of_whole))
-        assert (ends is None) == (of_whole is None)
+    same_lines(report, whole)
+    assert all(line.interval is not None for line in report.lines)
 
 
 def test_a_report_is_finished_where_intervals_fail():

@@ -126,15 +126,17 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
     builder.update(p, y, groups=groups, group_names=NAMES)
     tc.save_report_state(builder, tmp_path / "a.pt")
     state = torch.load(tmp_path / "a.pt", weights_only=True)
-    names, sums = state["groups"]["names"], state["groups"]["sums"]
+    names, sums, apart = (state["groups"][name] for name in ("names", "sums", "apart"))
     for wrong in (
-        {"names": names, "sums": sums[1:]},
-        {"names": names, "sums": sums.float()},
-        {"names": [names[0], *names[:-1]], "sums": sums},
-        {"names": [*names[:-1], 7], "sums": sums},
-        {"names": [*names[:-1], "x" * 300], "sums": sums},
+        {"sums": sums[1:]},
+        {"sums": sums.float()},
+        {"apart": apart[1:]},
+        {"apart": apart.float()},
+        {"names": [names[0], *names[:-1]]},
+        {"names": [*names[:-1], 7]},
+        {"names": [*names[:-1], "x" * 300]},
     ):
-        torch.save({**state, "groups": wrong}, tmp_path / "b.pt")
+        torch.save({**state, "groups": {**state["groups"], **wrong}}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
             tc.load_report_state(tmp_path / "b.pt")
 

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from processes import quick_environment, run_together
 from shards import add_to, assert_same, cut, data_set
 
 import torchcalib as tc
@@ -25,18 +25,13 @@ HERE = Path(__file__).parent
 QUICK = ["--no-calibration", "--no-intervals"]
 
 
-def environment(**more):
-    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", **more}
-
-
 def torchrun(n_ranks, folder, *arguments):
     """The command of the README, but that a free port is chosen."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
     return subprocess.run(
         [*launcher, "-m", "torchcalib", *arguments],
         cwd=folder,
-        env=environment(PYTHONWARNINGS="ignore"),  # torchrun itself warns
+        env=quick_environment(PYTHONWARNINGS="ignore"),  # torchrun itself warns
         capture_output=True,
         text=True,
         timeout=240,
@@ -57,23 +52,11 @@ def launched(n_ranks, folder, calls):
     ports = free_ports(len(calls))
     numbered = [{**call, "port": port} for call, port in zip(calls, ports, strict=True)]
     (folder / "calls.json").write_text(json.dumps(numbered))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "ranks_of_reports.py"), str(folder)],
-            env=environment(RANK=str(rank), WORLD_SIZE=str(n_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=ports[0]),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(n_ranks)
-    ]
-    try:
-        said = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert [rank.returncode for rank in ranks] == [0] * n_ranks, "\n".join(said)
+    given = {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], "PYTHONWARNINGS": "error"}
+    codes, said = run_together(
+        [[HERE / "ranks_of_reports.py", folder]] * n_ranks, [{**given, "RANK": str(rank)} for rank in range(n_ranks)]
+    )
+    assert codes == [0] * n_ranks, said
     return list(zip(*(json.loads((folder / f"said-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
 
 
@@ -126,14 +109,14 @@ def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
 
 
 def test_torchrun_ends_with_one_line_where_one_rank_fails(tmp_path):
-    _, pattern = shards(tmp_path / "shards", data_set("binary", 40), 10, 20, 30)
-    save_npz(tmp_path / "shards" / "shard-3.npz", {"logits": np.full(10, np.nan, np.float32), "targets": np.zeros(10)})
-    done = torchrun(4, tmp_path, "report", pattern, *QUICK, "--out", "out")
+    _, pattern = shards(tmp_path / "shards", data_set("binary", 20), 10)
+    save_npz(tmp_path / "shards" / "shard-1.npz", {"logits": np.full(10, np.nan, np.float32), "targets": np.zeros(10)})
+    done = torchrun(2, tmp_path, "report", pattern, *QUICK, "--out", "out")
     assert done.returncode != 0
     assert done.stdout == ""
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("torchcalib: error:"))
     assert "in rows 1 to 10 of `" in line
-    assert "shard-3.npz`: `preds` must not hold NaN" in line
+    assert "shard-1.npz`: `preds` must not hold NaN" in line
     assert set(re.findall(r"exitcode\s*:\s*(-?\d+)", done.stderr)) <= {"2", "-15"}
     assert not list((tmp_path / "out").iterdir())
 

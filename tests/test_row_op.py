@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from processes import quick_environment
 
 from torchcalib.kernels import dispatch, threads
 from torchcalib.kernels.row_op import Rows, row_backward, row_forward, rows
@@ -502,7 +503,9 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 run(values)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=quick_environment(), capture_output=True, text=True, check=True
+    )
     outputs = 25_000 * (4 * 8 + 8) * 3  # scores, found sums of the same number, and their copies
     assert int(done.stdout) * 1024 < 10e6 + outputs
 

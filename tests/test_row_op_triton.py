@@ -4,12 +4,11 @@ Triton's interpreter, for which a fresh process runs this file a second time.
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_together
 
 from benchmarks.cuda import conduct
 from torchcalib.kernels.bin_op import class_bins, event_bins
@@ -82,11 +81,9 @@ def test_in_the_interpreter():
 
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "cpu", __file__]
-    root = Path(__file__).resolve().parents[1]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", __file__]
+    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=Path(__file__).resolve().parents[1])
+    assert codes == [0], said
 
 
 # It compiles.

@@ -198,7 +198,7 @@ def damaged(state):
     older = with_description(state, format=STATE_FORMAT - 1, torchcalib="0.1", configuration={})
     yield f"of format {STATE_FORMAT - 1}, which torchcalib 0.1 has written: states held less then", older
     yield (
-        r"must hold {'sums': '\(77,\) float64'}, got {'sums': '\(76,\) float64'}",
+        r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}",
         {
             **state,
             "sums": state["sums"][1:],

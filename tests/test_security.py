@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import quick_environment
 
 import torchcalib as tc
 from torchcalib import terminal
@@ -241,7 +242,7 @@ def test_hostile_files_are_errors_before_memory_or_time_is_gone(tmp_path):
     cases = list(too_large(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", CHILD], input=json.dumps([arguments for arguments, _ in cases]), text=True,
-        capture_output=True, check=False,
+        env=quick_environment(), capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = done.stdout.split("STATUS")

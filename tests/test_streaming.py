@@ -321,7 +321,7 @@ def test_merge_takes_a_dict_of_state_and_refuses_others():
     for wrong in ({}, {other.state_names[0]: other.state}, {"sums": other.state}):
         with pytest.raises(ValueError, match="must hold 'description'"):
             metric.merge_state(wrong)
-    with pytest.raises(ValueError, match=r"must hold {'sums': '\(77,\) float64'}, got {'sums': '\(3,\) float32'}"):
+    with pytest.raises(ValueError, match=r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(3,\) float32'}"):
         metric.merge_state({**other.metric_state, "sums": torch.zeros(3)})
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcalib.predictions import Predictions
 from torchcalib.samples import ExactSample, RankedSample
-from torchcalib.statistics import SumsRecipe
+from torchcalib.statistics import SumsRecipe, settled, with_apart
 
 S = TypeVar("S", covariant=True)
 State = TypeVar("State")
@@ -85,7 +85,10 @@ class StateKind(Protocol[State, S]):
 
 @dataclass(frozen=True)
 class SumsKind(Generic[S]):
-    """One float64 tensor: how many rows were left out, bad ones and missing ones, then the sums."""
+    """One float64 tensor: how many rows were left out, bad ones and missing ones, then the sums.
+
+    Before the sums of bins with noise stands `Sums.apart`, a number for each of their series.
+    """
 
     recipe: SumsRecipe[S]
     shape: tuple[int, ...]
@@ -93,7 +96,12 @@ class SumsKind(Generic[S]):
 
     def empty(self) -> Tensor:
         """Return zeros."""
-        return torch.zeros(N_LEFT_OUT + math.prod(self.shape), dtype=torch.float64)
+        return torch.zeros(self._first + math.prod(self.shape), dtype=torch.float64)
+
+    @property
+    def _first(self) -> int:
+        """How many numbers stand before the sums."""
+        return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.recipe) else 0)
 
     def join(self, parts: Sequence[Any]) -> Tensor:
         """Return the only part."""
@@ -107,8 +115,9 @@ class SumsKind(Generic[S]):
 
     def of(self, p: Predictions) -> Tensor:
         """Return the sums over a batch."""
-        sums = self.recipe.of(p).sums.reshape(-1)
-        return torch.cat((left_out_of(p, sums), sums))
+        found = self.recipe.of(p)
+        sums, apart = found.sums.reshape(-1), () if found.apart is None else (found.apart.reshape(-1),)
+        return torch.cat((left_out_of(p, sums), *apart, sums))
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
         """Add."""
@@ -124,7 +133,10 @@ class SumsKind(Generic[S]):
 
     def statistic(self, state: Tensor) -> S:
         """Return the sums as the statistic they are."""
-        return self.recipe.wrap(state[N_LEFT_OUT:].reshape(self.shape))
+        sums = state[self._first :].reshape(self.shape)
+        if with_apart(self.recipe):
+            sums = settled(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
+        return self.recipe.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
         """Return a copy of saved sums, if they are as many, and no narrower: those have been rounded."""

@@ -10,9 +10,10 @@ from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from torchcalib.kernels.bin_op import Noise, class_bins, event_bins
-from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_of_replicates
+from torchcalib.kernels.bin_sums import bin_index, bin_sums, bin_sums_of_replicates, cell_sums
 from torchcalib.kernels.row_stats import wide_dtype, xmul
 from torchcalib.predictions import Predictions, Task, in_all_replicates
 from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events
@@ -20,9 +21,16 @@ from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums of the wide dtype, `(..., F, K)`: F quantities, each over K cells."""
+    """Sums of the wide dtype, `(..., F, K)`: F quantities, each over K cells.
+
+    Attributes:
+        sums: in the order that the statistic says.
+        apart: `(...)`, of bins whose noise follows from all rows together; see `apart_of`. None for others, and where
+            `settled` has had its say.
+    """
 
     sums: Tensor
+    apart: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def n(self) -> Tensor:
@@ -40,7 +48,8 @@ class Sums:
         return self.n / self.total.unsqueeze(-1)
 
     def __add__(self, other: Self) -> Self:
-        return replace(self, sums=self.sums + other.sums)
+        apart = None if self.apart is None or other.apart is None else self.apart + other.apart
+        return replace(self, sums=self.sums + other.sums, apart=apart)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +119,16 @@ class BinStats(Sums):
         independent rows: the sum of w v. Floating weights say how much a row matters, and do not make it more certain:
         the sum of w^2 v. With labels v is p (1 - p). A soft target t is a mean of unknown many votes, less noisy than
         that; there v is (t - p)^2, whose expectation in a calibrated model is the variance of t.
+
+        Floating targets of a series are told apart all together: where each is 0 or 1 they are labels, and one that is
+        neither makes soft targets of them all. (Those of an integer dtype are labels in any case.) Only with floating
+        weights they are soft targets whatever they are, for no sum of w^2 p (1 - p) is kept beside that of
+        w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so that p-values are
+        uniform for many rows alone: give labels as integers there.
         """
-        return self.sums[..., 4, :] if self.has_noise else torch.full_like(self.n, torch.nan)
+        if not self.has_noise:
+            return torch.full_like(self.n, torch.nan)
+        return self.sums[..., 4, :] if self.apart is None else _noise(self.sums, self.apart)
 
     @property
     def gap(self) -> Tensor:
@@ -121,6 +138,52 @@ class BinStats(Sums):
 
 
 S = TypeVar("S", covariant=True)
+
+
+def _noise(sums: Tensor, apart: Tensor) -> Tensor:
+    return torch.where(apart.unsqueeze(-1) == 0, sums[..., 3, :], sums[..., 4, :])
+
+
+def settled(sums: Tensor, apart: Tensor) -> Tensor:
+    """Return sums of bins, `BinStats.sums`, to be read and not to be added to: their noise is what all rows say."""
+    return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
+
+
+def apart_of(
+    p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
+) -> Tensor:
+    """Return what a batch adds to `Sums.apart`: it stays 0 as long as the noise of bins is their spread.
+
+    That is so for labels, each of which counts for some copies. A share t of weight w adds w t (1 - t), which no label
+    does. Floating weights add themselves, for the noise goes by their squares.
+
+    Args:
+        p: the batch.
+        sums: of its events `(..., F, B)`, or `(G, ..., F, B)`.
+        events: these; None will do for labels that were given as such, which cost nothing.
+        groups: of every event `(..., N)` if they are kept apart.
+        n_groups: G.
+
+    Returns:
+        `(...)`, or `(G, ...)`. A sum of what is not negative: 0 if and only if every row adds 0, in whatever pieces.
+    """
+    if not p.copies:
+        return sums[..., 0, :].detach().sum(-1)
+    if p.hard or events is None:
+        return sums.new_zeros(sums.shape[:-2])
+    outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
+    added = (1 - outcome).mul_(outcome)  # in one piece of memory: of many events a fresh one costs more than the rest
+    added = added if weights is None else added.nan_to_num_(0, 0, 0)  # what a row of weight 0 holds may be NaN
+    if groups is None:
+        total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
+        return total
+    added = added.to(sums.dtype) if weights is None else added * weights
+    return cell_sums(groups.expand_as(added), added.unsqueeze(-2), n_groups).squeeze(-2).movedim(-1, 0)
+
+
+def with_apart(recipe: object) -> bool:
+    """Whether the sums of a recipe come with `Sums.apart`."""
+    return bool(getattr(recipe, "with_noise", False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,15 +314,14 @@ class EqualWidthBins:
         each_class = self.reduction == "classwise" and p.task == "multiclass"
         if each_class and not (p.soft or self.with_ecd or p.replicates):  # in one pass over the rows
             options |= {"from_logits": p.from_logits, "noise": self.with_noise}
-            return self.wrap(class_bins(p.given, p.given_target, p.weights, p.rows, **options))
+            return self._made(p, class_bins(p.given, p.given_target, p.weights, p.rows, **options))
         events = reduce_to_events(p, self.reduction, self.with_ecd)
         if not p.replicates or events.weights is None:
-            noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
             columns = events.confidence, events.outcome, events.weights, events.ecd
-            return self.wrap(event_bins(*columns, noise=noise, **options))
+            return self._made(p, event_bins(*columns, noise=self._noise_of(p), **options), events)
         index = bin_index(events.confidence, self.n_bins, self.right)
         if self.with_noise:  # of which the replicates that are read have no need
-            return self.wrap(bin_sums(index, self._columns(events, p), self.n_bins))
+            return self._made(p, bin_sums(index, self._columns(events, p), self.n_bins), events)
         quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         quantities += [] if events.ecd is None else [events.ecd]
         finite = not self.with_ecd
@@ -274,13 +336,12 @@ class EqualWidthBins:
             num_groups: G.
         """
         events = reduce_to_events(p, self.reduction, self.with_ecd)
-        noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
         groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=noise, copies=p.copies, groups=groups, n_groups=num_groups,
+            noise=self._noise_of(p), copies=p.copies, groups=groups, n_groups=num_groups,
         )  # fmt: skip
-        return self.wrap(sums.movedim(-3, 0))
+        return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
 
     def cells(self, p: Predictions) -> Cells:
         """Say in which bin every event counts."""
@@ -298,6 +359,21 @@ class EqualWidthBins:
         if events.ecd is not None:
             columns.append(weighted(events.ecd, events.weights, wide))
         return columns
+
+    def _noise_of(self, p: Predictions) -> Noise:
+        return "none" if not self.with_noise else "labels" if p.hard else "shares"
+
+    def _made(
+        self,
+        p: Predictions,
+        sums: Tensor,
+        events: Events | None = None,
+        groups: Tensor | None = None,
+        n_groups: int = 1,
+    ) -> BinStats:
+        """Return the sums of a batch as `BinStats`, which add; arguments as of `apart_of`."""
+        made = self.wrap(sums)
+        return replace(made, apart=apart_of(p, sums, events, groups, n_groups)) if self.with_noise else made
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""

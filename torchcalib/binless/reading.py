@@ -82,20 +82,13 @@ class EventSums(Generic[S]):
         return self.wrap(sums_of_replicates(self.cell(confidence), columns, events.weights, self.n_cells))
 
     def of_events(self, events: Events, p: Predictions) -> S:
-        """Take the sums over events of `p`."""
+        """Take the sums over events of `p`, of which all are in one cell."""
         n = events.confidence.shape[-1]
         totals: list[Tensor] = []
         for start in range(0, max(1, n), _EVENTS):
-            part = _some_events(events, slice(start, start + _EVENTS))
-            columns = self.columns(part, p)
-            cell = self.cell(self._wide(part)[0])
-            if self.n_cells == 1:
-                sums = [column.sum(-1, keepdim=True) for column in columns]
-                totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
-                continue
-            if not totals:
-                totals = [column.new_zeros((*column.shape[:-1], self.n_cells)) for column in columns]
-            totals = [total.scatter_add_(-1, cell, column) for total, column in zip(totals, columns, strict=True)]
+            columns = self.columns(_some_events(events, slice(start, start + _EVENTS)), p)
+            sums = [column.sum(-1, keepdim=True) for column in columns]
+            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
         return self.wrap(torch.stack(totals, -2))
 
     def cells(self, p: Predictions) -> Cells:

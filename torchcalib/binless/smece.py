@@ -1,6 +1,6 @@
 """Smooth calibration error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -9,15 +9,18 @@ from torch import Tensor
 
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
 from torchcalib.consistency import Evidence, TestedMetric, evidence_of
-from torchcalib.kernels.smoothing import FINEST, LEVELS, N_CELLS, best_width, cell_index, smoothed_error
+from torchcalib.kernels.bin_op import Noise
+from torchcalib.kernels.smoothing import best_width, smoothed_error
+from torchcalib.kernels.smoothing_cells import cell_index, smoothing_sums
+from torchcalib.kernels.smoothing_grids import FINEST, LEVELS, N_CELLS
 from torchcalib.predictions import Average, InputOptions, Predictions, Task, is_number, task_read_as
 from torchcalib.reductions import Events, Reduction, resolve_reduction
-from torchcalib.statistics import BinStats, noise_of
+from torchcalib.statistics import BinStats, apart_of, noise_of
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothingCells(BinStats):
-    """Bins between the nodes of all grids that residuals are smoothed on; see `kernels.smoothing.cell_index`.
+    """Bins between the nodes of all grids that residuals are smoothed on; see `kernels.smoothing_cells`.
 
     Beside weight, confidence and outcome there are the sums of confidence times 1 - confidence, then `noise` if it was
     asked for, and of confidence times outcome (last). So rounding a sample to the nodes on its sides can wait until a
@@ -54,6 +57,13 @@ class SmoothingRecipe(EventSums[BinStats]):
         """Return what each event adds, with the noise before the last."""
         *columns, last = super().columns(events, p)
         return [*columns, noise_of(events, p)[1], last] if self.with_noise else [*columns, last]
+
+    def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
+        """Take the sums over events of `p`, from one read of them."""
+        noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
+        columns = events.confidence, events.outcome, events.weights
+        cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
+        return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 
     def wrap(self, sums: Tensor) -> SmoothingCells:
         """Return `sums` as `SmoothingCells`."""

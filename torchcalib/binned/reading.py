@@ -135,8 +135,9 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
     """A reading of bins over a stream.
 
     The state of equal-width bins is 5 sums a bin (6 with ECD), for each class: weight, confidence, outcome, and two of
-    what chance may make of these (`BinStats.spread`, `BinStats.noise`). Bins that follow from the sample keep it: 5
-    bytes for a sample of float32 (13 with weights), or with `resolution` a sketch of constant size.
+    what chance may make of these (`BinStats.spread`, `BinStats.noise`); and a number that tells labels from soft
+    targets. Bins that follow from the sample keep it: 5 bytes for a sample of float32 (13 with weights), or with
+    `resolution` a sketch of constant size.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.

@@ -7,6 +7,6 @@ samples, `paths` lead from calibration to miscalibration, `testing` puts these t
 from torchcalib.consistency.evidence import Evidence
 from torchcalib.consistency.function import evidence
 from torchcalib.consistency.metric import TestedMetric
-from torchcalib.consistency.testing import Draws, evidence_of
+from torchcalib.consistency.testing import Reading, evidence_of, evidence_of_each
 
-__all__ = ["Draws", "Evidence", "TestedMetric", "evidence", "evidence_of"]
+__all__ = ["Evidence", "Reading", "TestedMetric", "evidence", "evidence_of", "evidence_of_each"]

@@ -23,10 +23,12 @@ class TestedMetric(StreamingMetric[S]):
         All follow from what was streamed, by all ranks if `torch.distributed` is running: outcomes are drawn anew as if
         the model were calibrated, and read as the data are. Rows are taken to be independent, and their confidences as
         given. Weights of an integer dtype are numbers of independent copies, floating ones say how much a row matters.
-        Of soft targets the squared distance from the confidence is taken for their variance. Averages over classes take
-        the outcomes of different classes for dependent: their p-value is a Cauchy combination. An average of signed
-        errors is judged by its own size, with labels for independent; that over classes which exclude each other is 0
-        whatever the model, which is what its evidence says.
+        Of soft targets the squared distance from the confidence is taken for their variance. Targets that are all 0 or
+        1 are labels, whatever their dtype and in whatever pieces they came; series, labels and groups are looked at one
+        by one. Only under floating weights those of a floating dtype count as soft in any case; see `BinStats.noise`.
+        Averages over classes take the outcomes of different classes for dependent: their p-value is a Cauchy
+        combination. An average of signed errors is judged by its own size, with labels for independent; that over
+        classes which exclude each other is 0 whatever the model, which is what its evidence says.
 
         Args:
             level: of the interval, in (0, 1).

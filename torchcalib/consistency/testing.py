@@ -1,7 +1,7 @@
 """Evidence of any reading: what it is of outcomes that are drawn anew, for a calibrated model and for others."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -32,13 +32,24 @@ from torchcalib.statistics import BinStats
 Statistic = BinStats | RankedSample
 Read = Callable[[Any], Tensor]
 """From a statistic to a value for each of its series `(...)`."""
-Draws = dict[tuple[int, int], Drawn]
-"""What was drawn, by the first series and the piece of replicates."""
+Draws = dict[int, Drawn]
+"""What was drawn of some cells, by the piece of replicates."""
+
+
+class Reading(NamedTuple):
+    """What is read of a statistic, and how that is tested; see `evidence_of`."""
+
+    value: Read
+    tested_by: Read | None = None
+    without_noise: Read | Literal["tested_by"] | None = "tested_by"
+    signed: bool = False
+    with_interval: bool = True
+
 
 _FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
 _ON_PATHS = 199  # replicates of a sample in order, at each step of a path
-_MOST_KEPT = 2**23  # numbers that are kept from one step to the next, and not drawn anew
+_MOST_KEPT = 2**23  # numbers that are kept from one reading to the next, and not drawn anew
 _DRAWN_AT_ONCE = 2**23  # numbers, of one series: each piece makes its tables anew
 _IN_CACHE = 2**16  # numbers of replicates that are worked on at a time: fresh memory costs more than the arithmetic
 
@@ -56,7 +67,6 @@ def evidence_of(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
-    draws: Draws | None = None,
 ) -> Evidence:
     """Return a value with its noise floor, its p-value and its interval, from the statistic alone.
 
@@ -88,8 +98,6 @@ def evidence_of(
         level: of the interval, in (0, 1).
         n_replicates: R; the least p-value is 1 / (R + 1).
         seed: of the draws, which are the same on every device.
-        draws: keeps what is drawn for further readings of the same bins, with arguments that are the same: start with
-            an empty one. Of many classes the draws take longer than a reading of them.
 
     Returns:
         `Evidence` of `(...)`, without the last axis for an average. NaN without data.
@@ -102,20 +110,43 @@ def evidence_of(
         replicates; Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical
         Review D, 1998), for the interval.
     """
+    if signed and average and cancels:
+        check_arguments(level, n_replicates, seed)
+        return Evidence.by_construction(from_statistic(statistic).detach().mean(-1), level)
+    reading = Reading(from_statistic, tested_by, without_noise, signed, with_interval)
+    found = evidence_of_each(
+        {"": reading}, statistic, average=average, level=level, n_replicates=n_replicates, seed=seed
+    )
+    return found[""]
+
+
+def evidence_of_each(
+    readings: Mapping[str, Reading],
+    statistic: Statistic,
+    *,
+    average: bool = False,
+    level: float = 0.95,
+    n_replicates: int = 999,
+    seed: int = 0,
+) -> dict[str, Evidence]:
+    """Return the evidence of several readings of one statistic, all from the same draws; see `evidence_of`.
+
+    Of many classes the draws take longer than what is read from them. If they are more than is kept, they are held for
+    some classes at a time.
+    """
     check_arguments(level, n_replicates, seed)
-    tested_by = from_statistic if tested_by is None else tested_by
     with torch.no_grad():
-        value = from_statistic(statistic)
-        value = value.mean(-1) if average else value
-        if signed and average and cancels:
-            return Evidence.by_construction(value, level)
-        cells = cells_of(statistic, with_interval)
-        without_noise = tested_by if without_noise == "tested_by" else without_noise
-        how = _Test(from_statistic, tested_by, without_noise, signed, with_interval, level, n_replicates, seed, draws)
-        parts = [how.of(piece, place) for piece, place in _pieces(cells, n_replicates, average)]
-        columns = [torch.cat(column).reshape(value.shape) for column in zip(*parts, strict=True)]
-        floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
-        return Evidence(value, floor, p_value, low, high, level)
+        cells = cells_of(statistic, any(reading.with_interval for reading in readings.values()))
+        tests = {name: _Test(reading, level, n_replicates, seed) for name, reading in readings.items()}
+        pieces = [_of_each(tests, piece, place, n_replicates) for piece, place in _pieces(cells, n_replicates, average)]
+        found = {}
+        for name, reading in readings.items():
+            value = reading.value(statistic)
+            value = value.mean(-1) if average else value
+            columns = [torch.cat(x).reshape(value.shape) for x in zip(*(of[name] for of in pieces), strict=True)]
+            floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
+            found[name] = Evidence(value, floor, p_value, low, high, level)
+        return found
 
 
 def check_arguments(level: object, n_replicates: int, seed: object) -> None:
@@ -163,49 +194,84 @@ class _Part(NamedTuple):
     Attributes:
         cells: `(g, c, K)`.
         first: number of their first series.
+        draws: of these cells; None where they are made anew each time.
         seen: what the test goes by, as it was observed `(g, c)`.
         read, values: the same and the value, of replicates `(R, g, c)` of a calibrated model.
     """
 
     cells: Cells
     first: int
+    draws: Draws | None
     seen: Tensor
     read: Tensor
     values: Tensor
+
+
+_Found = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Noise floor, p-value and both ends of the interval for averages over classes `(g)`."""
+
+
+def _of_each(tests: Mapping[str, "_Test"], cells: Cells, first: int, n_replicates: int) -> dict[str, _Found]:
+    """Make all tests of averages over classes.
+
+    Args:
+        tests: by the names of what they test.
+        cells: `(g, C, K)`.
+        first: how many series came before these.
+        n_replicates: R.
+    """
+    n_series, n_classes, n_cells = cells.n.shape
+    at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells)) if n_series == 1 else n_classes
+    are_kept = n_replicates * cells.n.numel() <= _MOST_KEPT  # from one step of a path to the next
+    parts: dict[str, list[_Part]] = {name: [] for name in tests}
+    for start in range(0, n_classes, at_once):
+        some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))
+        draws: Draws | None = {} if n_replicates * some.n.numel() <= _MOST_KEPT else None
+        for name, test in tests.items():
+            part = test.part(some, first + start, draws)
+            parts[name].append(part if are_kept else part._replace(draws=None))
+    return {name: test.of_all(parts[name], first) for name, test in tests.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class _Test:
     """A test of calibration; arguments as of `evidence_of`."""
 
-    value: Read
-    tested_by: Read
-    without_noise: Read | None
-    signed: bool
-    with_interval: bool
+    reading: Reading
     level: float
     n_replicates: int
     seed: int
-    draws: Draws | None
 
-    def of(self, cells: Cells, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return noise floor, p-value and both ends of the interval for averages over classes `(g)`.
+    @property
+    def tested_by(self) -> Read:
+        """What the test goes by."""
+        return self.reading.tested_by or self.reading.value
+
+    @property
+    def without_noise(self) -> Read | None:
+        """What reads the error of outcomes that are frequencies."""
+        return self.tested_by if self.reading.without_noise == "tested_by" else self.reading.without_noise
+
+    def part(self, cells: Cells, first: int, draws: Draws | None) -> _Part:
+        """Read what was seen of some classes, and what it would be of a calibrated model.
 
         Args:
-            cells: `(g, C, K)`.
+            cells: `(g, c, K)`.
             first: how many series came before these.
+            draws: what has been drawn of these cells, to which more is added; None if it is too much to be held.
         """
-        n_series, n_classes, n_cells = cells.n.shape
-        if self.draws is None and self.with_interval and self.n_replicates * cells.n.numel() <= _MOST_KEPT:
-            return replace(self, draws={}).of(cells, first)
-        at_once = max(1, _IN_CACHE // max(1, self.n_replicates * n_cells)) if n_series == 1 else n_classes
-        parts = [
-            self._part(cells.map(itemgetter((slice(None), slice(start, start + at_once)))), first + start)
-            for start in range(0, n_classes, at_once)
-        ]
-        seen, read, values = (torch.cat(each, -1) for each in zip(*(part[2:] for part in parts), strict=True))
+        seen = self.tested_by(cells.with_gaps(cells, cells.gap))
+        read = values = self._read(self.tested_by, cells, first, draws)
+        if self.reading.value is not self.tested_by:
+            values = self._read(self.reading.value, cells, first, draws)
+        return _Part(cells, first, draws, seen, read, values)
+
+    def of_all(self, parts: list[_Part], first: int) -> _Found:
+        """Return what follows from all classes together, of which the first series has this number."""
+        seen, read, values = (torch.cat(each, -1) for each in zip(*(part[3:] for part in parts), strict=True))
+        n_classes = seen.shape[-1]
         numbers = first + torch.arange(seen.numel(), device=seen.device).reshape(seen.shape)
-        if self.signed:  # the classes' errors make up for each other in the mean, and so they do in what chance adds
+        if self.reading.signed:  # classes make up for each other in the mean, and so they do in what chance adds
             floor = values.mean(-1).abs().mean(0)
             p_value = self._p_value(seen.mean(-1).abs(), read.mean(-1).abs(), numbers[:, 0])
         else:
@@ -213,29 +279,22 @@ class _Test:
             p_value = self._p_value(seen, read, numbers)
             inside = p_value - 0.5 / (self.n_replicates + 1)
             p_value = cauchy_combination(inside) if n_classes > 1 else p_value.squeeze(-1)
-        if not self.with_interval:
+        if not self.reading.with_interval:
             return floor, p_value, torch.full_like(floor, torch.nan), torch.full_like(floor, torch.nan)
-        wide = 1.0 if self.signed else widening(n_classes)
+        wide = 1.0 if self.reading.signed else widening(n_classes)
         calibrated = _widened(read.mean(-1), wide)
-        test = Inversion.of(self.level, seen.mean(-1), calibrated, signed=self.signed)
-        if self.signed:
+        test = Inversion.of(self.level, seen.mean(-1), calibrated, signed=self.reading.signed)
+        if self.reading.signed:
             return floor, p_value, *self._mean_gaps(parts, test)
         return floor, p_value, *self._on_paths(parts, test, calibrated, p_value, wide)
 
-    def _part(self, cells: Cells, first: int) -> _Part:
-        """Read what was seen of cells, and what it would be of a calibrated model."""
-        seen = self.tested_by(cells.with_gaps(cells, cells.gap))
-        read = self._read(self.tested_by, cells, first)
-        values = read if self.value is self.tested_by else self._read(self.value, cells, first)
-        return _Part(cells, first, seen, read, values)
-
-    def _read(self, read: Read, cells: Cells, first: int, gaps: Tensor | None = None) -> Tensor:
+    def _read(self, read: Read, cells: Cells, first: int, draws: Draws | None, gaps: Tensor | None = None) -> Tensor:
         """Read replicates `(R, ...)` of a calibrated model, or if gaps are given of one of which they are expected."""
         n_replicates = self.n_replicates if gaps is None or cells.are_bins else min(self.n_replicates, _ON_PATHS)
         streams = torch.arange(n_replicates, device=cells.n.device)
         found = []
         for place, some in enumerate(torch.split(streams, max(1, _DRAWN_AT_ONCE // max(1, cells.n.numel())))):
-            drawn = self._drawn(cells, some, first, place)
+            drawn = self._drawn(cells, some, place, first, draws)
             # Series with many cells a few at a time.
             for few in zip(*(torch.split(x, max(1, _AT_ONCE // max(1, cells.n.numel()))) for x in drawn), strict=True):
                 chance = Drawn(*few)
@@ -243,13 +302,13 @@ class _Test:
                 found.append(read(cells.with_gaps(cells, by_chance)))
         return torch.cat(found)
 
-    def _drawn(self, cells: Cells, streams: Tensor, first: int, place: int) -> Drawn:
+    def _drawn(self, cells: Cells, streams: Tensor, place: int, first: int, draws: Draws | None) -> Drawn:
         """Draw replicates `(r, g, C, K)`, or return those that were drawn for another reading."""
-        if self.draws is None:
+        if draws is None:
             return cells.drawn(self.seed, streams, first)
-        if (first, place) not in self.draws:
-            self.draws[first, place] = cells.drawn(self.seed, streams, first)
-        return Drawn(*(x[: len(streams)] for x in self.draws[first, place]))
+        if place not in draws:
+            draws[place] = cells.drawn(self.seed, streams, first)
+        return Drawn(*(x[: len(streams)] for x in draws[place]))
 
     def _p_value(self, observed: Tensor, replicates: Tensor, numbers: Tensor) -> Tensor:
         """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.
@@ -334,7 +393,7 @@ class _Test:
         replicates, errors = [], []
         for part, direction in zip(parts, way, strict=True):
             gaps = part.cells.within_bounds(size * direction)
-            replicates.append(self._read(self.tested_by, part.cells, part.first, gaps))
+            replicates.append(self._read(self.tested_by, part.cells, part.first, part.draws, gaps))
             if self.without_noise is not None:
                 errors.append(self.without_noise(part.cells.with_gaps(part.cells, gaps)))
         read = torch.cat(replicates, -1).mean(-1)

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels.bin_sums import BELOW_EDGE
-from torchcalib.kernels.numba_math import BLOCK, CONVERTED, by_rows, compiled_loop, exps_of, lanes, limits_of, step
+from torchcalib.kernels.numba_math import (
+    BLOCK,
+    CONVERTED,
+    by_rows,
+    column_of,
+    compiled_loop,
+    exps_of,
+    lanes,
+    limits_of,
+    step,
+)
 from torchcalib.kernels.threads import in_threads
 
 _PIECE = 2**16  # events
@@ -422,7 +432,7 @@ def event_sums(
         def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
-                part = [None if x is None else _array(x[series, held]) for x in (confidence, outcome, weights, ecd)]
+                part = [None if x is None else column_of(x[series, held]) for x in (confidence, outcome, weights, ecd)]
                 if countable:
                     _countable_events(*part[:2], kind, edges, right, pieces[piece])
                 else:
@@ -459,7 +469,7 @@ def group_sums(
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
                 given = confidence, outcome, weights, ecd, groups
-                part = [None if x is None else _array(x[series, held]) for x in given]
+                part = [None if x is None else column_of(x[series, held]) for x in given]
                 if countable:
                     flat = pieces[piece].reshape(-1)
                     of_labels = part[0], part[1], part[4]
@@ -562,12 +572,3 @@ def _edges(n_bins: int) -> Any:
 def _largest(values: Tensor, top: Tensor) -> Tensor:
     """Return the entries at the top."""
     return values.gather(-1, top.unsqueeze(-1)).squeeze(-1).float()
-
-
-def _array(x: Tensor) -> Any:
-    """Return a column as contiguous numbers. numba branches on the values of a bool, and knows no half."""
-    if x.dtype == torch.bool:
-        x = x.view(torch.uint8)
-    elif x.dtype in (torch.float16, torch.bfloat16):
-        x = x.float()
-    return np.ascontiguousarray(x.numpy())

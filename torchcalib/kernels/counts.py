@@ -7,8 +7,13 @@ from torch import Tensor
 
 from torchcalib.kernels.looking import look
 
-_N_CELLS = 128  # of a table of probabilities: 8 standard deviations to either side of the mean up to
-_MOST_DEVIATION = 7.5  # this one; where more is expected the distribution is smooth, and an expansion is exact enough
+_TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
+"""Numbers in a table of probabilities, up to a standard deviation: at least 8 of them to either side of the mean, and
+what a Poisson variable has beyond is below what 32 bits resolve. Where more is expected the distribution is smooth, and
+an expansion is exact enough."""
+
+_MOST_DEVIATION, _WIDEST = _TABLES[-1]
+_IN_CACHE = 2**15  # numbers of tables that are made at a time on a CPU: fresh memory costs more than the arithmetic
 
 
 def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
@@ -68,19 +73,35 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
+    if mean.device.type != "cpu" or look((variance > 0).any()) is None:
+        return _counts(chance, mean, variance, _WIDEST)
+    shape = chance.shape
+    chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
+    counts, deviation = mean.expand(chance.shape).clone(), variance.sqrt()
+    above = 0.0
+    for up_to, width in (*_TABLES, (math.inf, 1)):
+        here = ((deviation > above) & (deviation <= up_to)).nonzero().squeeze(-1)
+        for some in torch.split(here, max(1, _IN_CACHE // max(width, len(chance)))):
+            counts[:, some] = _counts(chance[:, some], mean[some], variance[some], width)
+        above = up_to
+    return counts.reshape(shape)
+
+
+def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
+    """See `counts_by_chance`; tables have so many numbers."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
     more = fewer + 1
     # 1 / n lies as far between 1 / more and 1 / fewer as the variance between those of the two.
     share_of_more = ((1 / fewer - 1 / n) * fewer * more).clamp(0, 1)
-    first = (mean - _N_CELLS // 2).floor().clamp(min=0)
-    cells = first.unsqueeze(-1) + torch.arange(_N_CELLS, device=mean.device)
+    first = (mean - width // 2).floor().clamp(min=0)
+    cells = first.unsqueeze(-1) + torch.arange(width, device=mean.device)
     share_of_more = share_of_more.unsqueeze(-1)
     pmf = (1 - share_of_more) * _binomial(cells, fewer, mean) + share_of_more * _binomial(cells, more, mean)
     above = pmf.cumsum(-1).nan_to_num(1)
     drawn = torch.searchsorted(above, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
-    counts = first + drawn.clamp(max=_N_CELLS - 1).to(mean.dtype)
+    counts = first + drawn.clamp(max=width - 1).to(mean.dtype)
     deviation = variance.sqrt()
     if look((deviation > _MOST_DEVIATION).any()) is not False:
         expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)

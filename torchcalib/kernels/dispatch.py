@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "bins"]
+Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "bins", "smoothing"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch", "masked"]
 
 # What runs an op where, best first. "rounds", "torch" and "masked" are tensor operations. Of blocks, "triton" is a loop
@@ -38,6 +38,7 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     # "torch" asks which entries reach beyond the first bin, an answer that the host would have to wait for elsewhere.
     "bins": {"cpu": ("numba", "torch", "masked"), "cuda": ("triton", "masked"), "other": ("masked",)},
+    "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
 # The family of modules that an op is in; a backend's is `<family>_<suffix>`, beside what installs its package.
@@ -47,6 +48,7 @@ _FAMILY: dict[Op, str] = {
     "isotonic_regression": "isotonic",
     "rows": "row_op",
     "bins": "bin_op",
+    "smoothing": "smoothing_cells",
 }
 _SUFFIX: dict[Backend, tuple[str, str]] = {
     "triton": ("triton", "pip install triton"),

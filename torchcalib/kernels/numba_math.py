@@ -176,3 +176,12 @@ def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
             work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
 
     in_threads(run, len(values), values.numel())
+
+
+def column_of(x: Tensor) -> Any:
+    """Return a column as contiguous numbers. numba branches on the values of a bool, and knows no half."""
+    if x.dtype == torch.bool:
+        x = x.view(torch.uint8)
+    elif x.dtype in (torch.float16, torch.bfloat16):
+        x = x.float()
+    return np.ascontiguousarray(x.numpy())

@@ -1,80 +1,34 @@
 """Residuals smoothed by a reflected Gaussian kernel on a grid, and the width at which their mean equals that width.
 
 The published procedure rounds every sample linearly to the nodes of a grid, whose step follows from the width that is
-tried. Its widths are multiples of 1/1024: from 0.01 on they share a grid of 1,000 steps, and each below has its own.
-Rounding is linear between nodes, so it needs no more than four sums over each cell that the nodes of all grids
-together leave: of weight and residual, each also times the confidence. They are taken once, and add.
+tried. Here all that is known of the samples is sums over cells between the nodes; see `smoothing_cells`.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.kernels.operation import operation
+from torchcalib.kernels.smoothing_grids import (
+    COARSE_STEPS,
+    COARSEST_OWN,
+    FINEST,
+    FINEST_STEPS,
+    GRIDS,
+    LEVELS,
+    steps_of,
+)
 
-LEVELS = 1024  # widths are multiples of 1 / LEVELS: ten halvings of [0, 1]
 _EPS = 1e-4  # added to every density
 _FEWEST_POINTS = 200  # at which the smoothed residual is looked at; 10 / width for less than 0.05
-
-FINEST = 2  # widths in 1024ths: the published search stops above 0.001
-_COARSE_STEPS = 1000
-_COARSEST_OWN = 10  # widths up to this many 1024ths have grids of their own
-
-
-def steps_of(width: float) -> int:
-    """Return how many steps the grid of a width has."""
-    return max(2 * _COARSE_STEPS, round(20 / width)) // 2
-
-
-# Every grid, but for those whose nodes are among another's: that of 8 / 1024 has every fourth node of that of 2 / 1024.
-_OWN = [steps_of(level / LEVELS) for level in range(FINEST, _COARSEST_OWN + 1)]
-GRIDS = [_COARSE_STEPS, *(m for m in _OWN if not any(other > m and other % m == 0 for other in _OWN))]
-N_CELLS = sum(GRIDS)
-FINEST_STEPS = max(GRIDS)
-
-
-def _middles() -> Tensor:
-    """Return the middle of every cell `(K,)`."""
-    nodes = torch.cat([torch.arange(1, steps + 1, dtype=torch.float64) / steps for steps in GRIDS]).sort().values
-    return (nodes + torch.cat((nodes.new_zeros(1), nodes[:-1]))) / 2
-
-
-_MIDDLE = _middles()
-
-
-def cell_index(confidence: Tensor) -> Tensor:
-    """Return the cell of every confidence in [0, 1]: how many nodes of the grids lie at it or below, 0 not counted.
-
-    A node that several grids share counts for each, and so leaves cells that are empty. A confidence that rounding puts
-    on the wrong side of a node adds the same to the nodes, for what it adds is continuous.
-
-    Args:
-        confidence: floating, of any shape; NaN goes to the first cell.
-
-    Returns:
-        int64 in 0 to `N_CELLS` - 1.
-    """
-    index: Tensor = _cell_index(confidence.detach())
-    return index
-
-
-@operation(
-    "smoothing_cells(Tensor confidence) -> Tensor",
-    fake=lambda confidence: torch.empty_like(confidence, dtype=torch.int64),
-)
-def _cell_index(confidence: Tensor) -> Tensor:
-    value = confidence.nan_to_num(0)
-    total = torch.zeros_like(value, dtype=torch.int32)
-    scaled, whole = torch.empty_like(value), torch.empty_like(total)
-    for steps in GRIDS:  # a conversion rounds down what is not negative, and at less cost than `floor`
-        total += whole.copy_(torch.mul(value, steps, out=scaled))
-    return total.clamp_(0, N_CELLS - 1).long()
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
@@ -143,32 +97,36 @@ def _best_width(sums: Tensor) -> Tensor:
 class _Candidates:
     """The same samples at one width after another; what depends on the samples alone is computed once.
 
-    On the CPU grids of their own are made for the widths that are asked for. Elsewhere the host would have to wait to
-    learn which these are, and each is read.
+    On the CPU a grid is made for the widths that are asked for. Elsewhere the host would have to wait to learn which
+    these are, and each is read.
     """
 
     def __init__(self, sums: Tensor) -> None:
         self._sums = sums
-        self._spectra = {_COARSE_STEPS: _spectrum(_at_nodes(sums, _COARSE_STEPS))}
+        self._spectra: dict[int, Tensor] = {}
 
     def read(self, read: Callable[["_Grid"], Tensor], level: Tensor) -> Tensor:
         """Read every series at its width, in 1024ths: int64 `(...)` to `(..., *)`."""
-        shared = _Grid(
-            self._spectra[_COARSE_STEPS],
-            level.clamp(min=_COARSEST_OWN + 1).to(self._sums.dtype) / LEVELS,
-            _n_points((_COARSEST_OWN + 1) / LEVELS),
-        )
-        value = read(shared)
-        for own in range(FINEST, _COARSEST_OWN + 1):
+        on_own = (level >= FINEST) & (level <= COARSEST_OWN)
+        value = None
+        if level.device.type != "cpu" or not level.numel() or not on_own.all():
+            width = level.clamp(min=COARSEST_OWN + 1).to(self._sums.dtype) / LEVELS
+            value = read(self._grid(COARSE_STEPS, width, _n_points((COARSEST_OWN + 1) / LEVELS)))
+        for own in range(FINEST, COARSEST_OWN + 1):
             chosen = level == own
             if level.device.type == "cpu" and not chosen.any():
                 continue
-            width = own / LEVELS
-            if (steps := steps_of(width)) not in self._spectra:
-                self._spectra[steps] = _spectrum(_at_nodes(self._sums, steps))
-            at_own = read(_Grid(self._spectra[steps], torch.full_like(shared.width, width), _n_points(width)))
-            value = torch.where(chosen.reshape(level.shape + (1,) * (value.dim() - level.dim())), at_own, value)
+            width = torch.full_like(level, own, dtype=self._sums.dtype) / LEVELS
+            at_own = read(self._grid(steps_of(own / LEVELS), width, _n_points(own / LEVELS)))
+            chosen = chosen.reshape(level.shape + (1,) * (at_own.dim() - level.dim()))
+            value = at_own if value is None else torch.where(chosen, at_own, value)
+        assert value is not None  # a width has a grid of its own, or shares one
         return value
+
+    def _grid(self, steps: int, width: Tensor, most_points: int) -> "_Grid":
+        if steps not in self._spectra:
+            self._spectra[steps] = _spectrum(_at_nodes(self._sums, steps))
+        return _Grid(self._spectra[steps], width, most_points)
 
 
 @dataclass(frozen=True)
@@ -202,8 +160,8 @@ class _Grid:
         point = torch.arange(self.most_points, dtype=self.width.dtype, device=self.width.device)
         last = _n_points(self.width).unsqueeze(-1) - 1
         place = (point / last).clamp(max=1) * self.steps
-        node = place.floor().clamp(max=self.steps - 1)
-        return node.long().unsqueeze(-2), (place - node).unsqueeze(-2), (point <= last).unsqueeze(-2)
+        node = place.long().clamp(max=self.steps - 1)
+        return node.unsqueeze(-2), (place - node).unsqueeze(-2), (point <= last).unsqueeze(-2)
 
     def at_points(self) -> Tensor:
         """Return smoothed residual and density at the points `(..., 2, P)`, 0 at those that are none of the series."""
@@ -234,7 +192,7 @@ def _slopes_on_grid(grid: _Grid) -> Tensor:
     )
     of_reflected = _inverse(_transform(of_smoothed) * grid.kernel().conj())
     of_nodes = of_reflected[..., : m + 1] + pad(of_reflected[..., m + 1 :].flip(-1), (1, 1))
-    below = _node_below(m, of_nodes)
+    below = _node_below(m, of_nodes.device)
     lower, upper = of_nodes[..., below], of_nodes[..., below + 1]
     return torch.stack((lower + below * (lower - upper), m * (upper - lower)), -2)
 
@@ -270,7 +228,7 @@ def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     Returns:
         `(..., steps + 1)`.
     """
-    below = _node_below(steps, sums)
+    below = _node_below(steps, sums.device)
     alone, by_confidence = sums.unbind(-2)
     upper = by_confidence * steps - alone * below
     at_nodes = sums.new_zeros((*alone.shape[:-1], steps + 1))
@@ -278,9 +236,16 @@ def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     return at_nodes.scatter_add(-1, index, alone - upper).scatter_add(-1, index + 1, upper)
 
 
-def _node_below(steps: int, like: Tensor) -> Tensor:
+def _node_below(steps: int, device: torch.device) -> Tensor:
     """Return the node of a grid below every cell, int64 `(K,)`."""
-    return (_MIDDLE.to(like) * steps).floor().clamp(max=steps - 1).long()
+    return torch.from_numpy(_nodes_below(steps)).to(device)
+
+
+@cache
+def _nodes_below(steps: int) -> NDArray[np.int64]:
+    nodes = np.sort(np.concatenate([np.arange(1, m + 1) / m for m in GRIDS]))
+    middles = (nodes + np.concatenate(([0.0], nodes[:-1]))) / 2
+    return np.minimum((middles * steps).astype(np.int64), steps - 1)
 
 
 def _spectrum(at_nodes: Tensor) -> Tensor:
@@ -291,7 +256,8 @@ def _spectrum(at_nodes: Tensor) -> Tensor:
 def _transform(x: Tensor) -> Tensor:
     """Fourier transform of real numbers `(..., 2 m)`: `(..., m + 1)`.
 
-    On the CPU by numpy: torch deals even one short transform out to threads, which on busy cores wait for each other.
+    This and the next two by numpy on the CPU: torch deals even one short transform out to threads, and functions from
+    2,048 numbers on, and on busy cores these wait for each other.
     """
     if x.device.type == "cpu":
         return torch.from_numpy(np.fft.rfft(x.numpy()))
@@ -308,6 +274,10 @@ def _inverse(spectrum: Tensor) -> Tensor:
     return x
 
 
+def _exp(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.exp(x.numpy())) if x.device.type == "cpu" else x.exp()
+
+
 def _kernel(m: int, width: Tensor) -> Tensor:
     """Density of N(0, width^2) at the offsets between nodes, within 1/2: `(..., 2 m)`, in the order of a transform.
 
@@ -317,5 +287,5 @@ def _kernel(m: int, width: Tensor) -> Tensor:
     before = (m + 1) // 2
     offset = torch.where(place <= m - before, place, place - 2 * m)
     distance = ((offset + before) / m - 0.5) / width
-    density = torch.exp(-distance.square() / 2) / (math.sqrt(2 * math.pi) * width)
+    density = _exp(-distance.square() / 2) / (math.sqrt(2 * math.pi) * width)
     return density * (offset >= -before)

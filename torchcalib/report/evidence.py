@@ -1,15 +1,13 @@
 """What chance has to do with the calibration errors of a report: from what was streamed, at any number of samples."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from torchcalib.binned import ACE, BinnedMetric
 from torchcalib.bins import rmsce_from_bins
-from torchcalib.consistency import Draws, Evidence, evidence_of
+from torchcalib.consistency import Evidence, Reading, evidence_of_each
 from torchcalib.consistency.words import listed
 from torchcalib.ranked import CORP, KS, TCE, TestedRankedMetric
 from torchcalib.reductions import NamedReduction
@@ -30,9 +28,6 @@ _RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
 _MOST_REPLICATES = 1039
 """The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
 
-_Reading = tuple[Callable[[BinStats], Tensor], Callable[[BinStats], Tensor], bool]
-"""A value, what it is tested by, and whether it is signed; see `evidence_of`."""
-
 
 def evidence_of_bins(
     b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool
@@ -48,24 +43,18 @@ def evidence_of_bins(
         with_intervals: whether to look for those of the others.
         exclusive: whether classes exclude each other, as labels do not.
     """
-    readings: dict[str, _Reading] = {m.__name__.lower(): (m.from_bins, m.from_bins, m.is_signed) for m in ERRORS}
-    readings["rmsce_debiased"] = partial(rmsce_from_bins, debiased=True), rmsce_from_bins, False
     has_most = b.n.numel() > MOST_CELLS
-    draws: Draws = {}
-    return {
-        f"{name}/{reduction}": evidence_of(
-            from_bins,
-            b,
-            tested_by=tested_by,
-            signed=signed,
-            average=reduction == "classwise",
-            with_interval=not has_most and (with_intervals or name == "ece"),
-            n_replicates=_replicates(2**18 // b.n.numel(), at_least=39),
-            draws=draws,
-        )
-        for name, (from_bins, tested_by, signed) in readings.items()
-        if name == "ece" or not (has_most or (signed and exclusive and reduction == "classwise"))
+    averaged = reduction == "classwise"
+    metrics = [metric for metric in ERRORS if not (metric.is_signed and averaged and exclusive)]
+    readings = {m.__name__.lower(): Reading(m.from_bins, signed=m.is_signed) for m in metrics}
+    readings["rmsce_debiased"] = Reading(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
+    readings = {
+        name: reading._replace(with_interval=not has_most and (with_intervals or name == "ece"))
+        for name, reading in readings.items()
     }
+    n_replicates = _replicates(2**20 // b.n.numel(), at_least=39)
+    found = evidence_of_each(readings, b, average=averaged, n_replicates=n_replicates)
+    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}
 
 
 def evidence_in_order(

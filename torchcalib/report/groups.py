@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.binned import ECE
 from torchcalib.files import saved_tensor, saved_value
 from torchcalib.predictions import NO_GROUP, InputFormat, check_group_range, check_groups, in_all_replicates, in_groups
-from torchcalib.statistics import EqualWidthBins
+from torchcalib.statistics import EqualWidthBins, settled
 from torchcalib.subgroups import GroupTable
 from torchcalib.subgroups.sums import SumsByGroup
 from torchcalib.subgroups.table import resolved
@@ -46,6 +46,7 @@ class GroupBins:
         self._shape = self._recipe.shape(task, num_classes)
         self._places: dict[str, int] = {}
         self._sums = torch.zeros(0, *self._shape, dtype=torch.float64)
+        self._apart = torch.zeros(0, *self._shape[:-2], dtype=torch.float64)
 
     def with_rows(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, groups: Tensor, names: Sequence[str] | None
@@ -76,27 +77,29 @@ class GroupBins:
         places = self._places_with(called)
         where = torch.tensor([places[name] for name in called], dtype=torch.int64, device=numbers.device)
         numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
-        sums = self._padded(len(places))
+        sums, apart = self._padded(len(places))
         if called:
-            of_rows = SumsByGroup(self._recipe, len(places)).of(in_groups(p, numbers, len(places))).sums
-            sums = sums + of_rows.detach().to(sums)
-        return self._made(places, sums)
+            of_rows = SumsByGroup(self._recipe, len(places)).of(in_groups(p, numbers, len(places)))
+            assert of_rows.apart is not None  # the bins have noise
+            sums, apart = sums + of_rows.sums.detach().to(sums), apart + of_rows.apart.to(apart)
+        return self._made(places, sums, apart)
 
     def __add__(self, other: Self) -> Self:
         """Return the bins of both, groups of equal names together."""
         places = self._places_with(list(other._places))
-        sums = self._padded(len(places))
+        sums, apart = self._padded(len(places))
         where = torch.tensor([places[name] for name in other._places], dtype=torch.int64)
-        return self._made(places, sums.index_add(0, where, other._sums))
+        return self._made(places, sums.index_add(0, where, other._sums), apart.index_add(0, where, other._apart))
 
     def table(self) -> GroupTable:
         """Return the worst groups."""
         held = len(self._places)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
-        bins = self._recipe.wrap(self._sums)
+        sums = settled(self._sums, self._apart)
+        bins = self._recipe.wrap(sums)
 
         def again(numbers: Tensor, n_replicates: int) -> Any:
-            return self._ece.evidence_from(self._recipe.wrap(self._sums[numbers]), n_replicates=n_replicates)
+            return self._ece.evidence_from(self._recipe.wrap(sums[numbers]), n_replicates=n_replicates)
 
         found = resolved(self._ece.evidence_from(bins, n_replicates=n_replicates), again, n_replicates)
         n = bins.total.reshape(held, -1).amax(-1) if held else torch.zeros(0, dtype=torch.float64)
@@ -104,7 +107,7 @@ class GroupBins:
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values, of which `of_state` makes the same again."""
-        return {"names": list(self._places), "sums": self._sums}
+        return {"names": list(self._places), "sums": self._sums, "apart": self._apart}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], ece: ECE) -> Self:
@@ -119,6 +122,7 @@ class GroupBins:
         if len(set(names)) < len(names):
             raise ValueError("names of groups must differ")
         made._sums = saved_tensor(state, "sums", torch.float64, (len(names), *made._shape))
+        made._apart = saved_tensor(state, "apart", torch.float64, (len(names), *made._shape[:-2]))
         made._places = made._places_with(names)
         return made
 
@@ -135,12 +139,15 @@ class GroupBins:
             )
         return places
 
-    def _padded(self, n_groups: int) -> Tensor:
-        return torch.cat((self._sums, self._sums.new_zeros(n_groups - len(self._sums), *self._shape)))
+    def _padded(self, n_groups: int) -> tuple[Tensor, Tensor]:
+        """The sums, and `Sums.apart`, with zeros for more groups."""
+        more = n_groups - len(self._sums)
+        sums, apart = (torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in (self._sums, self._apart))
+        return sums, apart
 
-    def _made(self, places: dict[str, int], sums: Tensor) -> Self:
+    def _made(self, places: dict[str, int], sums: Tensor, apart: Tensor) -> Self:
         made = type(self)(self._ece)
-        made._places, made._sums = places, sums
+        made._places, made._sums, made._apart = places, sums, apart
         return made
 
 

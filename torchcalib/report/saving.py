@@ -18,7 +18,7 @@ from torchcalib.report.groups import GroupBins
 from torchcalib.report.kept import KeptSamples
 from torchcalib.statistics import EqualWidthBins
 
-FORMAT, VERSION = "torchcalib report state", 3
+FORMAT, VERSION = "torchcalib report state", 4
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchcalib.kernels.bin_sums import cell_sums
 from torchcalib.predictions import Predictions, Task
-from torchcalib.statistics import Cells, EqualWidthBins, Sums, SumsRecipe
+from torchcalib.reductions import reduce_to_events
+from torchcalib.statistics import Cells, EqualWidthBins, Sums, SumsRecipe, apart_of, with_apart
 
 S = TypeVar("S", covariant=True)
 
@@ -32,6 +33,11 @@ class SumsByGroup(Generic[S]):
     recipe: CellsRecipe[S]
     num_groups: int
 
+    @property
+    def with_noise(self) -> bool:
+        """Whether there are sums of noise."""
+        return with_apart(self.recipe)
+
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(G, ..., F, K)`."""
         return (self.num_groups, *self.recipe.shape(task, num_classes))
@@ -45,7 +51,11 @@ class SumsByGroup(Generic[S]):
         cells = self.recipe.cells(p)
         place = group_of_events(p, cells.index) * cells.n_cells + cells.index
         sums = cell_sums(place, cells.columns, self.num_groups * cells.n_cells)
-        return Sums(sums.reshape(*sums.shape[:-1], self.num_groups, cells.n_cells).movedim(-2, 0))
+        sums = sums.reshape(*sums.shape[:-1], self.num_groups, cells.n_cells).movedim(-2, 0)
+        if not self.with_noise:
+            return Sums(sums)
+        events = None if p.hard else reduce_to_events(p, recipe.reduction)
+        return Sums(sums, apart=apart_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
 
     def wrap(self, sums: Tensor) -> S:
         """Return `sums` as the statistic they are, groups in front."""
