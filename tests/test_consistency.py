@@ -13,7 +13,7 @@ import torchcalib as tc
 from torchcalib.bins import ece_from_bins
 from torchcalib.consistency import evidence_of, testing
 from torchcalib.consistency.averages import cauchy_combination, widening
-from torchcalib.consistency.paths import first_reached
+from torchcalib.consistency.paths import N_STEPS, Reached, first_reached, reached_by_halving
 from torchcalib.kernels.counts import counts_by_chance
 from torchcalib.statistics import BinStats
 
@@ -143,6 +143,43 @@ def test_signed_error_of_certain_rows_has_an_interval():
     assert found.low <= 0 <= found.high
 
 
+@pytest.mark.parametrize("n", [10, 50, 1_000])
+@pytest.mark.parametrize("error", [tc.ECE, tc.MCE, tc.RMSCE, tc.ACE, tc.KS])
+def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, n):
+    """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
+    for confidence in (0, 1):
+        p = torch.full((n,), float(confidence), dtype=F64)
+        found = tc.evidence(error(task="binary"), p, p.long())
+        assert (float(found.value), float(found.noise_floor), float(found.low)) == (0, 0, 0)
+        assert 1 - 0.05 ** (1 / n) < float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
+
+
+def test_a_wrong_row_among_certain_ones_is_no_calibration():
+    p = torch.ones(50, dtype=F64)
+    found = tc.evidence(tc.ECE(task="binary"), p, (torch.arange(50) > 0).long())
+    assert float(found.p_value) <= 2 / 1000
+    exact = stats.binomtest(1, 50).proportion_ci(0.95, "exact")
+    assert 0 < float(found.low) < 10 * exact.low
+    assert exact.high / 1.2 < float(found.high) < 1.2 * exact.high
+
+
+def test_certain_rows_among_others_do_not_make_the_others_certain():
+    """Half of the rows are certain and right, and the others may have as much error as they may by themselves."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(200, generator=generator, dtype=F64)
+    y = (torch.rand(200, generator=generator, dtype=F64) < p).long()
+    alone = tc.evidence(tc.ECE(task="binary"), p, y)
+    ones = torch.ones(200, dtype=F64)
+    both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, ones)), torch.cat((y, ones.long())))
+    assert float(both.high) > 0.9 * float(alone.high) / 2
+
+
+def test_a_rare_outcome_that_was_not_seen_may_be_less_rare():
+    """None of 100 at 0.998: the true frequency may lie as far below as 1 - 0.025^(1/100)."""
+    found = tc.evidence(tc.ECE(task="binary"), torch.full((100,), 0.998, dtype=F64), torch.ones(100, dtype=torch.int64))
+    assert 1 - 0.05 ** (1 / 100) - 0.002 < float(found.high) < 1.2 * (1 - 0.025 ** (1 / 100))
+
+
 # What a metric says -----------------------------------------------------------------------------------------------
 
 
@@ -156,6 +193,9 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     for name in FIELDS:
         assert getattr(found, name).shape == found.value.shape
         assert getattr(found, name).dtype == F64
+    if case.name == "esce-multiclass-classwise":  # 0 whatever the model, and so is what chance makes of it
+        assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
+        return
     assert bool((found.noise_floor > 0).all())
     assert bool(((found.p_value > 0) & (found.p_value <= 1)).all())
     if metric.plot_lower_bound == 0 and not found.low.isnan().any():
@@ -355,6 +395,36 @@ def test_evidence_of_two_classes_is_that_of_one():
     assert float(two.p_value) == pytest.approx(float(one.p_value), abs=0.02)
 
 
+def test_signed_average_over_labels_is_judged_by_its_own_size_and_uniform():
+    """Gaps of labels make up for each other in the mean, and so they do in noise floor and p-value."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(1_000, 100, 3, generator=generator, dtype=F64)
+    y = (torch.rand(1_000, 100, 3, generator=generator, dtype=F64) < p).long()
+    metric = tc.ESCE(task="multilabel", num_labels=3, batch_shape=(1_000,))
+    metric.update(p, y)
+    found = metric.evidence(n_replicates=99, with_interval=False)
+    check_uniform(found)
+    size = found.value.abs()
+    assert float(found.noise_floor.mean()) == pytest.approx(float(size.mean()), abs=4 * float(size.std()) / 1_000**0.5)
+    some = tc.evidence(tc.ESCE(task="multilabel", num_labels=3, batch_shape=(100,)), p[:100], y[:100], **FEW)
+    assert int(((some.low <= 0) & (some.high >= 0)).sum()) >= 89  # of 95: 2.75 standard deviations
+
+
+def test_signed_average_over_classes_that_exclude_each_other_is_0_whatever_the_model():
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(500, 4, generator=generator, dtype=F64).softmax(-1)
+    for target in (torch.zeros(500, dtype=torch.int64), torch.multinomial(preds, 1, generator=generator).squeeze(-1)):
+        how = {"task": "multiclass", "num_classes": 4, "reduction": "classwise"}
+        found = tc.evidence(tc.ESCE(**how), preds, target)
+        assert abs(float(found.value)) < 1e-12
+        assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
+        assert float(found.low) == float(found.high) == 0
+    apart = tc.evidence(tc.ESCE(**how, average=None), preds, torch.zeros(500, dtype=torch.int64))
+    assert bool((apart.p_value < 0.01).all())
+    with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
+        tc.evidence(tc.ESCE(**how), preds, target, level=95)
+
+
 # Steps of a path --------------------------------------------------------------------------------------------------
 
 
@@ -362,6 +432,17 @@ def test_a_crossing_lies_straight_between_two_steps():
     excess = torch.tensor([[-1.0, 0.0, -3.0], [1.0, 1.0, -2.0], [3.0, 2.0, -1.0]], dtype=F64)
     error = torch.tensor([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]], dtype=F64)
     close(first_reached(excess, error), torch.tensor([2.0, 0.0, 8.0], dtype=F64))
+
+
+def test_halving_finds_the_step_that_a_look_at_all_of_them_does():
+    steps = torch.arange(N_STEPS, dtype=F64).unsqueeze(-1)
+    excess = steps - torch.tensor([0.5, 1.0, 7.25, 30.5, 40.0], dtype=F64)
+    error = steps.square().expand_as(excess)
+
+    def at(step):
+        return Reached(*(x.gather(0, step.unsqueeze(0)).squeeze(0) for x in (excess, error)))
+
+    close(reached_by_halving(at, at(torch.zeros(5, dtype=torch.int64))), first_reached(excess, error))
 
 
 # Simulation -------------------------------------------------------------------------------------------------------
@@ -421,6 +502,7 @@ ERRORS = {
     "ace": (tc.ACE, 2_000),
     "ks": (tc.KS, 2_000),
     "corp": (tc.CORP, 500),
+    "tce": (tc.TCE, 200),
 }
 
 
@@ -478,6 +560,49 @@ def coverage(error, kind, n, moved, n_data):
 def test_intervals_cover_the_error_of_a_miscalibrated_model(error, moved):
     """At least nine in ten of 300, of 95 %: the bins that have the error are not known, see `evidence_of`."""
     assert coverage(error, "uniform", 1_000, moved, 300) > 0.9
+
+
+def coverage_of_expected(kind, n, moved, n_data, n_replicates):
+    """Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have."""
+    p, _, frequency = miscalibrated(kind, n, 1, MOVED[moved])
+    generator = torch.Generator().manual_seed(2)
+    y = (torch.rand(10 * n_data, n, generator=generator, dtype=F64) < frequency).long()
+    truth = metric_of(tc.TCE, p.expand(len(y), -1), y).compute().mean()
+    found = metric_of(tc.TCE, p.expand(n_data, -1), y[:n_data]).evidence(n_replicates=n_replicates)
+    assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    return float(((found.low <= truth) & (truth <= found.high)).double().mean())
+
+
+def coverage_of_mcb(kind, n, moved, n_data, n_replicates):
+    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
+    truth = (p - frequency).square().mean(-1)  # frequencies rise with the confidence: they are the best recalibration
+    found = metric_of(tc.CORP, p, y).evidence(n_replicates=n_replicates)
+    return float(((found.low <= truth) & (truth <= found.high)).double().mean())
+
+
+@pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of(coverage_of):
+    """95 % of 40 data sets, less three standard deviations."""
+    assert coverage_of("uniform", 100, "shift 0.4", 40, 39) > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
+@pytest.mark.parametrize(("kind", "moved"), [("uniform", "temperature 1.4"), ("beta(8,1)", "shift 0.4")])
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of_in_many_data_sets(coverage_of, kind, moved):
+    """93 % of 400 data sets, less three standard deviations."""
+    assert coverage_of(kind, 500, moved, 400, 99) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+
+
+@pytest.mark.parametrize("bins", ["pava", "pava_bc"])
+def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
+    p, y, _ = calibrated("uniform", 150, 20)
+    metric = tc.GCE(task="binary", loss=lambda b: b.gap.abs(), bins=bins, batch_shape=(20,))
+    metric.update(p, y)
+    found = metric.evidence(**FEW)
+    assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    assert bool((found.high > found.noise_floor).all())
+    assert int((found.low == found.noise_floor).sum()) >= 16  # of 19: three standard deviations
 
 
 @pytest.mark.slow

@@ -237,6 +237,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
             tested_by=partial(self.reading.read_each, tested_by),
             signed=self.is_signed,
             average=self.reading.averages,
+            cancels=self.reading.task == "multiclass",
             without_noise=None if bins_follow else "tested_by",
             **how,
         )

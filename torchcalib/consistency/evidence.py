@@ -19,8 +19,9 @@ class Evidence:
         p_value: the probability of data at least as far from calibration, if the model were perfectly calibrated
             `(...)`.
         low, high: interval of the error without noise, that of the model `(...)`. It holds 0 where the p-value is not
-            below 1 - level, but for averages over classes, and may lie below a value that is mostly noise. NaN where
-            what is asked for has no value without noise; see the metric.
+            below 1 - level, but for averages over classes, and may lie below a value that is mostly noise. Of an error
+            that has no value without noise (TCE) it is that of its expected value at this number of samples, and holds
+            the noise floor instead of 0. NaN where it was not looked for; see the metric.
         level: share of data sets like this one whose interval holds the error of the model.
     """
 
@@ -30,6 +31,12 @@ class Evidence:
     low: Tensor
     high: Tensor
     level: float
+
+    @classmethod
+    def by_construction(cls, value: Tensor, level: float) -> Self:
+        """Return that of an error which is 0 whatever the model: chance makes nothing of it."""
+        nothing = 0 * value
+        return cls(value, nothing, nothing + 1, nothing, nothing, level)
 
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `found[k]` is that of series, group or class k."""

@@ -27,7 +27,8 @@ class TestedMetric(StreamingMetric[S]):
         1 are labels, whatever their dtype and in whatever pieces they came; series, labels and groups are looked at one
         by one. Only under floating weights those of a floating dtype count as soft in any case; see `BinStats.noise`.
         Averages over classes take the outcomes of different classes for dependent: their p-value is a Cauchy
-        combination.
+        combination. An average of signed errors is judged by its own size, with labels for independent; that over
+        classes which exclude each other is 0 whatever the model, which is what its evidence says.
 
         Args:
             level: of the interval, in (0, 1).
@@ -36,9 +37,10 @@ class TestedMetric(StreamingMetric[S]):
             with_interval: False leaves the interval NaN, for which most of the time is needed.
 
         Returns:
-            `Evidence` of the shape of the value. NaN without data. Where an error has no value without noise (of bins
-            that follow from the outcomes, counts of decisions) the interval is NaN; `torchcalib.bootstrap` has
-            one of the value as it is, with what chance adds.
+            `Evidence` of the shape of the value. NaN without data. Where bins follow from the outcomes or decisions are
+            counted (TCE), an error has no value without noise: the interval is that of its expected value at this
+            number of samples, of which the noise floor is the least. Of smECE and ICI it is NaN, for it would take
+            long; `torchcalib.bootstrap` has one of the value as it is, with what chance adds.
 
         Raises:
             TypeError, ValueError: for bad arguments, and if rows that came on CUDA were bad.

@@ -43,13 +43,24 @@ def spread_out(cells: Cells) -> Tensor:
     return torch.where(_downwards(gap, variance.sqrt(), cells.confidence), -size, size)
 
 
+def spread_out_to_one_side(cells: Cells) -> Tensor:
+    """Return gaps of the size of `spread_out`, all to the side of the mean gap: frequencies that rise still do.
+
+    Bins that follow from the outcomes pool cells whose frequencies fall, and hide gaps of both signs in their means.
+    """
+    whole = cells.map(lambda x: x.sum(-1, keepdim=True))
+    noise = whole.variance.maximum(whole.of_one_outcome.square()).sqrt()
+    size = spread_out(cells).abs()
+    return torch.where(_downwards(whole.gap, noise, whole.confidence), -size, size)
+
+
 def _downwards(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:
     """Return whether a gap is taken to be below 0: as it was seen, but where noise could have turned it and there is
-    no more room on that side than noise takes up.
+    less room on that side than noise takes up, and more on the other one.
     """
     seen = gap < 0
     room = torch.where(seen, confidence, 1 - confidence)
-    return seen ^ ((gap.abs() <= _NOISE * noise) & (room < 2 * noise))
+    return seen ^ ((gap.abs() <= _NOISE * noise) & (room < (2 * noise).clamp(max=0.5)))
 
 
 def in_units_of_noise_and_gaps(cells: Cells, direction: Tensor) -> Tensor:

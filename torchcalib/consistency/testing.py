@@ -20,6 +20,7 @@ from torchcalib.consistency.paths import (
     multiple_at,
     reached_by_halving,
     spread_out,
+    spread_out_to_one_side,
 )
 from torchcalib.consistency.replicates import Cells, Drawn, bin_cells
 from torchcalib.consistency.samples import MOST_RUNS, grouped, run_cells
@@ -61,6 +62,7 @@ def evidence_of(
     without_noise: Read | Literal["tested_by"] | None = "tested_by",
     signed: bool = False,
     average: bool = False,
+    cancels: bool = False,
     with_interval: bool = True,
     level: float = 0.95,
     n_replicates: int = 999,
@@ -88,7 +90,10 @@ def evidence_of(
             counted: the interval is then that of the expected value of what the test goes by, at this number of
             samples, of which the noise floor is the least.
         signed: the value is the mean gap, on both sides of 0.
-        average: average over the last axis of series, which are classes of the same rows.
+        average: average over the last axis of series, which are classes of the same rows. What is signed is averaged
+            before its size is taken; classes are independent then, as labels of a row are.
+        cancels: the classes of a row exclude each other, so that a signed average is 0 whatever the model: noise floor
+            and interval are 0, and the p-value 1, for every data set is as far from calibration.
         with_interval: False leaves the interval NaN.
         level: of the interval, in (0, 1).
         n_replicates: R; the least p-value is 1 / (R + 1).
@@ -105,6 +110,9 @@ def evidence_of(
         replicates; Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical
         Review D, 1998), for the interval.
     """
+    if signed and average and cancels:
+        check_arguments(level, n_replicates, seed)
+        return Evidence.by_construction(from_statistic(statistic).detach().mean(-1), level)
     reading = Reading(from_statistic, tested_by, without_noise, signed, with_interval)
     found = evidence_of_each(
         {"": reading}, statistic, average=average, level=level, n_replicates=n_replicates, seed=seed
@@ -263,8 +271,7 @@ class _Test:
         seen, read, values = (torch.cat(each, -1) for each in zip(*(part[3:] for part in parts), strict=True))
         n_classes = seen.shape[-1]
         numbers = first + torch.arange(seen.numel(), device=seen.device).reshape(seen.shape)
-        if self.reading.signed:
-            # The errors of classes make up for each other in the mean, and so they do in what chance adds.
+        if self.reading.signed:  # classes make up for each other in the mean, and so they do in what chance adds
             floor = values.mean(-1).abs().mean(0)
             p_value = self._p_value(seen.mean(-1).abs(), read.mean(-1).abs(), numbers[:, 0])
         else:
@@ -366,7 +373,8 @@ class _Test:
         cells = part.cells
         few, group = (cells, None) if cells.are_bins else grouped(cells)
         found = []
-        for direction in (concentrated(few), spread_out(few)):
+        spread = spread_out(few) if self.without_noise is not None else spread_out_to_one_side(few)
+        for direction in (concentrated(few), spread):
             gaps = in_units_of_noise_and_gaps(few, direction)
             if group is not None:
                 found.append(gaps.gather(-1, group))

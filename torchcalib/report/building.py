@@ -81,12 +81,12 @@ def report(
     `notes` says so. DP calibration is not tried where samples times squared classes are more than 2^31.
 
     Every calibration error has a noise floor (what it would be on average if the model were perfectly calibrated), a
-    p-value and, where it has a value without noise, a 95 % interval of that value; see `torchcalib.Evidence`. They
-    follow from what was streamed, at any number of samples. Errors over more than 2^15 bins of classes go without the
-    interval, and what is read from samples in order of many labels without all of it; `notes` says so. `sentence`
-    follows from those of the main ECE.
+    p-value and a 95 % interval of its value without noise, of TCE that of its expected value; see
+    `torchcalib.Evidence`. They follow from what was streamed, at any number of samples. Errors over more than 2^15
+    bins of classes go without the interval, and what is read from samples in order of many labels without all of it;
+    `notes` says so. `sentence` follows from those of the main ECE.
 
-    Scores, TCE and the parts of the Brier score have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18
+    Scores, DSC and UNC have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18
     events (samples, or samples times classes), and 2^13 where samples are put in order; `notes` says which have none.
     `torchcalib.bootstrap` computes intervals of anything else, among them those of calibration losses.
 
@@ -246,7 +246,9 @@ class ReportBuilder:
         for reduction in reductions_of(self._task):
             bins = metrics[reduction].statistic()
             lines += error_lines(bins, reduction)
-            found, remarks = evidence_of_bins(bins, reduction, with_intervals=self._with_intervals)
+            found, remarks = evidence_of_bins(
+                bins, reduction, with_intervals=self._with_intervals, exclusive=self._task == "multiclass"
+            )
             evidence, notes = evidence | found, notes + remarks
             if reduction == "classwise":
                 per_class = tuple(ece_from_bins(bins).tolist())

@@ -69,9 +69,9 @@ class Line:
             same; of a signed error that of its size. None of what is no calibration error, or where it was left out.
         p_value: how often such a model would show at least as much; of this line alone. None where there is no
             `noise_floor`.
-        interval: of a calibration error that of the model itself, without what chance adds; see `torchcalib.Evidence`.
-            Of scores, and of what has no value without noise (TCE, and the parts of the Brier score), where the number
-            lies for other samples of this size; see `torchcalib.Interval`. None where it was left out.
+        interval: of a calibration error that of the model itself, without what chance adds, of TCE that of its expected
+            value; see `torchcalib.Evidence`. Of scores, DSC and UNC where the number lies for other samples of this
+            size; see `torchcalib.Interval`. None where it was left out.
     """
 
     key: str

@@ -36,20 +36,21 @@ Found = tuple[dict[str, Evidence], tuple[str, ...]]
 """Evidence by the keys of lines, and notes for the reader."""
 
 
-def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool) -> Found:
+def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool) -> Found:
     """Return the evidence of errors over equal-width bins, by the keys of lines, and notes of what is left out.
 
     That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it. The
-    mean of a signed error over classes has none: its parts cancel, those of all classes of a sample altogether.
+    mean of a signed error over classes that exclude each other has none: it is 0 whatever the model.
 
     Args:
         b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
         reduction: what the confidences are of.
         with_intervals: whether to look for those of the others.
+        exclusive: whether classes exclude each other, as labels do not.
     """
     has_most = b.n.numel() > MOST_CELLS
     averaged = reduction == "classwise"
-    metrics = [metric for metric in ERRORS if not (metric.is_signed and averaged)]
+    metrics = [metric for metric in ERRORS if not (metric.is_signed and averaged and exclusive)]
     readings = {m.__name__.lower(): Reading(m.from_bins, signed=m.is_signed) for m in metrics}
     readings["rmsce_debiased"] = Reading(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
     readings = {

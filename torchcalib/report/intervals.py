@@ -52,7 +52,7 @@ def score_readings(p: Predictions) -> list[Reading]:
 
 
 def label_readings(ordered: Sequence[NamedReduction]) -> list[Reading]:
-    """Return what TCE and the parts of the Brier score are read from: samples in order of these reductions."""
+    """Return what the parts of the Brier score are read from, and TCE: samples in order of these reductions."""
     return [
         Reading(
             ExactSample(reduction),
@@ -83,7 +83,9 @@ def with_intervals(
     """Return lines with their intervals, where this does not take long, and notes of which have none."""
     replicates = _replicates(p, [reading for reading in read if reading.recipe.n_events(p) <= reading.most])
     found = [
-        replace(line, interval=interval_of(line, replicates[line.key])) if line.key in replicates else line
+        replace(line, interval=interval_of(line, replicates[line.key]))
+        if line.interval is None and line.key in replicates
+        else line
         for line in lines
     ]
     notes = tuple(

@@ -102,7 +102,7 @@ def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReducti
 
 
 def label_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
-    """What counts labels, and has no value without noise: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
+    """What counts labels: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
     tce = _read(lambda s: tce_from_bins(_TESTED.of(s), alpha=_ALPHA, test="binomial", norm="l1"), sample, reduction)
     parts = CORPDecomposition(*_read(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
     return {f"tce/{reduction}": tce} | {f"{name}/{reduction}": getattr(parts, name) for name in _PARTS}
