@@ -52,7 +52,7 @@ class Inversion(NamedTuple):
         """From 0 for errors that cannot be told from calibration, to 1 for those that always can."""
         if self.edge is None:
             return torch.ones_like(replicates[0])
-        power = (replicates > self.edge).to(self.edge.dtype).mean(0)
+        power = (replicates > self.edge + rounding_of(self.edge)).to(self.edge.dtype).mean(0)
         return ((power - (1 - self.level)) / self.level).clamp(0, 1)
 
     def _edge_of(self, share: Tensor) -> Tensor:
