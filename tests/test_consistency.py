@@ -254,7 +254,7 @@ def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkey
     gone = p.clone()
     gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
     monkeypatch.setattr(testing, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
-    monkeypatch.setattr(testing, "_FEW_RUNS", 57)
+    monkeypatch.setattr(testing, "RUNS_ON_PATHS", 57)
     for with_interval in (True, False):
         together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).evidence(with_interval=with_interval, **FEW)
         for k in range(2):

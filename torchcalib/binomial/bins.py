@@ -1,11 +1,16 @@
 """Decisions of the two-sided test for whole bins of sorted samples, at the price of a few binary searches."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from torchcalib.binomial.critical import critical_values, verdicts
 from torchcalib.binomial.two_sided import p_value, two_tails
 from torchcalib.kernels.looking import look
+
+_SMALL = 127  # samples of a bin, up to which all critical values are held
+_OFTEN = 1000  # bins, from which on it is worth to have them all
 
 
 @torch.no_grad()
@@ -85,11 +90,21 @@ def _of_each_once(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
     Many are among the replicates of a sample.
     """
-    most = int(n.max()) + 1
-    if most >= 2**31:
+    largest = int(n.max())
+    if largest <= _SMALL and len(n) >= _OFTEN:
+        return _of_small_bins(alpha).to(n.device)[:, n * (n + 1) // 2 + k]
+    if largest >= 2**31 - 1:
         return torch.stack(critical_values(k, n, alpha))
-    alike, which = torch.unique(n * most + k, return_inverse=True)
-    return torch.stack(critical_values(alike % most, alike // most, alpha))[:, which]
+    alike, which = torch.unique(n * (largest + 1) + k, return_inverse=True)
+    return torch.stack(critical_values(alike % (largest + 1), alike // (largest + 1), alpha))[:, which]
+
+
+@lru_cache(maxsize=4)
+def _of_small_bins(alpha: float) -> Tensor:
+    """Return the `critical_values` of all k of n up to `_SMALL`, which stand at n (n + 1) / 2 + k."""
+    n = torch.repeat_interleave(torch.arange(_SMALL + 1), torch.arange(_SMALL + 1) + 1)
+    k = torch.arange(len(n)) - n * (n + 1) // 2
+    return torch.stack(critical_values(k, n, alpha))
 
 
 def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torchcalib.kernels.ranking import end_of_ties, run_sums
 from torchcalib.samples import RankedSample, SortedSample
 
 MOST_RUNS = 2**11
+RUNS_ON_PATHS = 2**9  # where a sample is read at many steps of a path
 _N_GROUPS = 15  # of neighbouring runs, which deviate alike on the paths that intervals are looked for on
 
 

@@ -23,7 +23,7 @@ from torchcalib.consistency.paths import (
     spread_out_to_one_side,
 )
 from torchcalib.consistency.replicates import Cells, Drawn, bin_cells
-from torchcalib.consistency.samples import MOST_RUNS, grouped, run_cells
+from torchcalib.consistency.samples import MOST_RUNS, RUNS_ON_PATHS, grouped, run_cells
 from torchcalib.kernels.draws import random_words
 from torchcalib.predictions import check_count, check_level, check_seed
 from torchcalib.samples import RankedSample
@@ -46,7 +46,6 @@ class Reading(NamedTuple):
     with_interval: bool = True
 
 
-_FEW_RUNS = 2**9  # of a sample that is read at many steps of a path
 _AT_ONCE = 2**18  # numbers that are read at a time, of series with many cells
 _ON_PATHS = 199  # replicates of a sample in order, at each step of a path
 _MOST_KEPT = 2**23  # numbers that are kept from one reading to the next, and not drawn anew
@@ -159,7 +158,7 @@ def check_arguments(level: object, n_replicates: int, seed: object) -> None:
 def cells_of(statistic: Statistic, with_interval: bool) -> Cells:
     """Return what the outcomes of a statistic are sums over."""
     if isinstance(statistic, RankedSample):
-        return run_cells(statistic, _FEW_RUNS if with_interval else MOST_RUNS)
+        return run_cells(statistic, RUNS_ON_PATHS if with_interval else MOST_RUNS)
     if not statistic.has_noise:
         raise ValueError(
             "`statistic` must have the sums of its noise, got bins without. Take those of a streaming metric."

@@ -8,6 +8,7 @@ from typing import Any
 from torchcalib.binned import ACE, BinnedMetric
 from torchcalib.bins import rmsce_from_bins
 from torchcalib.consistency import Evidence, Reading, evidence_of_each
+from torchcalib.consistency.samples import RUNS_ON_PATHS
 from torchcalib.consistency.words import listed
 from torchcalib.ranked import CORP, KS, TCE, TestedRankedMetric
 from torchcalib.reductions import NamedReduction
@@ -21,9 +22,6 @@ MOST_CELLS = 2**15
 
 MOST_IN_ORDER = 2**13
 """Runs of samples in order, of all labels together, up to which what is read from them has evidence."""
-
-_RUNS = {"ace": 0, "ks": 2**10, "tce": 2**12, "mcb": 2**12}
-"""Runs whose outcomes are drawn, at most; of the ACE they are its bins."""
 
 _FEW_REPLICATES = 199
 """Where there are fewer, a note says so: no p-value can be small."""
@@ -90,11 +88,11 @@ def evidence_in_order(
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # left-out elements must not change what is drawn
     found, without, drawn = {}, [], {}
     for name, metric in metrics.items():
-        n_cells = max([1, *series]) * (min(length, _RUNS[name]) or n_bins)
+        n_cells = max([1, *series]) * (n_bins if name == "ace" else min(length, RUNS_ON_PATHS))
         if n_cells > MOST_IN_ORDER:
             without.append(name.upper())
         else:
-            drawn[f"{name.upper()}, {GROUPS[reduction]},"] = n_replicates = _replicates(2**20 // n_cells, at_least=99)
+            drawn[f"{name.upper()}, {GROUPS[reduction]},"] = n_replicates = _replicates(2**19 // n_cells, at_least=99)
             found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
     if not without:
         return found, _of_few(drawn)
