@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from torchcalib.kernels.smoothing_cells import _sums, _sums_backward, cell_index, smoothing_sums
+from torchcalib.kernels.smoothing_cells import cell_index, smoothing_sums, sums_of_cells, sums_of_cells_backward
 from torchcalib.kernels.smoothing_grids import GRIDS, N_CELLS
 
 BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(
@@ -218,6 +218,6 @@ def test_registered_as_torch_wants_an_operation():
     confidence, outcome, weights = events(20)
     for w in (None, weights):
         given = (confidence.clone().requires_grad_(), outcome, w)
-        torch.library.opcheck(_sums.registered, (*given, "labels", True, "auto"))
+        torch.library.opcheck(sums_of_cells.registered, (*given, "labels", True, "auto"))
         grads = torch.ones(6, N_CELLS, dtype=F64)
-        torch.library.opcheck(_sums_backward.registered, (confidence, outcome, w, grads, "auto"))
+        torch.library.opcheck(sums_of_cells_backward.registered, (confidence, outcome, w, grads, "auto"))

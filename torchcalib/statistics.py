@@ -120,11 +120,11 @@ class BinStats(Sums):
         the sum of w^2 v. With labels v is p (1 - p). A soft target t is a mean of unknown many votes, less noisy than
         that; there v is (t - p)^2, whose expectation in a calibrated model is the variance of t.
 
-        Floating targets of a series are told apart all together: where each is 0 or 1 they are labels, and one that is
-        neither makes soft targets of them all. (Those of an integer dtype are labels in any case.) Only with floating
-        weights they are soft targets whatever they are, for no sum of w^2 p (1 - p) is kept beside that of
-        w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so that p-values are
-        uniform for many rows alone: give labels as integers there.
+        Whether floating targets are labels is decided for a series as a whole: they are where each of them is 0 or 1,
+        and a single one that is neither makes soft targets of them all. (Those of an integer dtype are labels in any
+        case.) With floating weights, though, they always count as soft targets, for no sum of w^2 p (1 - p) is kept
+        beside that of w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so
+        that p-values are uniform only for many rows: give labels as integers there.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
@@ -182,7 +182,7 @@ def apart_of(
 
 
 def with_apart(recipe: object) -> bool:
-    """Whether the sums of a recipe come with `Sums.apart`."""
+    """Return whether the sums of a recipe come with `Sums.apart`: those of bins with noise do, no others know of it."""
     return bool(getattr(recipe, "with_noise", False))
 
 
@@ -318,7 +318,7 @@ class EqualWidthBins:
         events = reduce_to_events(p, self.reduction, self.with_ecd)
         if not p.replicates or events.weights is None:
             columns = events.confidence, events.outcome, events.weights, events.ecd
-            return self._made(p, event_bins(*columns, noise=self._noise_of(p), **options), events)
+            return self._made(p, event_bins(*columns, noise=kind_of_noise(p, self.with_noise), **options), events)
         index = bin_index(events.confidence, self.n_bins, self.right)
         if self.with_noise:  # of which the replicates that are read have no need
             return self._made(p, bin_sums(index, self._columns(events, p), self.n_bins), events)
@@ -339,7 +339,7 @@ class EqualWidthBins:
         groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=self._noise_of(p), copies=p.copies, groups=groups, n_groups=num_groups,
+            noise=kind_of_noise(p, self.with_noise), copies=p.copies, groups=groups, n_groups=num_groups,
         )  # fmt: skip
         return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
 
@@ -360,9 +360,6 @@ class EqualWidthBins:
             columns.append(weighted(events.ecd, events.weights, wide))
         return columns
 
-    def _noise_of(self, p: Predictions) -> Noise:
-        return "none" if not self.with_noise else "labels" if p.hard else "shares"
-
     def _made(
         self,
         p: Predictions,
@@ -382,6 +379,13 @@ class EqualWidthBins:
     def n_events(self, p: Predictions) -> int:
         """Return the number of events."""
         return n_events(p, self.reduction)
+
+
+def kind_of_noise(p: Predictions, wanted: bool) -> Noise:
+    """Return which variances of the outcomes of a batch are summed, if any are wanted; see `kernels.bin_op.Noise`."""
+    if not wanted:
+        return "none"
+    return "labels" if p.hard else "shares"
 
 
 def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,6 @@ from torchcalib.streaming import StreamingMetric
 
 S = TypeVar("S", bound=Sums)
 
-# Events of a series that are summed at a time: by one thread, in memory that is at hand.
-_EVENTS = 2**13
 _MOST = 2**22  # numbers that the series read at a time hold
 
 
@@ -81,15 +79,9 @@ class EventSums(Generic[S]):
         columns = self.quantities(confidence, outcome)
         return self.wrap(sums_of_replicates(self.cell(confidence), columns, events.weights, self.n_cells))
 
+    @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
-        """Take the sums over events of `p`, of which all are in one cell."""
-        n = events.confidence.shape[-1]
-        totals: list[Tensor] = []
-        for start in range(0, max(1, n), _EVENTS):
-            columns = self.columns(_some_events(events, slice(start, start + _EVENTS)), p)
-            sums = [column.sum(-1, keepdim=True) for column in columns]
-            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
-        return self.wrap(torch.stack(totals, -2))
+        """Take the sums over events of `p`, weighed in one way."""
 
     def cells(self, p: Predictions) -> Cells:
         """Say in which cell every event counts, and what is counted of it."""
@@ -105,11 +97,6 @@ class EventSums(Generic[S]):
     def _wide(self, events: Events) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(events.confidence.device)
         return events.confidence.to(wide), events.outcome.to(wide)
-
-
-def _some_events(events: Events, run: slice) -> Events:
-    weights = events.weights
-    return Events(events.confidence[..., run], events.outcome[..., run], None if weights is None else weights[..., run])
 
 
 def _series(events: Events, most: int) -> Iterator[Events]:

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
 from torchcalib.consistency import Evidence, TestedMetric, evidence_of
-from torchcalib.kernels.bin_op import Noise
 from torchcalib.kernels.smoothing import best_width, smoothed_error
 from torchcalib.kernels.smoothing_cells import cell_index, smoothing_sums
 from torchcalib.kernels.smoothing_grids import FINEST, LEVELS, N_CELLS
 from torchcalib.predictions import Average, InputOptions, Predictions, Task, is_number, task_read_as
 from torchcalib.reductions import Events, Reduction, resolve_reduction
-from torchcalib.statistics import BinStats, apart_of, noise_of
+from torchcalib.statistics import BinStats, apart_of, kind_of_noise, noise_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +59,7 @@ class SmoothingRecipe(EventSums[BinStats]):
 
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
         """Take the sums over events of `p`, from one read of them."""
-        noise: Noise = "none" if not self.with_noise else "labels" if p.hard else "shares"
-        columns = events.confidence, events.outcome, events.weights
+        columns, noise = (events.confidence, events.outcome, events.weights), kind_of_noise(p, self.with_noise)
         cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
         return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.binless.reading import EventMetric, EventReading, EventSums, kept_apart
-from torchcalib.predictions import InputOptions, Task, check_choice, task_read_as
-from torchcalib.reductions import Reduction, resolve_reduction
+from torchcalib.predictions import InputOptions, Predictions, Task, check_choice, task_read_as
+from torchcalib.reductions import Events, Reduction, resolve_reduction
 from torchcalib.statistics import Sums
+
+_EVENTS = 2**13  # of a series that are summed at a time: by one thread, in memory that is at hand
 
 SpiegelhalterComponent = Literal["z", "p_value"]
 
@@ -48,9 +50,23 @@ class SpiegelhalterRecipe(EventSums[Sums]):
         variance = lever.square() * confidence * (1 - confidence)
         return torch.ones_like(confidence), (outcome - confidence) * lever, variance
 
+    def of_events(self, events: Events, p: Predictions) -> Sums:
+        """Take the sums over events of `p`, a chunk of them at a time."""
+        totals: list[Tensor] = []
+        for start in range(0, max(1, events.confidence.shape[-1]), _EVENTS):
+            columns = self.columns(_some_events(events, slice(start, start + _EVENTS)), p)
+            sums = [column.sum(-1, keepdim=True) for column in columns]
+            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
+        return self.wrap(torch.stack(totals, -2))
+
     def wrap(self, sums: Tensor) -> Sums:
         """Return `sums` as `Sums`."""
         return Sums(sums)
+
+
+def _some_events(events: Events, run: slice) -> Events:
+    weights = events.weights
+    return Events(events.confidence[..., run], events.outcome[..., run], None if weights is None else weights[..., run])
 
 
 def spiegelhalter_from_sums(s: Sums) -> Tensor:

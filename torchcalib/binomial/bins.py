@@ -86,14 +86,14 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
 
 
 def _of_each_once(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the `critical_values` of bins `(B,)` as `(4, B)`, found once for those that are alike.
+    """Return the `critical_values` of bins `(B,)`, B > 0, as `(4, B)`, found once for all that are alike.
 
-    Many are among the replicates of a sample.
+    Among replicates of a sample many are.
     """
     largest = int(n.max())
     if largest <= _SMALL and len(n) >= _OFTEN:
         return _of_small_bins(alpha).to(n.device)[:, n * (n + 1) // 2 + k]
-    if largest >= 2**31 - 1:
+    if largest >= 2**31 - 1:  # n and k do not fit into one int64
         return torch.stack(critical_values(k, n, alpha))
     alike, which = torch.unique(n * (largest + 1) + k, return_inverse=True)
     return torch.stack(critical_values(alike % (largest + 1), alike // (largest + 1), alpha))[:, which]
@@ -101,7 +101,7 @@ def _of_each_once(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _of_small_bins(alpha: float) -> Tensor:
-    """Return the `critical_values` of all k of n up to `_SMALL`, which stand at n (n + 1) / 2 + k."""
+    """Return the `critical_values` of all 0 <= k <= n <= `_SMALL`, `(4, K)`: each pair at n (n + 1) / 2 + k."""
     n = torch.repeat_interleave(torch.arange(_SMALL + 1), torch.arange(_SMALL + 1) + 1)
     k = torch.arange(len(n)) - n * (n + 1) // 2
     return torch.stack(critical_values(k, n, alpha))

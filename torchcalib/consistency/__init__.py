@@ -1,7 +1,8 @@
 """What chance has to do with a calibration error: its noise floor, a test of calibration, an interval, and bands.
 
 `evidence_of` does it for any reading of bins or samples. `replicates` and `samples` make replicates of bins and
-samples, `paths` lead from calibration to miscalibration, `testing` puts these together.
+samples, `paths` lead from calibration to miscalibration, `inversion` turns a test into an interval, `averages` knows of
+classes that depend on each other, and `testing` puts these together.
 """
 
 from torchcalib.consistency.evidence import Evidence

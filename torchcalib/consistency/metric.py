@@ -25,7 +25,7 @@ class TestedMetric(StreamingMetric[S]):
         given. Weights of an integer dtype are numbers of independent copies, floating ones say how much a row matters.
         Of soft targets the squared distance from the confidence is taken for their variance. Targets that are all 0 or
         1 are labels, whatever their dtype and in whatever pieces they came; series, labels and groups are looked at one
-        by one. Only under floating weights those of a floating dtype count as soft in any case; see `BinStats.noise`.
+        by one. With floating weights, though, those of a floating dtype always count as soft; see `BinStats.noise`.
         Averages over classes take the outcomes of different classes for dependent: their p-value is a Cauchy
         combination. An average of signed errors is judged by its own size, with labels for independent; that over
         classes which exclude each other is 0 whatever the model, which is what its evidence says.

@@ -30,7 +30,7 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
 def add_events(
     confidence: Any, outcome: Any, weights: Any, ecd: Any, noise: Any, edges: Any, right: Any, sums: Any
 ) -> None:
-    """Add events; `noise` is None, or whether outcomes are shares, and whether weights are squared in it."""
+    """Add events; `noise` is that of `told_of_noise`."""
     n_bins, last = edges.size - 1, np.uintp(3 if noise is None else 5)
     width = 4 if noise is None else 8
     turns = np.zeros(_TURNS * n_bins * width)
@@ -41,7 +41,7 @@ def add_events(
             if w == 0:
                 continue
         value = np.float64(confidence[i])
-        # Unsigned: not counted from the end.
+        # unsigned: not counted from the end
         cell = np.uintp(width * ((i & (_TURNS - 1)) * n_bins + bin_of(value, edges, right)))
         turns[cell] += w
         turns[cell + np.uintp(1)] += w * value

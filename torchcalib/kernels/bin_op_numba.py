@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcalib.kernels.bin_classes_numba import PROBE, add_classes, fill_class_gradients
 from torchcalib.kernels.bin_events_numba import add_events, add_grouped_events, add_grouped_labels, add_labels
 from torchcalib.kernels.bin_op_reference import may_be_counted
-from torchcalib.kernels.numba_math import CONVERTED, by_rows, column_of
+from torchcalib.kernels.numba_math import CONVERTED, by_rows, column_of, told_of_noise
 from torchcalib.kernels.threads import in_threads
 
 _PIECE = 2**16  # events
@@ -37,7 +37,7 @@ def event_sums(
     edges = _edges(sums.shape[-1])
     size = max(_PIECE, -(-n // _PIECES))
     starts = range(0, n, size)
-    kind = None if noise == "none" else (noise == "shares", not copies)
+    told = told_of_noise(noise, weights, copies)
     countable = may_be_counted(outcome, weights, ecd, noise)
     for series, into in enumerate(sums.numpy()):
         pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
@@ -47,9 +47,9 @@ def event_sums(
                 held = slice(starts[piece], starts[piece] + size)
                 part = [None if x is None else column_of(x[series, held]) for x in (confidence, outcome, weights, ecd)]
                 if countable:
-                    add_labels(*part[:2], kind, edges, right, pieces[piece])
+                    add_labels(*part[:2], told, edges, right, pieces[piece])
                 else:
-                    add_events(*part, kind, edges, right, pieces[piece])
+                    add_events(*part, told, edges, right, pieces[piece])
 
         in_threads(add, len(starts), n)
         if len(starts) > 1:
@@ -71,7 +71,7 @@ def group_sums(
     n = confidence.shape[-1]
     n_groups, _, n_bins = sums.shape[1:]
     edges, n_cells = _edges(n_bins), n_groups * n_bins
-    kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
+    told = told_of_noise(noise, weights, copies)
     countable = may_be_counted(outcome, weights, ecd, noise)
     size = -(-n // max(1, min(_PIECES, n // max(_PIECE, _PER_CELL * n_cells))))
     starts = range(0, n, size)
@@ -86,13 +86,13 @@ def group_sums(
                 if countable:
                     flat = pieces[piece].reshape(-1)
                     of_labels = part[0], part[1], part[4]
-                    add_grouped_labels(*of_labels, kind, edges, right, flat.view(np.int64), flat)
+                    add_grouped_labels(*of_labels, told, edges, right, flat.view(np.int64), flat)
                 else:
-                    add_grouped_events(*part, kind, edges, right, pieces[piece])
+                    add_grouped_events(*part, told, edges, right, pieces[piece])
 
         in_threads(add, len(starts), n)
         columns = _columns_of_labels(pieces) if countable else list(pieces.sum(0).T)
-        if kind is not None and not any(kind):  # one sum of noise is both
+        if told is not None and not any(told):  # one sum of noise is both
             columns.insert(4, columns[3])
         for row, column in zip(into.swapaxes(0, 1), columns, strict=False):
             row[:] = column.reshape(n_groups, n_bins)

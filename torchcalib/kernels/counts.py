@@ -8,9 +8,9 @@ from torch import Tensor
 from torchcalib.kernels.looking import look
 
 _TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
-"""Numbers in a table of probabilities, up to a standard deviation: at least 8 of them to either side of the mean, and
-what a Poisson variable has beyond is below what 32 bits resolve. Where more is expected the distribution is smooth, and
-an expansion is exact enough."""
+"""Standard deviations, and up to each how many probabilities are written into a table. At least 8 deviations lie to
+either side of the mean: what even a Poisson variable has beyond is less than the 32 bits of a draw resolve. Where the
+deviation is larger the distribution is smooth, and an expansion is exact enough."""
 
 _MOST_DEVIATION, _WIDEST = _TABLES[-1]
 _IN_CACHE = 2**15  # numbers of tables that are made at a time on a CPU: fresh memory costs more than the arithmetic
@@ -73,13 +73,13 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
-    if mean.device.type != "cpu" or look((variance > 0).any()) is None:
+    if mean.device.type != "cpu" or look((variance > 0).any()) is None:  # no values to choose tables by
         return _counts(chance, mean, variance, _WIDEST)
     shape = chance.shape
     chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
     counts, deviation = mean.expand(chance.shape).clone(), variance.sqrt()
     above = 0.0
-    for up_to, width in (*_TABLES, (math.inf, 1)):
+    for up_to, width in (*_TABLES, (math.inf, 1)):  # the last are expanded, and need no table
         here = ((deviation > above) & (deviation <= up_to)).nonzero().squeeze(-1)
         for some in torch.split(here, max(1, _IN_CACHE // max(width, len(chance)))):
             counts[:, some] = _counts(chance[:, some], mean[some], variance[some], width)
@@ -88,7 +88,7 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """See `counts_by_chance`; tables have so many numbers."""
+    """Return what `counts_by_chance` does; where the deviation is not too large, from `width` probabilities each."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)

@@ -325,7 +325,12 @@ def block_starts(
 
 
 def _pooled(columns: list[np.ndarray], opens: list[np.ndarray]) -> list[list[np.ndarray]]:
-    """Return the sums of each column `(R, N)` over groups of elements, by where these begin in each row."""
+    """Return the sums of each column `(R, N)` over groups of elements, an array for each row.
+
+    Args:
+        columns: of integers.
+        opens: where the groups of each row begin.
+    """
     length = columns[0].shape[-1]
     if all(len(places) == length for places in opens):
         return [list(column.astype(np.int64)) for column in columns]

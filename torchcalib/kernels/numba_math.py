@@ -185,3 +185,11 @@ def column_of(x: Tensor) -> Any:
     elif x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     return np.ascontiguousarray(x.numpy())
+
+
+def told_of_noise(noise: str, weights: Tensor | None, copies: bool) -> tuple[bool, bool] | None:
+    """Return what loops over events are told of `bin_op.Noise`.
+
+    None if there is none, or whether outcomes are shares, and whether weights are squared in it.
+    """
+    return None if noise == "none" else (noise == "shares", weights is not None and not copies)

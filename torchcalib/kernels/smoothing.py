@@ -1,7 +1,6 @@
 """Residuals smoothed by a reflected Gaussian kernel on a grid, and the width at which their mean equals that width.
 
-The published procedure rounds every sample linearly to the nodes of a grid, whose step follows from the width that is
-tried. Here all that is known of the samples is sums over cells between the nodes; see `smoothing_cells`.
+All that is known of the samples is sums over the cells between the nodes of all grids; see `smoothing_grids`.
 """
 
 import math

@@ -58,7 +58,7 @@ def smoothing_sums(
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     # The compiler takes the operation as it is, and no function that has a forward mode.
     compiled = torch.compiler.is_compiling()
-    take = _sums.direct if compiled or is_plain(confidence, outcome, weights) else _SmoothingSums.apply
+    take = sums_of_cells.direct if compiled or is_plain(confidence, outcome, weights) else _SmoothingSums.apply
     sums: Tensor = take(confidence, outcome, weights, noise, copies, backend)
     return sums
 
@@ -81,7 +81,7 @@ def _cell_index(confidence: Tensor, backend: Backend) -> Tensor:
         _shape_of_sums(confidence, noise), dtype=wide_dtype(confidence.device)
     ),
 )
-def _sums(
+def sums_of_cells(
     confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool, backend: Backend
 ) -> Tensor:
     """Return what `smoothing_sums` says, of tensors of one shape."""
@@ -98,7 +98,7 @@ def _sums(
     "smoothing_sums_backward(Tensor confidence, Tensor outcome, Tensor? weights, Tensor grads, str backend) -> Tensor",
     fake=lambda confidence, *_: confidence.new_empty(confidence.shape),
 )
-def _sums_backward(
+def sums_of_cells_backward(
     confidence: Tensor, outcome: Tensor, weights: Tensor | None, grads: Tensor, backend: Backend
 ) -> Tensor:
     """Return the gradient in the confidences; `grads` is that in all sums."""
@@ -154,7 +154,7 @@ def _backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled() or any(ctx.needs_input_grad[1:3]):
         found = _gradient(confidence, outcome, weights, grads)
     else:
-        found = (_sums_backward(confidence, outcome, weights, grads, ctx.backend), None, None)
+        found = (sums_of_cells_backward(confidence, outcome, weights, grads, ctx.backend), None, None)
     wanted = (grad if need else None for grad, need in zip(found, ctx.needs_input_grad, strict=False))
     return (*wanted, None, None, None)
 
@@ -171,7 +171,7 @@ class _SmoothingSums(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
         """Return the sums."""
-        sums: Tensor = _sums.direct(*arguments)
+        sums: Tensor = sums_of_cells.direct(*arguments)
         return sums
 
     @staticmethod

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.kernels.numba_math import BLOCK, column_of, compiled_loop, step
+from torchcalib.kernels.numba_math import BLOCK, column_of, compiled_loop, step, told_of_noise
 from torchcalib.kernels.smoothing_grids import GRIDS, N_CELLS
 from torchcalib.kernels.threads import in_threads
 
@@ -23,7 +23,7 @@ _LAST = np.int32(N_CELLS - 1)
 @step
 def _cells(confidence: Any, out: Any) -> None:
     """Fill in the cells of a block."""
-    a, b, c, d, e, f, g = _STEPS  # one pass for all, of which the compiler makes vectors
+    a, b, c, d, e, f, g = _STEPS  # one pass for all grids: a loop over them inside of it would not become vectors
     for i in range(confidence.size):
         p = min(max(0.0, np.float64(confidence[i])), 1.0)
         total = np.int32(p * a) + np.int32(p * b) + np.int32(p * c) + np.int32(p * d)
@@ -43,7 +43,7 @@ def _fill_cells(confidence: Any, index: Any) -> None:
 
 @compiled_loop
 def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) -> None:
-    """Add events; `noise` is None, or whether outcomes are shares, and whether weights are squared in it."""
+    """Add events; `noise` is that of `told_of_noise`."""
     last = len(sums) - 1
     cells = np.empty(BLOCK, np.int32)
     w = 1.0
@@ -55,7 +55,8 @@ def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) ->
                 w = weights[start + i]
                 if w == 0:
                     continue
-            k, p, y = np.uintp(cells[i]), np.float64(values[i]), np.float64(outcome[start + i])  # not from the end
+            k = np.uintp(cells[i])  # unsigned: not counted from the end
+            p, y = np.float64(values[i]), np.float64(outcome[start + i])
             spread = p * (1.0 - p)
             sums[0, k] += w
             sums[1, k] += w * p
@@ -80,7 +81,8 @@ def _sums_backward(confidence: Any, outcome: Any, weights: Any, grads: Any, out:
                 if w == 0:
                     out[start + i] = 0
                     continue
-            k, p, y = np.uintp(cells[i]), np.float64(values[i]), np.float64(outcome[start + i])
+            k = np.uintp(cells[i])
+            p, y = np.float64(values[i]), np.float64(outcome[start + i])
             out[start + i] = w * (grads[0, k] + grads[1, k] * (1.0 - 2.0 * p) + grads[2, k] * y)
 
 
@@ -99,7 +101,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
     """See `smoothing_cells_reference.sums`."""
     n_series, n = confidence.shape
-    kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
+    told = told_of_noise(noise, weights, copies)
     size = max(_PER_CELL * N_CELLS, -(-n // _PIECES))
     starts = range(0, n, size)
     pieces = into.numpy()[:, None]
@@ -110,7 +112,7 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
         for series, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             held = slice(starts[piece], starts[piece] + size)
             part = [None if x is None else column_of(x[series, held]) for x in (confidence, outcome, weights)]
-            _sums(*part, kind, pieces[series, piece])
+            _sums(*part, told, pieces[series, piece])
 
     in_threads(add, n_series * len(starts), n_series * n)
     if len(starts) > 1:

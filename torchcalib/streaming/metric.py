@@ -1,8 +1,7 @@
 """One metric that streams: a statistic as torchmetrics states."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -16,15 +15,14 @@ from torchcalib.predictions import InputFormat, Predictions, check_count, check_
 from torchcalib.samples import ExactSample
 from torchcalib.states import SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
-from torchcalib.streaming.careful import CarefulMetric
 from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error
+from torchcalib.streaming.persistent import PersistentMetric
 from torchcalib.streaming.ranks import dropped_over_ranks, fingerprint, met_over_ranks
-from torchcalib.streaming.saving import DESCRIPTION, Description, check_alike, read_description
 
 S = TypeVar("S")
 
 
-class StreamingMetric(CarefulMetric, Generic[S]):
+class StreamingMetric(PersistentMetric, Generic[S]):
     """A reading of a statistic that streams. A subclass names the statistic (`recipe`) and reads it (`_value`).
 
     Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
@@ -80,24 +78,12 @@ class StreamingMetric(CarefulMetric, Generic[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind: StateKind[Any, S] = self._state_kind()
-        self._in_graph = False
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
             self.add_state(name, part, dist_reduce_fx=reduction, persistent=persistent)
-
-    @property
-    def state(self) -> Any:
-        """The whole state: for sums a tensor, how many rows were left out before them; for samples a `Samples`."""
-        return self.kind.join([getattr(self, name) for name in self.state_names])
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            # Past torch, which looks for parameters in all that is set; a list is copied, for `reset` empties it.
-            vars(self)[name] = list(part) if isinstance(part, list) else part
 
     def share(self, computed: dict[Hashable, Any] | None) -> None:
         """Take from there, and put there, what members of a collection have in common in an update; None ends it."""
@@ -165,19 +151,6 @@ class StreamingMetric(CarefulMetric, Generic[S]):
         """Whether the state of a batch follows from the batch alone, and is added."""
         return isinstance(self.kind, SumsKind)
 
-    @contextmanager
-    def _in_its_place(self) -> Iterator[None]:
-        """Write what the body makes of the state to where a CUDA graph adds to."""
-        if not self._in_graph:
-            yield
-            return
-        held, self._in_graph = self.state, False
-        try:
-            yield
-            held = held.copy_(self.state)
-        finally:
-            self.state, self._in_graph = held, True
-
     def reset(self) -> None:
         """Forget everything seen; between `sync` and `unsync` what this rank has seen too."""
         if self._is_synced:
@@ -227,79 +200,6 @@ class StreamingMetric(CarefulMetric, Generic[S]):
         self._computed = None
         self._update_count += 1
 
-    @property
-    def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
-        """The parts of the state, and a description of what it counts: what `merge_state` takes."""
-        parts = {name: list(part) if isinstance(part, list) else part for name, part in self._named(self.state).items()}
-        return {**parts, DESCRIPTION: self._description().encoded()}
-
-    def state_dict(  # type: ignore[override]  # torchmetrics has it so
-        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
-        """Return a dict for checkpoints; of a persistent metric it holds a copy of the state.
-
-        Beside the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) stands `description`, a
-        uint8 tensor of JSON: the format of the state, the version of torchcalib, and the arguments that the state
-        depends on. All are tensors or lists of tensors, so that `torch.load(weights_only=True)` reads them, and
-        safetensors where the state is sums.
-
-        Each rank's own state is what it saves, and what the same rank is to load. Between `sync` and `unsync` it is the
-        sum of all ranks: to be loaded by one process, or by one of the ranks and no other.
-
-        `load_state_dict` takes the state of a metric of the same class that was made with the same arguments
-        (`nan_policy` may differ), in this format. Anything else is a ValueError that names what differs, and so is a
-        state without a description, which cannot be known to count the same thing; the metric is then as it was. A
-        persistent metric that finds no state reports its keys as missing, an error where `strict=True`.
-        """
-        saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        if self.is_persistent:
-            for name, own in zip(self.kind.names, self.state_names, strict=True):
-                saved[prefix + name] = saved.pop(prefix + own)
-            saved[prefix + DESCRIPTION] = self._description().encoded()
-        return saved
-
-    @property
-    def is_persistent(self) -> bool:
-        """Whether `state_dict` carries the state."""
-        return all(self._persistent.values())
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over a state that was saved; see `state_dict`. If it raises, the metric is as it was."""
-        with unchanged_on_error(self):
-            return super().load_state_dict(state_dict, strict, assign)
-
-    def holds_state_of(self, saved: Mapping[str, Any], prefix: str) -> bool:
-        """Whether a dict holds a state, or part of one, of any kind and format, for the metric at this prefix."""
-        named = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
-        stems = tuple(f"{prefix}{name}_" for name in _NAMES_BEFORE_FORMATS)
-        return any(name in named or name.startswith(stems) for name in saved)
-
-    def checked_state(self, argument: str, saved: Mapping[str, Any], prefix: str = "") -> tuple[Any, Description]:
-        """Return a copy of the state in a dict of states, on this metric's device, and its description.
-
-        Raises:
-            ValueError: for a state of anything else, and for one that is damaged.
-        """
-        described = read_description(argument, saved, prefix)
-        check_alike(argument, described.configuration, self._configuration(), f" at {prefix!r}" if prefix else "")
-        names = [prefix + name for name in self.kind.names]
-        complete = all(name in saved for name in names)
-        state = self.kind.check([saved[name] for name in names], self.state) if complete else None
-        if state is None:
-            mine = {prefix + name: _shape(part) for name, part in self._named(self.state).items()}
-            found = {name: _shape(saved[name]) for name in names if name in saved}
-            raise ValueError(
-                f"`{argument}` must hold {mine}, got {found}. It is damaged, or was cast: take it as it was saved."
-            )
-        return state, described
-
-    def _named(self, state: Any) -> dict[str, Any]:
-        """The parts of a state by their names in saved ones."""
-        return dict(zip(self.kind.names, self.kind.parts(state), strict=True))
-
-    def _description(self) -> Description:
-        return Description(self._configuration(), self._update_count, None)
-
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
         _, drawn = self._plot(val, ax)  # torchmetrics gives no figure where it was given axes
@@ -348,7 +248,7 @@ class StreamingMetric(CarefulMetric, Generic[S]):
             return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
-        """Everything that two states must agree on to be added, by the name of its argument; the task first."""
+        """See `PersistentMetric`."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.recipe):
             for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
@@ -411,28 +311,6 @@ class StreamingMetric(CarefulMetric, Generic[S]):
                 "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
             )
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        *args: Any,
-    ) -> None:
-        """Torchmetrics takes whatever is there, keeps the value computed before, and misses nothing."""
-        if self.holds_state_of(state_dict, prefix):
-            refuse_if_synced(self, "load_state_dict")
-            state, described = self.checked_state("state_dict", state_dict, prefix)
-            for name in (*self.kind.names, DESCRIPTION):
-                del state_dict[prefix + name]  # what is left is reported as unexpected
-            with self._in_its_place():
-                self.state = state
-            self._computed, self._update_count = None, described.n_updates
-        elif self.is_persistent:
-            missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
-
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
         group = process_group or self.process_group
@@ -443,14 +321,3 @@ class StreamingMetric(CarefulMetric, Generic[S]):
             self.state = self.kind.meet(announced, payloads)
             return
         (self.state,) = met_over_ranks([self], group)
-
-
-_NAMES_BEFORE_FORMATS = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
-"""Beginnings of the names that parts had in states that did not describe themselves."""
-
-
-def _shape(part: Any) -> Any:
-    """Describe a part of a state, for an error."""
-    if isinstance(part, Tensor):
-        return f"{tuple(part.shape)} {str(part.dtype).removeprefix('torch.')}"
-    return f"{len(part)} chunks" if isinstance(part, list) else part
