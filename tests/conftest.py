@@ -282,7 +282,7 @@ CASES = list(_cases())
 
 
 def once_a_path(cases, paths):
-    """All cases; those with no path that none before them has taken run in the slow run. `paths`: those of a case."""
+    """All cases; one of which all `paths` have been taken by cases before it runs in the slow run alone."""
     seen = set()
     for case in cases:
         own = paths(case)

@@ -5,9 +5,11 @@ forked from it; it has a `__main__`, arguments, an environment and an exit code 
 Where Python itself is to start, `quick_environment` spares it what torchcalib does not need.
 """
 
+import contextlib
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import warnings
 from functools import cache
@@ -15,6 +17,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
+
+import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -80,3 +84,31 @@ def run_together(commands, environments=None, folder=".", timeout=240):
                 process.kill()
                 process.join()
         return [process.exitcode for process in started], "\n".join(output.read_text() for output in outputs)
+
+
+def free_ports(n):
+    """Numbers of ports that nobody listens at, as words."""
+    with contextlib.ExitStack() as opened:
+        found = [opened.enter_context(socket.socket()) for _ in range(n)]
+        for free in found:
+            free.bind(("127.0.0.1", 0))
+        return [str(free.getsockname()[1]) for free in found]
+
+
+def environments_of_ranks(n_ranks, port=None, **more):
+    """Variables of each rank as torchrun gives them, and `more`; by default they meet at a port that is free."""
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_ports(1)[0], **more}
+    world |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n_ranks)]
+
+
+def run_again_in_tritons_interpreter(path):
+    """Run those tests of a file that are of the CPU. Triton reads how it is to run when it is imported."""
+    import triton
+
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
+        pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
+    # A forked process has imported what pytest would rewrite.
+    command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
+    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
+    assert codes == [0], said

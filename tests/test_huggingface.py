@@ -1,12 +1,11 @@
 """A real `transformers.Trainer` with tiny models from their configs; huggingface_rank.py is what two processes run."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-from processes import run_together
+from processes import environments_of_ranks, run_together
 
 import torchcalib as tc
 
@@ -244,14 +243,7 @@ def test_wrong_arguments():
 def test_two_processes_are_one(tmp_path):
     """Sets whose last batches are filled up with rows that were read before, up to one of fewer rows than processes."""
     here = Path(__file__).parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    codes, said = run_together(
-        [[here / "huggingface_rank.py", tmp_path]] * 2,
-        [{**given, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)],  # as torchrun gives them
-    )
+    codes, said = run_together([[here / "huggingface_rank.py", tmp_path]] * 2, environments_of_ranks(2))
     assert codes == [0, 0], said
     said = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert said[0] == said[1]

@@ -1,10 +1,8 @@
 """The report of several processes is that of one: real ones, which torchrun or another launcher has started."""
 
-import contextlib
 import importlib
 import json
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from processes import quick_environment, run_together
+from processes import environments_of_ranks, free_ports, quick_environment, run_together
 from shards import add_to, assert_same, cut, data_set
 
 import torchcalib as tc
@@ -39,23 +37,13 @@ def torchrun(n_ranks, folder, *arguments):
     )
 
 
-def free_ports(n):
-    with contextlib.ExitStack() as opened:
-        found = [opened.enter_context(socket.socket()) for _ in range(n)]
-        for free in found:
-            free.bind(("127.0.0.1", 0))
-        return [str(free.getsockname()[1]) for free in found]
-
-
 def launched(n_ranks, folder, calls):
     """Start ranks as any launcher does, by the environment alone, and return what each of them said to each call."""
     ports = free_ports(len(calls))
     numbered = [{**call, "port": port} for call, port in zip(calls, ports, strict=True)]
     (folder / "calls.json").write_text(json.dumps(numbered))
-    given = {"WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], "PYTHONWARNINGS": "error"}
-    codes, said = run_together(
-        [[HERE / "ranks_of_reports.py", folder]] * n_ranks, [{**given, "RANK": str(rank)} for rank in range(n_ranks)]
-    )
+    environments = environments_of_ranks(n_ranks, ports[0], PYTHONWARNINGS="error")
+    codes, said = run_together([[HERE / "ranks_of_reports.py", folder]] * n_ranks, environments)
     assert codes == [0] * n_ranks, said
     return list(zip(*(json.loads((folder / f"said-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
 

@@ -4,11 +4,10 @@ Triton's interpreter, for which a fresh process runs this file a second time.
 
 import importlib.util
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from processes import run_together
+from processes import run_again_in_tritons_interpreter
 
 from benchmarks.cuda import conduct
 from torchcalib.kernels.bin_op import class_bins, event_bins
@@ -77,13 +76,7 @@ def check(values, target, from_logits, device):
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
 def test_in_the_interpreter():
-    import triton
-
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
-        pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
-    command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", __file__]
-    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=Path(__file__).resolve().parents[1])
-    assert codes == [0], said
+    run_again_in_tritons_interpreter(__file__)
 
 
 # It compiles.
