@@ -144,6 +144,44 @@ def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
             close(value[k], getattr(tc, name.lower())(preds[groups == k], target[groups == k], task="binary"))
 
 
+def evidence_of_all_ranks_is_that_of_one_process(rank, world):
+    """Bit for bit where sums are the same in any order: of probabilities that are multiples of 2^-8."""
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.softmax(2 * torch.randn(90, 3, generator=generator, dtype=torch.float64), -1)
+    coarse = (preds * 256).round() / 256
+    coarse[:, 0] += 1 - coarse.sum(-1)
+    target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    copies, shares = torch.arange(90) % 3, torch.rand(90, generator=generator, dtype=torch.float64)
+    given = {"task": "multiclass", "num_classes": 3}
+    mine = share(rank, world, 90) if world > 2 else slice(rank * 31, 90 if rank else 31)  # of two ranks both have some
+    for p, weights, is_exact in ((coarse, None, True), (coarse, copies, True), (preds, copies, False)):
+        for cls, reduction in (
+            (tc.ECE, "top_label"),
+            (tc.MCE, "classwise"),
+            (tc.TCE, "top_label"),
+            (tc.KS, "classwise"),
+        ):
+            agrees(cls, {**given, "reduction": reduction}, p, target, weights, mine, is_exact)
+    agrees(tc.ECE, given, preds, target, shares, mine, is_exact=False)
+    agrees(tc.CORP, {"task": "binary"}, coarse[:, 0], (target == 0).long(), None, mine, is_exact=True)
+
+
+def agrees(cls, given, preds, target, weights, mine, is_exact):
+    """Whether evidence of ranks with a share each is that of all rows; a rank without rows takes part."""
+    metric, whole = cls(**given), cls(**given, sync_on_compute=False)
+    if len(target[mine]):
+        metric.update(preds[mine], target[mine], weights=None if weights is None else weights[mine])
+    whole.update(preds, target, weights=weights)
+    synced, alone = metric.evidence(n_replicates=199), whole.evidence(n_replicates=199)
+    for name in ("value", "noise_floor", "p_value", "low", "high"):
+        found, expected = getattr(synced, name), getattr(alone, name)
+        bound = 0 if is_exact else 1e-9
+        torch.testing.assert_close(
+            found, expected, rtol=bound, atol=bound, equal_nan=True, msg=lambda what, name=name: f"{cls} {name}: {what}"
+        )
+    assert metric._is_synced is False, "own state is not restored"
+
+
 def a_rank_goes_on_after_a_sync(rank, world):
     metric = tc.ECE(task="binary")
     for _ in range(2):
@@ -236,6 +274,7 @@ def main(rank, world, path):
     a_collection_of_samples_and_sums_takes_two_collectives(rank, world)
     replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world)
     groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world)
+    evidence_of_all_ranks_is_that_of_one_process(rank, world)
     a_rank_goes_on_after_a_sync(rank, world)
     ranks_that_sync_different_things_are_told(rank, world)
     a_collection_syncs_once(rank, world)

@@ -106,7 +106,7 @@ def test_bad_groups_add_nothing():
         (groups - 2, NAMES, "must be numbers in"),
         (groups, NAMES[:2], "must be numbers in"),
         (groups[:3], NAMES, "one number per sample"),
-        (groups, ["x" * 201] * 8, "at most 200 letters"),
+        (groups, ["x" * 1001] * 8, "at most 1,000 letters"),
     ):
         with pytest.raises(ValueError, match=error):
             builder.update(p, y, groups=wrong, group_names=names)
@@ -134,7 +134,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
         {"apart": apart.float()},
         {"names": [names[0], *names[:-1]]},
         {"names": [*names[:-1], 7]},
-        {"names": [*names[:-1], "x" * 300]},
+        {"names": [*names[:-1], "x" * 1001]},
     ):
         torch.save({**state, "groups": {**state["groups"], **wrong}}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
@@ -157,6 +157,27 @@ def test_names_steer_neither_terminal_nor_page(capsys):
     assert "&lt;script&gt;3&lt;/script&gt;[bold]?[31m" in page
     assert "<script>3" not in page
     assert json.loads(report.to_json())["groups"]["group"][0] == names[3]
+
+
+def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys):
+    pytest.importorskip("rich")
+    from torchcalib import terminal
+    from torchcalib.html.page import filled
+
+    p, y, groups = data(400)
+    alike = ["a" * 500 + letter + "z" * 499 for letter in "bc"]
+    names = [*alike, "début " + "m" * 900 + " end", *NAMES[3:]]
+    report = tc.report(p, y, groups=groups, group_names=names, **GIVEN)
+    assert json.loads(report.to_json())["groups"]["group"] == list(report.groups.group)
+    assert set(report.groups.group) == set(names) - {NAMES[6]}
+    terminal.show(report)
+    shown = ["".join(line[:24].split()) for line in capsys.readouterr().out.splitlines()]
+    page = filled("groups.html.jinja", report=report, group_words="")
+    for text in (str(report), "".join(shown), page):
+        assert all(text.count(name) == 1 for name in alike), "of what tells them apart nothing is left out"
+        assert "m" * 900 not in text
+        assert text.replace(" ", "").count("début" + "m" * 20) == 1
+        assert text.replace(" ", "").count("m" * 20 + "end") == 1
 
 
 def written(folder, form, columns, name="a"):

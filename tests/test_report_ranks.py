@@ -61,7 +61,14 @@ def save_csv(path, arrays):
 
 def save_parquet(path, arrays):
     logits = pa.FixedSizeListArray.from_arrays(pa.array(arrays["logits"].ravel()), 4)
-    pq.write_table(pa.table({"logits": logits, "targets": arrays["targets"]}), path)
+    pq.write_table(pa.table({**arrays, "logits": logits}), path)
+
+
+def with_sites(arrays):
+    """With names of groups, of which shards have different ones; some rows have none."""
+    sites = np.array(["north", "", "Süd", "an island far away"])
+    n = len(arrays["targets"])
+    return {**arrays, "site": sites[(np.arange(n) // 17 + np.arange(n) % 2) % 4]}
 
 
 def shards(folder, arrays, *ends, save=save_npz):
@@ -79,18 +86,20 @@ def written(folder):
 
 
 def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
-    """Four ranks, uneven shards, an empty one, calibrators and intervals, which depend on the order of rows."""
+    """Four ranks, uneven shards, an empty one, groups, calibrators and intervals, which depend on the order of rows."""
     monkeypatch.chdir(tmp_path)
-    shards(tmp_path / "shards", data_set("multiclass", 120), 30, 30, 60, 100, 110, save=save_parquet)
-    done = torchrun(4, tmp_path, "report", "shards/shard-*.parquet", "--out", "out/", "--save-calibrator", "cal.pt")
+    arrays, options = with_sites(data_set("multiclass", 120)), ["--groups", "site", "--save-calibrator"]
+    shards(tmp_path / "shards", arrays, 30, 30, 60, 100, 110, save=save_parquet)
+    done = torchrun(4, tmp_path, "report", "shards/shard-*.parquet", "--out", "out/", *options, "cal.pt")
     assert done.returncode == 0, done.stderr
-    assert main(["report", "shards/whole.parquet", "--out", "one", "--save-calibrator", "one.pt"]) == 0
+    assert main(["report", "shards/whole.parquet", "--out", "one", *options, "one.pt"]) == 0
     said = capsys.readouterr().out
     names = ", ".join(f"shards/shard-{k}.parquet" for k in range(6))
     assert done.stdout == said.replace("shards/whole.parquet", names).replace("one/", "out/").replace(
         "one.pt", "cal.pt"
     )
     assert_same(written(tmp_path / "out"), written(tmp_path / "one"))
+    assert sorted(written(tmp_path / "out")["groups"]["group"]) == ["Süd", "an island far away", "north"]
     preds = torch.from_numpy(data_set("multiclass", 120)["logits"])
     fits = [tc.load_calibrator(name)(preds) for name in ("cal.pt", "one.pt")]
     torch.testing.assert_close(*fits, rtol=1e-12, atol=1e-12)
@@ -122,6 +131,9 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
         names = shards(tmp_path / task, data_set(task, 120, weights, soft), 5, 50, 100)
         calls.add(*names, *QUICK, "--task", task)
     calls.add(*shards(tmp_path / "ordered", data_set("multilabel", 60), 40), "--n-bins", "9", "--right")
+    for task in ("binary", "multilabel"):
+        names = shards(tmp_path / f"grouped {task}", with_sites(data_set(task, 120)), 5, 50, 100)
+        calls.add(*names, *QUICK, "--groups", "site")
     calls.add(*shards(tmp_path / "one shard", data_set("binary", 60)), *QUICK)
     calls.add(*shards(tmp_path / "empty ones", data_set("multiclass", 60), 0, 0, 60), *QUICK)
     calls.add(*shards(tmp_path / "lines", data_set("multiclass", 60), 0, 20, 30, save=save_csv), *QUICK)

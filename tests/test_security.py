@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ import torchcalib as tc
 from torchcalib import terminal
 from torchcalib.cli import main
 from torchcalib.files import InputError, load_tensors, open_predictions, write_whole
+from torchcalib.html.page import filled
 from torchcalib.report import ReportBuilder
+from torchcalib.subgroups import GroupTable
 
 PACKAGE = Path(tc.__file__).parent
 HOSTILE = (
@@ -353,6 +356,51 @@ def test_names_neither_steer_a_terminal_nor_are_its_markup(compared, capsys):
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "[red].html" in said
+
+
+def test_names_of_groups_are_text_wherever_they_are_shown(tmp_path, capsys):
+    """From a file to a terminal, a page and JSON; two that look alike remain two."""
+    names = [
+        *HOSTILE,
+        "=1+1",
+        "@SUM(A1)",
+        ":bomb:",
+        "🧨👩\u200d🚒",
+        "\ud800",
+        "a\nb",
+        "\u200e",
+        "back\\",
+        "[/bold]\\",
+        "&lt;b&gt;",
+    ]
+    groups = torch.arange(40 * len(names)) % len(names)
+    p = torch.rand(len(groups), generator=torch.Generator().manual_seed(0))
+    builder = ReportBuilder(task="binary", with_calibration=False, with_intervals=False)
+    builder.update(p, groups % 2, groups=groups, group_names=names)
+    tc.save_report_state(builder, tmp_path / "state.pt")
+    found = tc.load_report_state(tmp_path / "state.pt").report()
+    assert found.groups.n_groups == len(names)
+    whole = replace(found, groups=GroupTable.of(names, torch.full((len(names),), 40.0), evidence_of_all(names)))
+    terminal.show(whole)
+    said = capsys.readouterr().out
+    for text in (said, str(whole)):
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+        for name in ("=1+1", ":bomb:", "[red]markup[/red][/]", "🧨", "back\\", "[/bold]\\", "&lt;b&gt;", "{{ 7 * 7 }}"):
+            assert name in text, name
+    page = filled("groups.html.jinja", report=whole, group_words="")
+    page.encode()  # of what no file can hold nothing is left
+    assert "<script" not in page
+    assert "<img" not in page
+    for name in ("&lt;script&gt;alert(1)&lt;/script&gt;", "=1+1", ":bomb:", "{{ 7 * 7 }}", "&amp;lt;b&amp;gt;"):
+        assert f"<bdi>{name}</bdi>" in page
+    assert page.count('<th scope="row" class="name">') == len(names)
+    assert json.loads(whole.to_json())["groups"]["group"] == names
+
+
+def evidence_of_all(names):
+    """Of as many groups, all of them alike."""
+    x = torch.full((len(names),), 0.1, dtype=torch.float64)
+    return tc.Evidence(x, x / 2, x, x / 2, 2 * x, 0.95)
 
 
 def test_errors_neither_steer_a_terminal_nor_run_over_lines(tmp_path, capsys):

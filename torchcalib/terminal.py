@@ -44,7 +44,8 @@ class _Console(Console):
 
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # a process may be started without
-    return _Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+    width = None if stream.isatty() else _WIDTH
+    return _Console(file=stream, width=width, highlight=False, emoji=False)  # a file may be called :bomb:
 
 
 class Advance(Protocol):
@@ -58,7 +59,7 @@ class Advance(Protocol):
 def progress(total: int, description: str, shown: bool = True) -> Iterator[Advance]:
     """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
+    with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
         task = bar.add_task(_shown(description), total=total)
 
         def advance(rows: int, description: str | None = None) -> None:
@@ -165,11 +166,11 @@ def _group_table(table: GroupTable) -> Table:
     for header in ("n", "ECE", "noise floor", "p", "shrunk"):
         drawn.add_column(header, justify="right", no_wrap=True)
     drawn.add_column("", no_wrap=True)
-    for row in table.rows():
+    for name, row in zip(table.shown_names(3 * _NAME_WIDTH), table.rows(), strict=True):
         errors = [f"{row[name]:.4f}" for name in ("value", "noise_floor")]
         said = "within chance" if row["by_chance"] else ""
         numbers = [f"{row['n']:,.10g}", *errors, p_words(row["p_value"]), f"{row['shrunk']:.4f}", said]
-        drawn.add_row(_shown(row["group"]), *numbers, style="dim" if said else "")
+        drawn.add_row(Text(name), *numbers, style="dim" if said else "")
     return drawn
 
 

@@ -29,9 +29,9 @@ from torchcalib.predictions import (
 )
 from torchcalib.ranked import KS, TCE, RankedMetric
 from torchcalib.report import Line, LineInterval, check_size
-from torchcalib.report.building import MOST_BINS, MOST_COPIES, are_counts
 from torchcalib.report.intervals import LEVEL, interval_of
 from torchcalib.report.lines import ERRORS, SCORES
+from torchcalib.report.metrics import MOST_BINS, MOST_COPIES, are_counts
 from torchcalib.scores import ScoreMetric
 
 N_REPLICATES = 999

@@ -5,7 +5,7 @@ number, in bounded memory. Builders add: what one of them holds is saved to a fi
 Drawing, pages and files are made further up, from the finished `Report`.
 """
 
-from torchcalib.report.building import ReportBuilder, check_size, report
+from torchcalib.report.building import ReportBuilder
 from torchcalib.report.data import (
     EVIDENCE_WORDS,
     INTERVAL_WORDS,
@@ -15,7 +15,9 @@ from torchcalib.report.data import (
     LineInterval,
     Report,
 )
+from torchcalib.report.function import report
 from torchcalib.report.groups import GROUP_WORDS
+from torchcalib.report.metrics import check_size
 from torchcalib.report.ranks import gather_report
 from torchcalib.report.saving import load_report_state, save_report_state
 

@@ -1,8 +1,7 @@
-"""From predictions to a `Report`."""
+"""From predictions, piece by piece, to a `Report`: what a builder holds, and how it adds."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import torch
@@ -10,125 +9,30 @@ from torch import Tensor
 
 from torchcalib.binned import ECE
 from torchcalib.binnings import Binning
-from torchcalib.bins import BinTable, TCETable, ece_from_bins, equal_width_edges
 from torchcalib.bounded import BoundedSample
 from torchcalib.calibrators import Calibrator, Transform
-from torchcalib.consistency import Evidence
-from torchcalib.files import Source
+from torchcalib.files import Source, saved_value
 from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
-from torchcalib.ranked import KS
 from torchcalib.reductions import NamedReduction, reductions_of
-from torchcalib.report.calibration import calibration_stage
-from torchcalib.report.data import Line, Report
-from torchcalib.report.evidence import evidence_in_order, evidence_of_bins, with_evidence
+from torchcalib.report.data import Report
+from torchcalib.report.findings import Findings
 from torchcalib.report.groups import GroupBins
-from torchcalib.report.intervals import label_readings, score_readings, with_intervals
 from torchcalib.report.kept import KeptSamples
-from torchcalib.report.lines import SCORES, error_lines, order_lines, score_lines
-from torchcalib.report.sentence import sentence_of
-from torchcalib.streaming import CalibrationCollection, StreamingMetric
+from torchcalib.report.lines import SCORES
+from torchcalib.report.metrics import (
+    MOST_BINS,
+    MOST_COPIES,
+    are_counts,
+    check_saved_size,
+    has_table,
+    metrics_of,
+    sample_name,
+    with_samples,
+)
+from torchcalib.streaming import CalibrationCollection
 from torchcalib.streaming.faults import unchanged_on_error
 
 T = TypeVar("T", bound=Transform)
-
-MOST_BINS = 1000  # more can neither be drawn nor read
-_MOST_SUMS = 2**27  # 1 GiB
-MOST_COPIES = 2**53  # every whole number up to here is one of float64
-
-
-def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
-    """Raise where the sums of a report of so many classes or labels would take more than a gigabyte."""
-    per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
-    if task != "binary" and num_outputs * per_output > _MOST_SUMS:
-        what = "labels" if task == "multilabel" else "classes"
-        raise ValueError(
-            f"`preds` must have at most {_MOST_SUMS // per_output:,} {what} with {n_bins} bins, got {num_outputs:,}: "
-            f"sums of each are kept. Check that {what} are the axis they are taken for, or compute single metrics."
-        )
-
-
-def report(
-    preds: Tensor,
-    target: Tensor,
-    *,
-    task: Task,
-    n_bins: int = 15,
-    right: bool = False,
-    with_calibration: bool = True,
-    with_intervals: bool = True,
-    groups: Tensor | None = None,
-    group_names: Sequence[str] | None = None,
-    **options: Unpack[InputOptions],
-) -> Report:
-    """Compute every score and calibration error of a set of predictions.
-
-    Scores (accuracy, NLL, Brier, ECD), and of every reduction errors over equal-width bins (ECE, ESCE, MCE, RMSCE).
-    Where one series of confidences is looked at, and for labels one by one, also what is read from the sample in order:
-    ACE with the same number of bins, TCE by default as `torchcalib.tce` has it (a table of what it rejects is in
-    `tests`), KS, and the parts of the Brier score of the event, MCB - DSC + UNC. For every class of a multi-class task
-    these would cost too much; `torchcalib.ace` and the others compute them.
-
-    TCE and the parts count labels: they are left out for soft targets. All that is read from the order counts copies of
-    samples: it is left out where weights are not whole numbers. `notes` says so. Above 2^24 samples (for labels:
-    samples times labels) they are read from a sketch: exact for data in which every probability has moved by less than
-    1 / 2,048 in log-odds, and for float16 and bfloat16 probabilities as they are; `torchcalib.samples.LogitCells` says
-    how far off each number can be. (Labels have coarser cells if they are more than 16; `settings` says how coarse.)
-
-    `calibration` says what a calibration stage would gain: NLL and Brier score under temperature scaling, DP
-    calibration and, where there is one probability for a sample or label, histogram binning and isotonic calibration,
-    in 5 stratified folds. It is left out above 2^20 samples (for labels: samples times labels) or 2^26 values of
-    `preds`, for soft targets, and where a class, or either outcome of a label, has too few samples to be in two folds;
-    `notes` says so. DP calibration is not tried where samples times squared classes are more than 2^31.
-
-    Every calibration error has a noise floor (what it would be on average if the model were perfectly calibrated), a
-    p-value and a 95 % interval of its value without noise, of TCE that of its expected value; see
-    `torchcalib.Evidence`. They follow from what was streamed, at any number of samples. Errors over more than 2^15
-    bins of classes go without the interval, and what is read from samples in order of many labels without all of it;
-    `notes` says so. `sentence` follows from those of the main ECE.
-
-    Scores, DSC and UNC have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18
-    events (samples, or samples times classes), and 2^13 where samples are put in order; `notes` says which have none.
-    `torchcalib.bootstrap` computes intervals of anything else, among them those of calibration losses.
-
-    Args:
-        preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
-            samples too.
-        target: labels or soft targets; see `torchcalib.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins, and for ACE of equal-mass bins.
-        right: bins are `(a, b]` instead of `[a, b)`.
-        with_calibration: whether to try calibrators, which takes longer than all the rest and keeps a copy of `preds`.
-        with_intervals: whether to compute intervals, and the evidence of what is read from samples in order; this takes
-            some seconds at most, and keeps that copy too. Noise floors and p-values of errors over equal-width bins,
-            and with them the sentence, are there in any case.
-        groups: integers from 0 on of the shape of samples, -1 for a row of no group: the report lists the groups whose
-            ECE is furthest above what chance explains (`Report.groups`). At most 10,000.
-        group_names: of the groups by their numbers; None where the numbers are the names.
-        **options: see `torchcalib.InputOptions`.
-
-    Returns:
-        A `Report`. Print it, index it (`report["ece/top_label"]`), or make files of it with `torchcalib.save_report`.
-
-    Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
-
-    Example:
-        >>> import torch
-        >>> r = report(torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
-        >>> round(r["ece/positive_class"], 6)
-        0.2
-    """
-    weights = options.pop("weights", None)
-    builder = ReportBuilder(
-        task=task,
-        n_bins=n_bins,
-        right=right,
-        with_calibration=with_calibration,
-        with_intervals=with_intervals,
-        **options,
-    )
-    builder.update(preds, target, weights=weights, groups=groups, group_names=group_names)
-    return builder.report()
 
 
 class ReportBuilder:
@@ -166,7 +70,7 @@ class ReportBuilder:
         self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
         self._num_classes: int | None = None
         self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
-        self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if _has_table(self._task, r)}
+        self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if has_table(self._task, r)}
         self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
         self._groups: GroupBins | None = None
 
@@ -230,96 +134,56 @@ class ReportBuilder:
             ValueError: if nothing was added.
         """
         metrics = self._metrics
-        n = None if metrics is None else metrics["NLL"].statistic()
-        if metrics is None or n is None or not bool((n.total > 0).any()):
+        shares = None if metrics is None else metrics["NLL"].statistic()
+        if metrics is None or shares is None or not bool((shares.total > 0).any()):
             raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be reported.")
-        priors = tuple((n.share[..., 1] if self._task == "multilabel" else n.share).tolist())
-        lines = [line for m in SCORES for line in score_lines(m, metrics[m.__name__].statistic(), self._task)]
-        tables: dict[NamedReduction, BinTable] = {}
-        tests: dict[NamedReduction, TCETable] = {}
-        per_class: tuple[float, ...] = ()
-        evidence: dict[str, Evidence] = {}
-        given = {"task": self._task} | ({"num_labels": len(n.n)} if self._task == "multilabel" else {})
-        notes: tuple[str, ...] = ()
-        in_order = self._samples if n.total.sum() <= MOST_COPIES else {}
+        is_multilabel = self._task == "multilabel"
+        priors = tuple((shares.share[..., 1] if is_multilabel else shares.share).tolist())
+        in_order = self._samples if shares.total.sum() <= MOST_COPIES else {}
         has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
-        for reduction in reductions_of(self._task):
-            bins = metrics[reduction].statistic()
-            lines += error_lines(bins, reduction)
-            found, remarks = evidence_of_bins(
-                bins, reduction, with_intervals=self._with_intervals, exclusive=self._task == "multiclass"
-            )
-            evidence, notes = evidence | found, notes + remarks
-            if reduction == "classwise":
-                per_class = tuple(ece_from_bins(bins).tolist())
-            if _has_table(self._task, reduction):
-                pooled = replace(bins, sums=bins.sums.sum(0)) if self._task == "multilabel" else bins
-                tables[reduction] = BinTable.of(pooled, equal_width_edges(self._settings["n_bins"], pooled.n))
-            if reduction in in_order:
-                sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
-                more, tested = order_lines(sample, has_labels, reduction, self._settings["n_bins"], max(priors))
-                lines += more
-                if self._with_intervals:
-                    found, remarks = evidence_in_order(sample, has_labels, reduction, self._settings["n_bins"], given)
-                    evidence, notes = evidence | found, notes + remarks
-                if tested is not None:
-                    tests[reduction] = tested
-        resolutions = {sample.resolution for sample in in_order.values()}
-        how, remarks = _how_ordered(next(iter(resolutions), None), bool(in_order), has_labels)
-        notes += remarks
-        lines = with_evidence(lines, evidence)
-        main_line = next(line for line in lines if line.key in evidence)
-        calibration = None
-        if self._kept is not None and self._with_intervals:
-            lines, remarks = self._with_their_intervals(lines, self._kept, list(in_order) if has_labels else [])
-            notes += remarks
-        if not self._with_intervals:
-            lines = [replace(line, interval=None) for line in lines]
-        if self._kept is not None and self._with_calibration:
-            calibration, remarks = calibration_stage(self._kept)
-            notes += remarks
+        found = self._read_off(metrics, in_order, has_labels, priors)
+        resolution = next((sample.resolution for sample in in_order.values()), None)
+        order_based = found.say_order(resolution, bool(in_order), has_labels)
+        lines = found.finished_lines(self._kept, list(in_order) if has_labels else [])
+        tries = self._kept if self._with_calibration else None
+        calibration = None if tries is None else found.calibration(tries)
         n_dropped = int(metrics["NLL"].kind.left_out(metrics["NLL"].state)[1])
-        if n_dropped:
-            notes += (_dropped(n_dropped, self._task),)
+        found.say_dropped(n_dropped)
+        read_by = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
         return Report(
             task=self._task,
-            n=float(n.total.sum()),
+            n=float(shares.total.sum()),
             n_dropped=n_dropped,
-            num_classes=n.n.shape[0] if self._task == "multilabel" else n.n.shape[-1],
+            num_classes=shares.n.shape[0 if is_multilabel else -1],
             priors=priors,
-            lines=tuple(lines),
-            tables=tables,
-            per_class=per_class,
-            sentence=sentence_of(
-                self._task,
-                {line.key: line.value for line in lines},
-                next(iter(tables.values())),
-                main_line,
-            ),
-            settings={
-                **self._settings,
-                **{name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
-                "order_based": how,
-            },
+            lines=lines,
+            tables=found.tables,
+            per_class=found.per_class,
+            sentence=found.sentence(),
+            settings={**self._settings, **read_by, "order_based": order_based},
             source=dict(source or ({} if self.source is None else self.source.in_words())),
-            tests=tests,
+            tests=found.tests,
             calibration=calibration,
-            notes=notes,
+            notes=found.notes,
             groups=None if self._groups is None else self._groups.table(),
         )
 
-    def _with_their_intervals(
-        self, lines: list[Line], kept: KeptSamples, ordered: list[NamedReduction]
-    ) -> tuple[list[Line], tuple[str, ...]]:
-        """Return the lines with the intervals that need samples, and notes of which have none."""
-        if kept.why_not:
-            return lines, (f"Bootstrap intervals are left out: {kept.why_not}.",)
-        try:
-            p = kept.read()
-            return with_intervals(lines, p, [*score_readings(p), *label_readings(ordered)])
-        except (RuntimeError, ValueError) as error:  # no memory, or more copies in a replicate than can be counted
-            why_not = f"computing them failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-            return lines, (f"Bootstrap intervals are left out: {why_not}.",)
+    def _read_off(
+        self,
+        metrics: CalibrationCollection,
+        in_order: Mapping[NamedReduction, BoundedSample],
+        has_labels: bool,
+        priors: tuple[float, ...],
+    ) -> Findings:
+        """Read off what was streamed."""
+        found = Findings(self._task, self._settings["n_bins"], self._with_intervals)
+        found.read_scores({m.__name__: metrics[m.__name__].statistic() for m in SCORES})
+        for reduction in reductions_of(self._task):
+            found.read_bins(metrics[reduction].statistic(), reduction)
+            if reduction in in_order:
+                sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
+                found.read_order(sample, has_labels, reduction, priors)
+        return found
 
     def why_no_calibration(self) -> str:
         """Say, in a clause, why the samples so far were not kept for calibrators; empty if they were."""
@@ -431,6 +295,55 @@ class ReportBuilder:
             for reduction, sample in self._samples.items():
                 sample.relieve(self._metrics[sample_name(reduction)], elsewhere[2])
 
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values, of which `of_state` makes the same again."""
+        return {
+            "settings": self.settings,
+            "source": None if self.source is None else self.source.state(),
+            "num_classes": self._num_classes,
+            "parts": sorted(self._parts),
+            "metrics": None if self._metrics is None else dict(self._metrics.state_dict()),
+            "samples": {reduction: sample.state() for reduction, sample in self._samples.items()},
+            "kept": None if self._kept is None else self._kept.state(),
+            "groups": None if self._groups is None else self._groups.state(),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the builder that was saved, on the CPU. What was saved need not be trusted.
+
+        Raises:
+            Exception: of any kind, where it is no such thing.
+        """
+        settings, source = saved_value(state, "settings", dict), state.get("source")
+        builder = cls(**settings, source=None if source is None else Source.of_state(source))
+        builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
+        samples = saved_value(state, "samples", dict)
+        builder._samples = {reduction: held for reduction, held in builder._samples.items() if reduction in samples}
+        if state.get("metrics") is not None:
+            builder._take_metrics(state, samples)
+        if builder._kept is not None:
+            kept = saved_value(state, "kept", dict)
+            builder._kept = KeptSamples.of_state(kept, builder._format, builder._num_classes)
+        return builder
+
+    def _take_metrics(self, state: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
+        """Take from what was saved all that is there only once predictions were added."""
+        sums = saved_value(state, "metrics", dict)
+        if self._format.task != "binary":
+            self._num_classes = saved_value(state, "num_classes", int)
+        check_saved_size(self._task, self._num_classes, self._settings, sums)
+        metrics = with_samples(self._made_for(self._num_classes), self._samples)
+        metrics.load_state_dict(sums)
+        for reduction in self._samples:
+            self._samples[reduction] = BoundedSample.of_state(
+                samples[reduction], reduction, metrics[sample_name(reduction)]
+            )
+        self._metrics = metrics
+        if state.get("groups") is not None:
+            groups = saved_value(state, "groups", dict)
+            self._groups = GroupBins.of_state(groups, self._ece_of_groups(self._num_classes))
+
     def _classes_of(self, preds: Tensor) -> int | None:
         """How many classes or labels predictions have, where they have any."""
         return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
@@ -447,69 +360,5 @@ class ReportBuilder:
         return given
 
     def _made_for(self, num_classes: int | None, device: torch.device | str = "cpu") -> CalibrationCollection:
-        """The metrics that a report is read from: every score by class, bins of every reduction, and samples."""
-        given = self._given(num_classes)
-        if num_classes is not None:
-            check_size(self._task, num_classes, self._settings["n_bins"])
-        members: dict[str, StreamingMetric[Any]] = {m.__name__: m(**given, keep_classes=True) for m in SCORES}
-        for reduction in reductions_of(self._task):
-            tabled = _has_table(self._task, reduction)
-            members[reduction] = ECE(**given, **self._settings, reduction=reduction, with_ecd=tabled)
-        for reduction in self._samples:
-            members[sample_name(reduction)] = KS(**given, reduction=reduction)
-        collection = CalibrationCollection(members).to(device)
-        collection.persistent()  # for `state`
-        return collection
-
-
-def _has_table(task: Task, reduction: NamedReduction) -> bool:
-    """Class-wise bins of a multi-class task make no table, which would be one for each of C classes."""
-    return reduction != "classwise" or task == "multilabel"
-
-
-def sample_name(reduction: NamedReduction) -> str:
-    """Name of the metric that holds every sample."""
-    return f"sample of {reduction}"
-
-
-def with_samples(metrics: CalibrationCollection, reductions: Iterable[NamedReduction]) -> CalibrationCollection:
-    """Return the metrics without those that hold samples of other reductions."""
-    names = {sample_name(reduction) for reduction in reductions}
-    left = {name: m for name, m in metrics.items() if name in names or not isinstance(m, KS)}
-    return metrics if len(left) == len(metrics) else CalibrationCollection(left)
-
-
-def are_counts(weights: Tensor | None) -> bool:
-    """Whether every weight is a number of copies, as far as it is a weight at all."""
-    if weights is None:
-        return True
-    w = weights.detach().double()
-    return bool(((w == w.round()) & (w <= MOST_COPIES)).all())
-
-
-def _dropped(n: int, task: Task) -> str:
-    """What a reader must know of rows that are missing."""
-    what = "labels of samples" if task == "multilabel" else "samples"
-    return (
-        f"{n:,} {what} hold NaN, or infinities that leave no distribution, and are left out (nan_policy='drop'). "
-        "What they would have been is not known: look for where they come from."
-    )
-
-
-def _how_ordered(resolution: int | None, any_at_all: bool, has_labels: bool) -> tuple[str, tuple[str, ...]]:
-    """What order-based numbers were read from, and what a reader must know of it."""
-    if not any_at_all:
-        return "left out", (
-            "ACE, TCE, KS, MCB, DSC and UNC are left out: they count copies of a sample, and weights are no counts.",
-        )
-    notes = []
-    if not has_labels:
-        notes.append("TCE, MCB, DSC and UNC are left out: they count labels, and targets are shares.")
-    if resolution is None:
-        return "exact", tuple(notes)
-    names = "ACE, TCE, KS, MCB, DSC and UNC" if has_labels else "ACE and KS"
-    notes.append(
-        f"{names} are read from a sketch, as samples are many: they are exact for data in which every probability "
-        f"has moved by less than 1 / {resolution:,} in log-odds."
-    )
-    return f"sketch, {resolution:,} cells per unit of log-odds", tuple(notes)
+        """The metrics, once it is known how many classes or labels there are."""
+        return metrics_of(self._task, self._given(num_classes), self._settings, self._samples, device)

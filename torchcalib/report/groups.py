@@ -21,7 +21,7 @@ MOST_GROUPS = 10_000
 WORST = 10
 """Groups that are listed."""
 
-LONGEST_NAME = 200
+LONGEST_NAME = 1000  # as in files
 _MOST_SUMS = 2**27  # 1 GiB
 _REPLICATES, _REPLICATES_IN_ALL = 199, 200_000
 
@@ -159,4 +159,6 @@ def check_names(names: Sequence[str] | None) -> None:
         raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
     longest = max(map(len, names), default=0)
     if longest > LONGEST_NAME:
-        raise ValueError(f"`group_names` must have at most {LONGEST_NAME} letters each, got {longest:,}.")
+        raise ValueError(
+            f"`group_names` must have at most {LONGEST_NAME:,} letters each, got {longest:,}. Give shorter ones."
+        )

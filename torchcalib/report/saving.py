@@ -1,8 +1,6 @@
-"""The state of a report as plain values: what a file holds, and what ranks send one another."""
+"""The state of a report as bytes: what a file holds, and what ranks send one another."""
 
 import io
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -10,13 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.bounded import BoundedSample
-from torchcalib.files import InputError, Source, load_saved, saved_value, write_whole
-from torchcalib.reductions import reductions_of
-from torchcalib.report.building import ReportBuilder, sample_name, with_samples
-from torchcalib.report.groups import GroupBins
-from torchcalib.report.kept import KeptSamples
-from torchcalib.statistics import EqualWidthBins
+from torchcalib.files import InputError, load_saved, write_whole
+from torchcalib.report.building import ReportBuilder
 
 FORMAT, VERSION = "torchcalib report state", 4
 
@@ -84,7 +77,7 @@ def load_report_state(path: str | Path) -> ReportBuilder:
 def state_bytes(builder: ReportBuilder) -> bytes:
     """Return the content of a file."""
     content = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, **_on_cpu(_state_of(builder))}, content)
+    torch.save({"format": FORMAT, "version": VERSION, **_on_cpu(builder.state())}, content)
     return content.getvalue()
 
 
@@ -97,20 +90,6 @@ class _OtherVersionError(InputError):
     """A state of a format that this version of the library does not know."""
 
 
-def _state_of(builder: ReportBuilder) -> dict[str, Any]:
-    metrics, source, kept = builder._metrics, builder.source, builder._kept
-    return {
-        "settings": builder.settings,
-        "source": None if source is None else source.state(),
-        "num_classes": builder._num_classes,
-        "parts": sorted(builder._parts),
-        "metrics": None if metrics is None else dict(metrics.state_dict()),
-        "samples": {reduction: sample.state() for reduction, sample in builder._samples.items()},
-        "kept": None if kept is None else kept.state(),
-        "groups": None if builder._groups is None else builder._groups.state(),
-    }
-
-
 def _builder_of(state: Any) -> ReportBuilder:
     """Return the builder that was saved; raise anything if there is none."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -120,40 +99,7 @@ def _builder_of(state: Any) -> ReportBuilder:
             f"`version` of a report state must be {VERSION} for this torchcalib, got {state.get('version')!r}. "
             "Make all parts with the torchcalib that merges them."
         )
-    settings, source = saved_value(state, "settings", dict), state.get("source")
-    builder = ReportBuilder(**settings, source=None if source is None else Source.of_state(source))
-    builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
-    samples = saved_value(state, "samples", dict)
-    builder._samples = {reduction: held for reduction, held in builder._samples.items() if reduction in samples}
-    if state.get("metrics") is not None:
-        sums = saved_value(state, "metrics", dict)
-        if builder._format.task != "binary":
-            builder._num_classes = saved_value(state, "num_classes", int)
-        _check_size(builder, sums)
-        metrics = with_samples(builder._made_for(builder._num_classes), builder._samples)
-        metrics.load_state_dict(sums)
-        for reduction in builder._samples:
-            held = BoundedSample.of_state(samples[reduction], reduction, metrics[sample_name(reduction)])
-            builder._samples[reduction] = held
-        builder._metrics = metrics
-        if state.get("groups") is not None:
-            ece = builder._ece_of_groups(builder._num_classes)
-            builder._groups = GroupBins.of_state(saved_value(state, "groups", dict), ece)
-    if builder._kept is not None:
-        kept = saved_value(state, "kept", dict)
-        builder._kept = KeptSamples.of_state(kept, builder._format, builder._num_classes)
-    return builder
-
-
-def _check_size(builder: ReportBuilder, sums: Mapping[str, Any]) -> None:
-    """Raise before memory is taken for more classes than were saved."""
-    bins = [
-        EqualWidthBins(reduction, **builder._settings, with_noise=True) for reduction in reductions_of(builder._task)
-    ]
-    needed = sum(math.prod(recipe.shape(builder._task, builder._num_classes)) for recipe in bins)
-    there = sum(value.numel() for value in sums.values() if isinstance(value, Tensor))
-    if needed > there:
-        raise ValueError(f"{builder._num_classes} classes in bins are {needed:,} numbers, got {there:,}")
+    return ReportBuilder.of_state(state)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Which groups are worst: values beside what chance explains of them, and drawn together as far as they are noise."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -18,6 +19,9 @@ SMALL_P = 0.05
 
 _REPLICATES_IN_ALL = 400
 """Replicates for each group that holds samples, which are spent on those groups that few replicates tell nothing of."""
+
+_LONG = 60
+"""Letters of a name from which on a line of text has less of it."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
 """By what groups are put in order, the worst first; `excess` is the value less its noise floor."""
@@ -90,6 +94,20 @@ class GroupTable:
         columns = {name: column for name, column in vars(self).items() if name != "n_groups"}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
+    def shown_names(self, most: int) -> list[str]:
+        """Return names that can be shown: they steer no terminal, and long ones lack their middle.
+
+        A name that would not be told apart from another one stays whole.
+
+        Args:
+            most: letters of a name from which on it is long, at least 3.
+        """
+        names = [printable(str(group)) for group in self.group]
+        start = most // 2
+        short = [name if len(name) <= most else f"{name[:start]}…{name[start + 1 - most :]}" for name in names]
+        times = Counter(short)
+        return [less if times[less] == 1 else name for name, less in zip(names, short, strict=True)]
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field as a plain value, by name."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
@@ -98,7 +116,7 @@ class GroupTable:
         return str(self)
 
     def __str__(self) -> str:
-        names = [printable(str(group)) for group in self.group]
+        names = self.shown_names(_LONG)
         width = max([12, *(len(name) + 2 for name in names)])
         lines = [f"{'group':>{width}}{'n':>12}{'value':>12}{'noise floor':>14}{'p':>10}{'shrunk':>12}"]
         for name, row in zip(names, self.rows(), strict=True):
