@@ -13,7 +13,8 @@ import torchcalib as tc
 from torchcalib.bins import ece_from_bins
 from torchcalib.consistency import evidence_of, testing
 from torchcalib.consistency.averages import cauchy_combination, widening
-from torchcalib.consistency.paths import N_STEPS, Reached, first_reached, reached_by_halving
+from torchcalib.consistency.paths import N_STEPS, Reached, first_reached, reached_by_halving, rising
+from torchcalib.consistency.replicates import bin_cells
 from torchcalib.kernels.counts import counts_by_chance
 from torchcalib.statistics import BinStats
 
@@ -425,6 +426,12 @@ def test_signed_average_over_classes_that_exclude_each_other_is_0_whatever_the_m
         tc.evidence(tc.ESCE(**how), preds, target, level=95)
 
 
+def test_best_rising_frequencies_pool_falling_ones_closed_form():
+    """Of three confidences of 100 rows: 0.3 and 0.1 are pooled to 0.2, and 0.9 stays."""
+    bins = [one_bin(p, 100, k).sums for p, k in ((0.2, 30), (0.5, 10), (0.8, 90))]
+    close(rising(bin_cells(BinStats(torch.cat(bins, -1), has_noise=True))), torch.tensor([0.0, -0.3, 0.1], dtype=F64))
+
+
 # Steps of a path --------------------------------------------------------------------------------------------------
 
 
@@ -588,10 +595,30 @@ def test_intervals_of_tce_and_mcb_cover_what_they_are_of(coverage_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
-@pytest.mark.parametrize(("kind", "moved"), [("uniform", "temperature 1.4"), ("beta(8,1)", "shift 0.4")])
-def test_intervals_of_tce_and_mcb_cover_what_they_are_of_in_many_data_sets(coverage_of, kind, moved):
+@pytest.mark.parametrize("n", [200, 500])
+@pytest.mark.parametrize("moved", ["temperature 1.4", "shift 0.4"])
+@pytest.mark.parametrize("kind", ["uniform", "beta(8,1)"])
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of_in_many_data_sets(coverage_of, kind, moved, n):
     """93 % of 400 data sets, less three standard deviations."""
-    assert coverage_of(kind, 500, moved, 400, 99) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+    assert coverage_of(kind, n, moved, 400, 99) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moved", ["temperature 1.4", "shift 0.4"])
+@pytest.mark.parametrize("kind", ["uniform", "beta(8,1)"])
+def test_lower_end_of_mcb_is_seldom_above_it(kind, moved):
+    """In 7 % of 1,000 data sets, and three standard deviations. Only those of the largest values are looked at: of the
+    last of these it is not above any more.
+    """
+    n_data, n_large, seldom = 1_000, 150, 0.07
+    p, _, frequency = miscalibrated(kind, 200, 1, MOVED[moved])
+    generator = torch.Generator().manual_seed(2)
+    y = (torch.rand(n_data, 200, generator=generator, dtype=F64) < frequency).long()
+    large = metric_of(tc.CORP, p.expand(n_data, -1), y).compute().topk(n_large).indices
+    found = metric_of(tc.CORP, p.expand(n_large, -1), y[large]).evidence(n_replicates=99)
+    above = found.low > (p - frequency).square().mean()
+    assert int(above.sum()) <= n_data * seldom + 3 * math.sqrt(n_data * seldom * (1 - seldom))
+    assert int(above[-30:].sum()) <= 1
 
 
 @pytest.mark.parametrize("bins", ["pava", "pava_bc"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcalib.consistency.replicates import Cells
 from torchcalib.kernels.counts import counts_by_chance
+from torchcalib.kernels.isotonic import isotonic_regression
 
 N_STEPS = 32
 """A power of two: a step is found by halving."""
@@ -52,6 +53,16 @@ def spread_out_to_one_side(cells: Cells) -> Tensor:
     noise = whole.variance.maximum(whole.of_one_outcome.square()).sqrt()
     size = spread_out(cells).abs()
     return torch.where(_downwards(whole.gap, noise, whole.confidence), -size, size)
+
+
+def rising(cells: Cells) -> Tensor:
+    """Return gaps `(..., K)` of the best frequencies that rise with the confidence (isotonic regression).
+
+    Part of the way to them frequencies rise as well, and what pools falling ones sees the whole gaps. Few cells that
+    deviate by themselves would hide some, and their outcomes vary less than those of a model that is wrong everywhere.
+    """
+    frequency = cells.confidence + cells.gap
+    return (isotonic_regression(frequency, cells.n) - cells.confidence).masked_fill(cells.n == 0, 0)
 
 
 def _downwards(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -19,12 +20,14 @@ from torchcalib.consistency.paths import (
     mean_gap_to_both_sides,
     multiple_at,
     reached_by_halving,
+    rising,
     spread_out,
     spread_out_to_one_side,
 )
 from torchcalib.consistency.replicates import Cells, Drawn, bin_cells
 from torchcalib.consistency.samples import MOST_RUNS, grouped, run_cells
 from torchcalib.kernels.draws import random_words
+from torchcalib.kernels.looking import look
 from torchcalib.predictions import check_count, check_level, check_seed
 from torchcalib.samples import RankedSample
 from torchcalib.statistics import BinStats
@@ -76,9 +79,10 @@ def evidence_of(
 
     The interval is that of the errors which the test would not reject, at the given level: outcomes are drawn too for
     frequencies ever further from the confidences. How the error is spread over the bins is not known: the lower end
-    supposes that the bins have it whose gaps stand out from the noise, the upper end that all have some. Near 0 the
-    test is one-sided, and far from there two-sided (Feldman and Cousins), so that the interval of a calibrated model
-    holds 0 as often as its level says.
+    supposes that the bins have it whose gaps stand out from the noise, the upper end that all have some. Of a sample in
+    order the lower end is the lower one of two: of the best frequencies that rise with the score, part of the way to
+    them, and of gaps that are all to one side. Near 0 the test is one-sided, and far from there two-sided (Feldman and
+    Cousins), so that the interval of a calibrated model holds 0 as often as its level says.
 
     Args:
         from_statistic: the value of each series.
@@ -350,35 +354,40 @@ class _Test:
     def _on_paths(
         self, parts: list[_Part], test: Inversion, calibrated: Tensor, p_value: Tensor, wide: float
     ) -> tuple[Tensor, Tensor]:
-        """Return both ends of the interval, each looked for on a path of its own."""
+        """Return both ends of the interval, each looked for on paths of its own."""
         calibrated_error = calibrated.mean(0) if self.without_noise is None else 0 * test.observed
-        few_have_it, all_have_some = zip(*(self._directions(part) for part in parts), strict=True)
+        *downwards, upwards = zip(*(self._directions(part) for part in parts), strict=True)
 
-        def too_low(step: Tensor) -> Reached:
-            along = self._along(parts, few_have_it, step, wide)
+        def too_low(way: Sequence[Tensor], step: Tensor) -> Reached:
+            along = self._along(parts, way, step, wide)
             return Reached(test.too_low(along.replicates), along.error)
 
         def too_high(step: Tensor) -> Reached:
-            along = self._along(parts, all_have_some, step, wide)
+            along = self._along(parts, upwards, step, wide)
             return Reached(-test.too_high(along.replicates), along.error)
 
         # The first step is calibration, of which the p-value has its say on ties.
-        rejected = Reached(test.too_low(calibrated).clamp(max=-1e-9), calibrated_error)
-        low = torch.where(p_value >= 1 - self.level - 1e-9, calibrated_error, reached_by_halving(too_low, rejected))
+        low, is_rejected = calibrated_error, p_value < 1 - self.level - 1e-9
+        if look(is_rejected.any()) is not False:
+            start = Reached(test.too_low(calibrated).clamp(max=-1e-9), calibrated_error)
+            ends = torch.stack([reached_by_halving(partial(too_low, way), start) for way in downwards])
+            low = torch.where(is_rejected, ends.amin(0), low)
         kept = Reached(-test.too_high(calibrated).clamp(min=1e-9), calibrated_error)
         return low, reached_by_halving(too_high, kept)
 
     def _directions(self, part: _Part) -> list[Tensor]:
-        """Return gaps `(g, c, K)` that are one unit of each path away from calibration."""
+        """Return gaps `(g, c, K)` that are one unit of each path away from calibration: those of the lower end, of
+        which the lowest counts, and last that of the upper one.
+        """
         cells = part.cells
-        few, group = (cells, None) if cells.are_bins else grouped(cells)
+        if not cells.are_bins:
+            few, group = grouped(cells)
+            one_side = spread_out_to_one_side(few)
+            ways = rising(few), one_side, one_side if self.without_noise is None else spread_out(few)
+            return [in_units_of_noise_and_gaps(few, way).gather(-1, group) for way in ways]
         found = []
-        spread = spread_out(few) if self.without_noise is not None else spread_out_to_one_side(few)
-        for direction in (concentrated(few), spread):
-            gaps = in_units_of_noise_and_gaps(few, direction)
-            if group is not None:
-                found.append(gaps.gather(-1, group))
-                continue
+        for direction in (concentrated(cells), spread_out(cells)):
+            gaps = in_units_of_noise_and_gaps(cells, direction)
             # In units of the error itself, of which a single bin may have most.
             there, of_one = (
                 self.tested_by(cells.with_gaps(cells, x)) for x in (cells.within_bounds(gaps), cells.gap_of_one_outcome)
