@@ -172,7 +172,7 @@ def agrees(cls, given, preds, target, weights, mine, is_exact):
     if len(target[mine]):
         metric.update(preds[mine], target[mine], weights=None if weights is None else weights[mine])
     whole.update(preds, target, weights=weights)
-    synced, alone = metric.evidence(n_replicates=199), whole.evidence(n_replicates=199)
+    synced, alone = metric.evidence(n_replicates=59), whole.evidence(n_replicates=59)
     for name in ("value", "noise_floor", "p_value", "low", "high"):
         found, expected = getattr(synced, name), getattr(alone, name)
         bound = 0 if is_exact else 1e-9

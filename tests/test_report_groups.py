@@ -171,7 +171,7 @@ def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys
     assert json.loads(report.to_json())["groups"]["group"] == list(report.groups.group)
     assert set(report.groups.group) == set(names) - {NAMES[6]}
     terminal.show(report)
-    shown = ["".join(line[:24].split()) for line in capsys.readouterr().out.splitlines()]
+    shown = ["".join(line[:25].split()) for line in capsys.readouterr().out.splitlines()]
     page = filled("groups.html.jinja", report=report, group_words="")
     for text in (str(report), "".join(shown), page):
         assert all(text.count(name) == 1 for name in alike), "of what tells them apart nothing is left out"
