@@ -151,9 +151,9 @@ def test_lines_that_would_take_long_have_none_and_a_note_says_so(monkeypatch):
     report = tc.report(preds, target, task="multiclass")
     by_key = {line.key: line.interval for line in report.lines}
     assert by_key["nll"] is not None
-    assert by_key["tce/top_label"] is None
-    assert "There is no interval of TCE, MCB, DSC and UNC, top label, above 100 samples;" in " ".join(report.notes)
-    for key in ("ece/top_label", "ece/classwise", "ks/top_label"):
+    assert by_key["dsc/top_label"] is by_key["unc/top_label"] is None
+    assert "There is no interval of DSC and UNC, top label, above 100 samples;" in " ".join(report.notes)
+    for key in ("ece/top_label", "ece/classwise", "ks/top_label", "tce/top_label", "mcb/top_label"):
         assert by_key[key] is not None, "evidence has no such limit"
     monkeypatch.setattr(evidence, "MOST_CELLS", 44)
     monkeypatch.setattr(evidence, "MOST_IN_ORDER", 100)
@@ -181,8 +181,9 @@ def test_too_many_samples_have_no_intervals_and_a_note_says_so(monkeypatch):
     monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
     report = tc.report(*data("binary"), task="binary")
     by_key = {line.key: line.interval for line in report.lines}
-    assert by_key["nll"] is by_key["tce/positive_class"] is None
-    assert by_key["ece/positive_class"] is not None, "it follows from what was streamed"
+    assert by_key["nll"] is by_key["dsc/positive_class"] is None
+    for key in ("ece/positive_class", "tce/positive_class", "mcb/positive_class"):
+        assert by_key[key] is not None, "it follows from what was streamed"
     assert any(note.startswith("Bootstrap intervals are left out: ") for note in report.notes)
 
 

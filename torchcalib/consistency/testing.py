@@ -225,7 +225,8 @@ def _of_each(tests: Mapping[str, "_Test"], cells: Cells, first: int, n_replicate
     """
     n_series, n_classes, n_cells = cells.n.shape
     at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells)) if n_series == 1 else n_classes
-    are_kept = n_replicates * cells.n.numel() <= _MOST_KEPT  # from one step of a path to the next
+    walks = any(test.reading.with_interval for test in tests.values())
+    are_kept = walks and n_replicates * cells.n.numel() <= _MOST_KEPT  # from one step of a path to the next
     parts: dict[str, list[_Part]] = {name: [] for name in tests}
     for start in range(0, n_classes, at_once):
         some = cells.map(itemgetter((slice(None), slice(start, start + at_once))))

@@ -37,8 +37,9 @@ Found = tuple[dict[str, Evidence], tuple[str, ...]]
 def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool) -> Found:
     """Return the evidence of errors over equal-width bins, by the keys of lines, and notes of what is left out.
 
-    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it. The
-    mean of a signed error over classes that exclude each other has none: it is 0 whatever the model.
+    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it, though
+    never by an average over classes that exclude each other. The mean of a signed error over these has none: it is 0
+    whatever the model.
 
     Args:
         b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
@@ -48,14 +49,15 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
     """
     has_most = b.n.numel() > MOST_CELLS
     averaged = reduction == "classwise"
-    metrics = [metric for metric in ERRORS if not (metric.is_signed and averaged and exclusive)]
+    over_classes = averaged and exclusive
+    metrics = [metric for metric in ERRORS if not (metric.is_signed and over_classes)]
     readings = {m.__name__.lower(): Reading(m.from_bins, signed=m.is_signed) for m in metrics}
     readings["rmsce_debiased"] = Reading(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
     readings = {
-        name: reading._replace(with_interval=not has_most and (with_intervals or name == "ece"))
+        name: reading._replace(with_interval=not has_most and (with_intervals or (name == "ece" and not over_classes)))
         for name, reading in readings.items()
     }
-    n_replicates = _replicates(2**20 // b.n.numel(), at_least=39)
+    n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
     found = evidence_of_each(readings, b, average=averaged, n_replicates=n_replicates)
     notes = _of_few({f"errors over bins, {GROUPS[reduction]},": n_replicates})
     if has_most:

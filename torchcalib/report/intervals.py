@@ -52,13 +52,13 @@ def score_readings(p: Predictions) -> list[Reading]:
 
 
 def label_readings(ordered: Sequence[NamedReduction]) -> list[Reading]:
-    """Return what the parts of the Brier score are read from, and TCE: samples in order of these reductions."""
+    """Return what DSC and UNC, parts of the Brier score, are read from: samples in order of these reductions."""
     return [
         Reading(
             ExactSample(reduction),
             partial(label_values, reduction=reduction),
             MOST_IN_ORDER,
-            f"TCE, MCB, DSC and UNC, {GROUPS[reduction]}",
+            f"DSC and UNC, {GROUPS[reduction]}",
         )
         for reduction in ordered
     ]
