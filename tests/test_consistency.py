@@ -603,24 +603,6 @@ def test_intervals_of_tce_and_mcb_cover_what_they_are_of_in_many_data_sets(cover
     assert coverage_of(kind, n, moved, 400, 99) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moved", ["temperature 1.4", "shift 0.4"])
-@pytest.mark.parametrize("kind", ["uniform", "beta(8,1)"])
-def test_lower_end_of_mcb_is_seldom_above_it(kind, moved):
-    """In 7 % of 1,000 data sets, and three standard deviations. Only those of the largest values are looked at: of the
-    last of these it is not above any more.
-    """
-    n_data, n_large, seldom = 1_000, 150, 0.07
-    p, _, frequency = miscalibrated(kind, 200, 1, MOVED[moved])
-    generator = torch.Generator().manual_seed(2)
-    y = (torch.rand(n_data, 200, generator=generator, dtype=F64) < frequency).long()
-    large = metric_of(tc.CORP, p.expand(n_data, -1), y).compute().topk(n_large).indices
-    found = metric_of(tc.CORP, p.expand(n_large, -1), y[large]).evidence(n_replicates=99)
-    above = found.low > (p - frequency).square().mean()
-    assert int(above.sum()) <= n_data * seldom + 3 * math.sqrt(n_data * seldom * (1 - seldom))
-    assert int(above[-30:].sum()) <= 1
-
-
 @pytest.mark.parametrize("bins", ["pava", "pava_bc"])
 def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
     p, y, _ = calibrated("uniform", 150, 20)

@@ -26,8 +26,8 @@ EVIDENCE_WORDS = (
 
 INTERVAL_WORDS = (
     "95 % interval: of a calibration error where that of the model itself lies, without what chance adds, so that it "
-    "may lie below the number; of scores, and of TCE, MCB, DSC and UNC, where the number lies for other samples of "
-    "this size (bootstrap)."
+    "may lie below the number; of TCE what it is on average for samples of this size; of scores, DSC and UNC where the "
+    "number lies for other samples of this size (bootstrap)."
 )
 """What the intervals of lines are."""
 
