@@ -59,7 +59,7 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
     }
     n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
     found = evidence_of_each(readings, b, average=averaged, n_replicates=n_replicates)
-    notes = _of_few({f"errors over bins, {GROUPS[reduction]},": n_replicates})
+    notes = _of_few({"errors over bins": n_replicates}, reduction)
     if has_most:
         notes += (
             f"Errors over bins, {GROUPS[reduction]}, have no interval with so many classes or labels; `evidence` of "
@@ -94,23 +94,25 @@ def evidence_in_order(
         if n_cells > MOST_IN_ORDER:
             without.append(name.upper())
         else:
-            drawn[f"{name.upper()}, {GROUPS[reduction]},"] = n_replicates = _replicates(2**19 // n_cells, at_least=99)
+            drawn[name.upper()] = n_replicates = _replicates(2**19 // n_cells, at_least=99)
             found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
     if not without:
-        return found, _of_few(drawn)
+        return found, _of_few(drawn, reduction)
     return found, (
-        *_of_few(drawn),
+        *_of_few(drawn, reduction),
         f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of their "
         "metrics computes it.",
     )
 
 
-def _of_few(drawn: Mapping[str, int]) -> tuple[str, ...]:
+def _of_few(drawn: Mapping[str, int], reduction: NamedReduction) -> tuple[str, ...]:
     """Say which evidence is from few replicates, by how many there were."""
+    few = sorted({n for n in drawn.values() if n < _FEW_REPLICATES})
+    names = [listed([what for what in drawn if drawn[what] == n]) for n in few]
     return tuple(
-        f"Noise floor and p of {what} are from {n} replicates, so that p is at least {0.5 / (n + 1):.1g}."
-        for what, n in drawn.items()
-        if n < _FEW_REPLICATES
+        f"Noise floor and p of {what}, {GROUPS[reduction]}, are from {n} replicates, so that p is at least "
+        f"{0.5 / (n + 1):.1g}."
+        for what, n in zip(names, few, strict=True)
     )
 
 
