@@ -93,9 +93,13 @@ class GroupBins:
 
     def table(self) -> GroupTable:
         """Return the worst groups."""
-        held = len(self._places)
+        names = sorted(
+            self._places
+        )  # draws go by the number of a series: not in the order in which parts came together
+        held = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
-        sums = settled(self._sums, self._apart)
+        places = torch.tensor([self._places[name] for name in names], dtype=torch.int64)
+        sums = settled(self._sums, self._apart)[places]
         bins = self._recipe.wrap(sums)
 
         def again(numbers: Tensor, n_replicates: int) -> Any:
@@ -103,7 +107,7 @@ class GroupBins:
 
         found = resolved(self._ece.evidence_from(bins, n_replicates=n_replicates), again, n_replicates)
         n = bins.total.reshape(held, -1).amax(-1) if held else torch.zeros(0, dtype=torch.float64)
-        return GroupTable.of(list(self._places), n, found, k=WORST)
+        return GroupTable.of(names, n, found, k=WORST)
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values, of which `of_state` makes the same again."""
