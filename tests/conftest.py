@@ -1,303 +1,31 @@
-"""Shared fixtures, and the table of cases that the laws run over."""
+"""Settings and fixtures that all tests share."""
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cases import CASES, once_a_kind
 from hypothesis import settings
-
-import torchcalib as tc
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
 settings.load_profile("here")
 torch.set_num_threads(1)  # on small tensors and busy cores threads cost more than they give
 
-N_CLASSES = 4
-COSTS = {  # more decisions than classes, fewer, one that costs nothing for no class, and a gain
-    2: tc.CostMatrix([[0, 1, 0.2], [3, 0, 0.4]]),
-    N_CLASSES: tc.CostMatrix([[0, 2, 1, 5, 0.3], [1, 0, 1, 1, 0.6], [1, 4, 0.1, 1, 0.3], [2, 1, 1, -0.5, 0.3]]),
-}
+
+def pytest_report_header():
+    return None if torch.cuda.is_available() else "no CUDA device: tests marked `cuda` are not collected"
 
 
 def pytest_collection_modifyitems(config, items):
     if torch.cuda.is_available():
         return
-    for item in items:
-        if "cuda" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One metric in one setting: its function, its streaming class, their arguments."""
-
-    name: str
-    function: Callable
-    cls: type
-    task: str
-    options: dict = field(default_factory=dict)
-    own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
-    in_blocks: bool = False  # the value is of blocks of samples, cut in the order given, within each update
-
-    @property
-    def call(self):
-        return partial(self.function, task=self.task, **self.options)
-
-    def metric(self, **kwargs):
-        return self.cls(task=self.task, **self.options, **self.own, **kwargs)
-
-    def data(self, n=40, lead=(), seed=0, dtype=torch.float64):
-        """Predictions and targets `(*lead, n[, C])`; probabilities, or logits where the case reads logits."""
-        generator = torch.Generator().manual_seed(seed)
-        shape = (*lead, n) if self.task == "binary" else (*lead, n, N_CLASSES)
-        logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
-        high = N_CLASSES if self.task == "multiclass" else 2
-        target_shape = shape if self.task == "multilabel" else (*lead, n)
-        target = torch.randint(0, high, target_shape, generator=generator)
-        if not self.options.get("from_logits"):
-            logits = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
-        return logits.to(dtype), target
-
-    @property
-    def format(self):
-        """How the case reads input: what it demands of targets and weights."""
-        return self.metric().input_format
-
-    @property
-    def whole_weights(self):
-        return self.format.whole_weights
-
-    @property
-    def differentiable(self):
-        return self.cls.is_differentiable
-
-    def weights(self, n, seed=3):
-        """Random weights: real ones, or counts where the case takes no others."""
-        generator = torch.Generator().manual_seed(seed)
-        w = torch.rand(n, generator=generator, dtype=torch.float64)
-        return (5 * w).floor() if self.whole_weights else w
-
-    def __str__(self):
-        return self.name
-
-
-def _cases():
-    out = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}, "binary": {}}
-    scores = [
-        ("nll", tc.nll, tc.NLL, {}),
-        ("nce", tc.nll, tc.NLL, {"normalize": "prior"}),
-        ("nll-eps", tc.nll, tc.NLL, {"eps": 0.05}),
-        ("brier", tc.brier_score, tc.Brier, {}),
-        ("nbs", tc.brier_score, tc.Brier, {"normalize": "prior"}),
-        ("brier-classes", tc.brier_score, tc.Brier, {"normalize": "classes"}),
-        ("ecd", tc.ecd, tc.ECD, {}),
-        ("risk", tc.bayes_risk, tc.BayesRisk, {}),
-        ("nrisk", tc.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
-        ("accuracy", tc.accuracy, tc.Accuracy, {}),
-    ]
-    binned = [
-        ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
-        ("esce", tc.esce, tc.ESCE, {"n_bins": 7}),
-        ("mce", tc.mce, tc.MCE, {"n_bins": 7}),
-        ("rmsce", tc.rmsce, tc.RMSCE, {"n_bins": 7}),
-        ("rmsce-debiased", tc.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
-    ]
-    for name, function, cls, options in scores:
-        for task, own in out.items():
-            for from_logits in (
-                task == "multiclass",
-                task != "multiclass",
-            ):  # what comes first is never left to the slow run
-                kind = "logits" if from_logits else "probs"
-                yield Case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits}, own)
-    reductions = {
-        "binary": ("positive_class", "top_label"),
-        "multiclass": ("top_label", "classwise"),
-        "multilabel": ("classwise",),
-    }
-    for name, function, cls, options in binned:
-        for task, own in out.items():
-            for reduction in reductions[task]:
-                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
-    for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
-        for reduction in (tc.TopK(2), tc.TopK(3, only=True)):
-            given = {"n_bins": 5, "reduction": reduction, "from_logits": True}
-            yield Case(f"{name}-multiclass-{said(reduction)}", function, cls, "multiclass", given, out["multiclass"])
-    votes = [
-        ("tv", tc.total_variation, tc.TotalVariation),
-        ("kl", tc.kl_divergence, tc.KLDivergence),
-        ("entropy", tc.entropy_difference, tc.EntropyDifference),
-        ("votes", tc.votes_distance, tc.VotesDistance),
-    ]
-    for name, function, cls in votes:
-        for task, own in out.items():
-            yield Case(f"{name}-{task}", function, cls, task, {"from_logits": True}, own)
-        yield Case(f"{name}-multiclass-probs", function, cls, "multiclass", {}, out["multiclass"])
-        floor = {"component": "noise_floor"}
-        yield Case(f"{name}-floor-multiclass", function, cls, "multiclass", floor, out["multiclass"])
-    priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    for name, function, cls, options in (
-        s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd", "accuracy")
-    ):
-        yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
-    for task, own in out.items():
-        for name, normalize in (("risk", None), ("nrisk", "prior")):
-            options = {"cost": COSTS[2 if task != "multiclass" else N_CLASSES], "normalize": normalize}
-            yield Case(f"{name}-costs-{task}", tc.bayes_risk, tc.BayesRisk, task, options, own)
-            if task == "multiclass":
-                options = {**options, "priors": priors, "from_logits": True}
-                yield Case(f"{name}-costs-priors", tc.bayes_risk, tc.BayesRisk, task, options, own)
-    options = {"cost": COSTS[2], "positive_classes": [1, 3], "from_logits": True}
-    yield Case("risk-costs-set", tc.bayes_risk, tc.BayesRisk, "multiclass", options, out["multiclass"])
-    for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
-        yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
-    yield from _ranked_cases(out, reductions)
-    yield from _canonical_cases(out)
-    yield from _binless_cases(out)
-    yield Case(
-        "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
-    )
-
-
-def _ranked_cases(out, reductions):
-    ranked = [
-        ("ace", tc.ace, tc.ACE, {"n_bins": 5}),
-        ("mce-mass", tc.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
-        ("tce", tc.tce, tc.TCE, {"alpha": 0.3}),
-        ("ks", tc.ks, tc.KS, {}),
-        ("corp", corp_part, tc.CORP, {"component": "mcb"}),
-    ]
-    for name, function, cls, options in ranked:
-        for task, own in out.items():
-            for reduction in reductions[task]:
-                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
-    settings = [
-        ("rmsce-mass", tc.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
-        ("mce-pava", tc.mce, tc.MCE, {"bins": "pava"}),
-        ("tce-mass-l2", tc.tce, tc.TCE, {"bins": "equal_mass", "n_bins": 4, "norm": "l2", "alpha": 0.3}),
-        ("tce-width-max", tc.tce, tc.TCE, {"bins": "equal_width", "n_bins": 4, "norm": "max", "alpha": 0.3}),
-        ("tce-edges", tc.tce, tc.TCE, {"bins": (0.0, 0.3, 0.8, 1.0), "right": True, "alpha": 0.3}),
-        ("tce-pava", tc.tce, tc.TCE, {"bins": "pava", "alpha": 0.3}),
-        ("tce-paper", tc.tce, tc.TCE, {"variant": "paper", "alpha": 0.3}),
-        ("tce-t", tc.tce, tc.TCE, {"test": "t", "alpha": 0.3}),
-        ("gce-l2", tc.gce, tc.GCE, {"loss": squared_gap, "bins": "pava_bc", "norm": "l2"}),
-        ("gce-max", tc.gce, tc.GCE, {"loss": squared_gap, "bins": "equal_width", "norm": "max"}),
-        ("corp-nll", corp_part, tc.CORP, {"component": "mcb", "score": "nll", "from_logits": True}),
-        ("corp-score", corp_part, tc.CORP, {"component": "score", "score": "nll"}),
-        ("corp-dsc", corp_part, tc.CORP, {"component": "dsc"}),
-        ("corp-unc", corp_part, tc.CORP, {"component": "unc"}),
-    ]
-    for name, function, cls, options in settings:
-        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
-    of_set = {"positive_classes": [1, 3]}
-    for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE), ("tce", tc.tce, tc.TCE)):
-        for from_logits in (False, True):
-            options = {**of_set, "from_logits": from_logits}
-            yield Case(f"{name}-set-{from_logits}", function, cls, "multiclass", options, out["multiclass"])
-    yield Case(
-        "ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
-    )
-
-
-def _canonical_cases(out):
-    for task, own in out.items():
-        for name, options in (
-            ("skce-linear", {"from_logits": True}),
-            ("skce-block", {"estimator": "block", "block_size": 5, "kernel": "gaussian", "bandwidth": 0.3}),
-        ):
-            yield Case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, own, in_blocks=True)
-
-
-def skce_in_blocks(*args, estimator="linear", **options):
-    return tc.skce(*args, estimator=estimator, **options)
-
-
-def said(reduction):
-    """The name of a reduction, in that of a case."""
-    if not isinstance(reduction, tc.TopK):
-        return reduction
-    return f"{'only' if reduction.only else 'top'}_{reduction.k}"
-
-
-def _binless_cases(out):
-    binless = [
-        ("smece", tc.smece, tc.SmECE, {}),
-        ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
-        ("cox", cox_part, tc.Cox, {"component": "slope"}),
-        ("ici", tc.ici, tc.ICI, {}),
-    ]
-    for name, function, cls, options in binless:
-        for task, own in out.items():
-            # A search for the width of every class takes its time.
-            own_width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
-            given = {**options, **own_width, "from_logits": task != "binary"}
-            yield Case(f"{name}-{task}", function, cls, task, given, own)
-    settings = [
-        ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
-        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
-        ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
-        ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
-        ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),
-        ("ici-e90", tc.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
-        ("ici-emax", tc.ici, tc.ICI, {"component": "emax", "n_points": 64}),
-        ("ks-kuiper", tc.ks, tc.KS, {"norm": "range"}),
-    ]
-    for name, function, cls, options in settings:
-        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
-    yield Case(
-        "smece-per-class",
-        tc.smece,
-        tc.SmECE,
-        "multiclass",
-        {"average": None, "reduction": "classwise"},
-        out["multiclass"],
-    )
-
-
-def spiegelhalter_part(*args, component="z", **options):
-    return getattr(tc.spiegelhalter(*args, **options), component)
-
-
-def cox_part(*args, component="slope", **options):
-    return getattr(tc.cox(*args, **options), component)
-
-
-def corp_part(*args, component="mcb", **options):
-    return getattr(tc.corp(*args, **options), component)
-
-
-def squared_gap(b):
-    return b.gap.square()
-
-
-CASES = list(_cases())
-
-
-def once_a_path(cases, paths):
-    """All cases; one of which all `paths` have been taken by cases before it runs in the slow run alone."""
-    seen = set()
-    for case in cases:
-        own = paths(case)
-        yield pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (own <= seen))
-        seen |= own
-
-
-def once_a_kind(cases):
-    """All cases; those that differ from one before them in `from_logits` alone run in the slow run."""
-    return once_a_path(cases, lambda case: {kind_of(case)})
-
-
-def kind_of(case):
-    options = (f"{name}={case.options[name]}" for name in sorted(case.options) if name != "from_logits")
-    return case.cls, case.task, *options
+    needs_device = [item for item in items if "cuda" in item.keywords]
+    config.hook.pytest_deselected(items=needs_device)
+    items[:] = [item for item in items if "cuda" not in item.keywords]
 
 
 @pytest.fixture(params=once_a_kind(CASES))

@@ -1,0 +1,414 @@
+"""Systems side by side: values as in a report, replicates as a slow loop weighs them, words as the numbers say."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import torchcalib as tc
+from torchcalib.bootstrap import Interval
+from torchcalib.cli import main
+from torchcalib.comparison import ComparisonBuilder, groups
+from torchcalib.plots import DARK, LIGHT, difference_plot, to_svg
+
+TASKS = ("binary", "multiclass", "multilabel")
+MAIN = {"binary": "positive_class", "multiclass": "top_label", "multilabel": "classwise"}
+FEW = {"n_replicates": 39}
+
+
+def systems(task, n=120, seed=0):
+    """Logits of three systems, and targets: of one that is calibrated, one that is too sure, and one that is worse."""
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn((n,) if task == "binary" else (n, 4), generator=g, dtype=torch.float64)
+    if task == "multiclass":
+        uniform = torch.rand(n, 1, generator=g, dtype=torch.float64)
+        target = (logits.softmax(-1).cumsum(-1) < uniform).sum(-1)
+    else:
+        target = torch.bernoulli(logits.sigmoid(), generator=g).long()
+    noise = torch.randn(logits.shape, generator=g, dtype=torch.float64)
+    return {"calibrated": logits, "sure": 4 * logits, "noisy": logits + 2 * noise}, target
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_values_are_those_of_a_report_and_equal_systems_differ_by_exactly_0(task):
+    found, target = systems(task)
+    logits = {"a": found["calibrated"], "b": found["sure"], "c": found["calibrated"].clone()}
+    compared = tc.compare(logits, target, task=task, from_logits=True, **FEW)
+    quick = {"with_calibration": False, "with_intervals": False}
+    for name in ("a", "b"):
+        report = tc.report(logits[name], target, task=task, from_logits=True, **quick)
+        assert set(report) - set(compared) == {key for key in report if key.startswith("unc/")}
+        for key, line in compared.items():
+            assert line.values[name] == pytest.approx(report[key], abs=1e-12), key
+    for line in compared.lines:
+        same = line.differences["c"]
+        assert same.value == 0, line.key
+        assert same.verdict == "not told apart"
+        assert same.interval is None or (same.interval.low, same.interval.high) == (0, 0)
+    assert (line.name == "RMSCE debiased" or line.differences["b"].interval for line in compared.lines)
+    assert compared.n == (480 if task == "multilabel" else 120)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_slow_loop_intervals_are_those_of_replicates_with_explicit_weights(task, weighted, monkeypatch):
+    monkeypatch.setattr(groups, "MOST_GROUPS", 64)  # fewer than rows
+    monkeypatch.setattr(groups, "FEWEST_GROUPS", 64)
+    logits, target = systems(task)
+    own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
+    given = {"weights": own} if weighted else {}
+    compared = tc.compare(logits, target, task=task, from_logits=True, seed=5, **FEW, **given)
+    group = groups.group_of(groups.words_of(5, 0, 120, torch.device("cpu")), 64)
+    counts = groups.Draws(5, 39, torch.device("cpu")).of(64)
+    options = {"task": task, "from_logits": True}
+    functions = {
+        "nll": tc.nll,
+        "nbs": lambda *a, **k: tc.brier_score(*a, **k, normalize="prior"),
+        f"ece/{MAIN[task]}": tc.ece,
+        f"esce/{MAIN[task]}": tc.esce,
+        f"ks/{MAIN[task]}": tc.ks,
+    }
+    for key, function in functions.items():
+        signed = key.startswith("esce")
+
+        def read(name, weights, function=function, signed=signed):
+            value = function(logits[name], target, weights=weights, **options)
+            return value.abs().item() if signed else value.item()
+
+        value = read("noisy", own) - read("calibrated", own)
+        drawn = []
+        for replicate in counts:
+            weights = torch.tensor([int(replicate[k]) * int(w) for k, w in zip(group, own, strict=True)])
+            drawn.append(read("noisy", weights) - read("calibrated", weights))
+        expected = Interval(torch.tensor(value, dtype=torch.float64), torch.tensor(drawn, dtype=torch.float64), 0.95)
+        bias = expected.bias.item() * (abs(expected.bias.item()) > expected.standard_error.item() / 4)
+        found = compared[key].differences["noisy"]
+        assert found.value == pytest.approx(value, abs=1e-12)
+        assert found.interval.low == pytest.approx(expected.low.item() - bias, abs=1e-12), key
+        assert found.interval.high == pytest.approx(expected.high.item() - bias, abs=1e-12), key
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_law_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
+    logits, target = systems(task)
+    whole = tc.compare(logits, target, task=task, from_logits=True, **FEW)
+    builder = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
+    for piece in (slice(0, 50), slice(50, 50), slice(50, 120)):
+        builder.update({name: x[piece] for name, x in logits.items()}, target[piece])
+        with pytest.raises(ValueError, match=r"system 'noisy': .*NaN"):
+            builder.update({**{name: x[:2] for name, x in logits.items()}, "noisy": logits["noisy"][:2] * torch.nan},
+                           target[:2])  # fmt: skip
+    pieces = builder.comparison()
+    for key, line in whole.items():
+        found, expected = pieces[key].differences["noisy"], line.differences["noisy"]
+        assert found.value == pytest.approx(expected.value, abs=1e-12)
+        if expected.interval is not None:
+            assert found.interval.low == pytest.approx(expected.interval.low, abs=1e-12)
+            assert found.interval.high == pytest.approx(expected.interval.high, abs=1e-12)
+
+
+def test_verdicts_follow_what_is_better_in_a_number():
+    logits, target = systems("binary", n=1500)
+    compared = tc.compare(logits, target, task="binary", from_logits=True, **FEW)
+    assert compared.baseline == "calibrated"
+    assert compared["accuracy"].better == "higher"
+    assert compared["dsc/positive_class"].better == "higher"
+    assert compared["ecd"].better == compared["esce/top_label"].better == "nearer to 0"
+    assert compared["nll"].better == compared["ks/top_label"].better == "lower"
+    for key in ("nll", "ece/positive_class", "ecd", "esce/top_label", "mcb/top_label"):
+        assert compared[key].differences["sure"].verdict == "worse", key
+    assert compared["accuracy"].differences["sure"].verdict == "not told apart"
+    assert compared["accuracy"].differences["noisy"].verdict == "worse"
+    assert compared["dsc/positive_class"].differences["noisy"].verdict == "worse"
+    said = compared.sentences["sure"]
+    assert said.startswith("sure is worse calibrated than calibrated: its ECE is higher by")
+    assert "No difference can be told in Accuracy." in said
+    back = tc.compare(dict(reversed(logits.items())), target, task="binary", from_logits=True, **FEW)
+    assert back["nll"].differences["calibrated"].verdict == "better"
+    assert back["nll"].differences["calibrated"].value == -compared["nll"].differences["noisy"].value
+
+
+def test_sign_does_not_count_of_numbers_that_have_one():
+    target = torch.tensor([0, 1] * 50)
+    compared = tc.compare(
+        {"low": torch.full((100,), 0.3), "high": torch.full((100,), 0.7)}, target, task="binary", **FEW
+    )
+    line = compared["esce/positive_class"]
+    assert line.values["low"] == pytest.approx(0.5 - 0.3, abs=1e-6)
+    assert line.values["high"] == pytest.approx(0.5 - 0.7, abs=1e-6)
+    assert line.differences["high"].value == pytest.approx(0, abs=1e-6)
+
+
+def test_pixels_of_an_image_are_drawn_together():
+    g = torch.Generator().manual_seed(0)
+    images = torch.rand(40, generator=g).repeat_interleave(9).reshape(40, 3, 3)
+    target = torch.bernoulli(images[:, 0, 0], generator=g).long().reshape(40, 1, 1).expand(40, 3, 3).contiguous()
+    as_images = tc.compare({"a": images, "b": images.sqrt()}, target, task="binary", n_replicates=99)
+    alone = tc.compare(
+        {"a": images[:, 0, 0], "b": images[:, 0, 0].sqrt()}, target[:, 0, 0], task="binary", n_replicates=99
+    )
+    apart = tc.compare(
+        {"a": images.flatten(), "b": images.flatten().sqrt()}, target.flatten(), task="binary", n_replicates=99
+    )
+    width = [c["nll"].differences["b"].interval for c in (as_images, alone, apart)]
+    assert width[0].low == pytest.approx(width[1].low)
+    assert width[0].high - width[0].low > 2 * (width[2].high - width[2].low)
+
+
+def test_infinite_and_undefined_differences_are_drawn_and_told():
+    target = torch.tensor([0, 1] * 20)
+    certain = torch.full((40,), 0.5)
+    certain[0] = 1.0
+    probs = {"a": torch.full((40,), 0.4), "b": certain, "c": certain.clone()}
+    compared = tc.compare(probs, target, task="binary", **FEW)
+    assert compared["nll"].differences["b"].value == math.inf
+    assert compared["nll"].differences["b"].verdict == "not told apart", "a third of the replicates lack that sample"
+    both = tc.compare({"b": certain, "c": certain.clone()}, target, task="binary", **FEW)
+    assert math.isnan(both["nll"].differences["c"].value)
+    content = json.loads(both.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert next(line for line in content["lines"] if line["key"] == "nll")["differences"]["c"]["value"] == "nan"
+    for style in (LIGHT, DARK):
+        assert "undefined" in to_svg(difference_plot(both, style=style))
+        assert "undefined" not in to_svg(difference_plot(compared, style=style))
+    assert "NLL" in str(both)
+
+
+def test_rounding_of_float32_is_no_difference():
+    thirds, tenths = (torch.tensor(row).repeat(60, 1) for row in ([1 / 3] * 3, [0.2, 0.3, 0.5]))
+    compared = tc.compare({"a": thirds, "b": tenths}, torch.arange(60) % 3, task="multiclass", **FEW)
+    found = compared["esce/classwise"].differences["b"]  # of labels and rows that sum to 1 it is 0
+    assert found.interval.high < 0 or found.interval.low > 0, "these rows do not, in float32"
+    assert found.verdict == "not told apart"
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
+    g = torch.Generator().manual_seed(n)
+    a, b = (torch.softmax(torch.randn(n, 3, generator=g), -1) for _ in range(2))
+    compared = tc.compare({"a": a, "b": b}, torch.arange(n) % 3, task="multiclass")
+    assert any(line.differences["b"].value for line in compared.lines)
+    for line in compared.lines:
+        found = line.differences["b"]
+        assert (found.interval, found.verdict) == (None, "not told apart")
+        assert set(line.intervals.values()) == {None}
+    assert "so few that some replicates hold none" in compared.notes[-1]
+    assert "Without intervals no difference can be told" in str(compared)
+    assert "nan to nan" not in str(compared)
+
+
+def test_rows_without_a_number_in_any_system_are_left_out_of_all():
+    logits, target = systems("multiclass")
+    logits["sure"][3, 1] = logits["noisy"][7] = torch.nan
+    logits["noisy"][9] = -torch.inf
+    with pytest.raises(ValueError, match="system 'sure'"):
+        tc.compare(logits, target, task="multiclass", from_logits=True)
+    compared = tc.compare(logits, target, task="multiclass", from_logits=True, nan_policy="drop", **FEW)
+    keep = torch.ones(120, dtype=torch.bool)
+    keep[[3, 7, 9]] = False
+    expected = tc.nll(logits["calibrated"][keep], target[keep], task="multiclass", from_logits=True)
+    assert compared["nll"].values["calibrated"] == pytest.approx(expected.item(), abs=1e-12)
+    assert (compared.n, compared.n_dropped) == (117, 3)
+    assert "3 rows are left out" in " ".join(compared.notes)
+
+
+def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
+    weights = torch.rand(30, generator=g, dtype=torch.float64)
+    soft = tc.compare({"a": probs, "b": probs**2 / (probs**2).sum(-1, keepdim=True)}, votes, task="multiclass", **FEW)
+    assert "TCE, MCB and DSC are left out: they count labels, and targets are shares." in soft.notes
+    expected = tc.brier_score(probs, votes, task="multiclass", normalize="prior").item()
+    assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
+    assert soft["nbs"].differences["b"].interval is not None
+    logits, target = systems("multiclass", 30)
+    light = tc.compare(logits, target, task="multiclass", from_logits=True, weights=weights, **FEW)
+    assert "ks/top_label" not in light
+    assert any("weights are no counts" in note for note in light.notes)
+    monkeypatch.setattr(groups, "_TOO_MANY", 1000)
+    narrow = tc.compare(logits, target, task="multiclass", from_logits=True, **FEW)
+    assert narrow["ece/classwise"].differences["sure"].interval is None
+    assert any("class-wise: with so many classes the sums are too many" in note for note in narrow.notes)
+    monkeypatch.setattr(groups, "_TOO_MANY", 2**23)
+    monkeypatch.setattr(groups, "_MOST_NUMBERS", 10)
+    monkeypatch.setattr(groups, "FEWEST_GROUPS", 20)
+    few = tc.compare(logits, target, task="multiclass", from_logits=True, **FEW)
+    assert few["ece/classwise"].differences["sure"].interval is not None
+    assert any("from 20 random groups of rows, and their width is uncertain by some 16%" in n for n in few.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"systems": {"a": torch.rand(4)}}, "must be two at least, got 1"),
+        ({"systems": {"a": torch.rand(4), "": torch.rand(4)}}, "must have names"),
+        ({"systems": {"a": torch.rand(4), "b": torch.rand(5)}}, "must have one shape for all systems"),
+        ({"systems": {"a": torch.rand(4), "b": torch.tensor([0.1, 0.2, 0.3, 1.5])}}, "system 'b': .*got 1.5"),
+        ({"systems": {"a": torch.rand(4), "b": [0.1]}}, "system 'b': `preds` must be a torch.Tensor"),
+        ({"from_logits": {"a": True}}, "`from_logits` must say it of 'a', 'b'"),
+        ({"n_replicates": 20}, "`n_replicates` must be at least 39"),
+        ({"nan_policy": "skip"}, "`nan_policy` must be one of 'raise', 'drop'"),
+        ({"weights": torch.zeros(4)}, "at least one sample that counts"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_the_system(change, words):
+    given = {
+        "systems": {"a": torch.rand(4), "b": torch.rand(4)},
+        "target": torch.tensor([0, 1, 1, 0]),
+        "task": "binary",
+    }
+    with pytest.raises((ValueError, TypeError), match=words):
+        tc.compare(**{**given, **change})
+
+
+@pytest.mark.extended
+def test_simulation_intervals_hold_the_true_difference_as_often_as_they_say(monkeypatch):
+    """Of 200 samples some 95 % of intervals hold what very many samples give: 3 standard deviations are 4.6 %."""
+    monkeypatch.setattr("torchcalib.comparison.system.MOST_KEPT", 0)  # what is read from the order takes long
+    population, target = systems("binary", n=2_000_000, seed=1)
+    keys = ("nll", "brier", "accuracy", "ecd")
+    truth = {}
+    for key, function in zip(keys, (tc.nll, tc.brier_score, tc.accuracy, tc.ecd), strict=True):
+        a, b = (function(population[k], target, task="binary", from_logits=True) for k in ("calibrated", "noisy"))
+        truth[key] = (b.abs() - a.abs() if key == "ecd" else b - a).item()
+    held = dict.fromkeys(keys, 0)
+    for seed in range(200):
+        logits, target = systems("binary", n=400, seed=100 + seed)
+        compared = tc.compare({k: logits[k] for k in ("calibrated", "noisy")}, target, task="binary", from_logits=True,
+                              n_replicates=199)  # fmt: skip
+        for key in keys:
+            interval = compared[key].differences["noisy"].interval
+            held[key] += interval.low <= truth[key] <= interval.high
+    for key in ("nll", "brier", "accuracy"):
+        assert 0.95 - 0.046 - 0.01 < held[key] / 200 < 0.95 + 0.046, held
+
+
+@pytest.mark.extended
+def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_calibrated(monkeypatch):
+    """One knows little, and so has the larger chance gaps; ECE alone would call it worse calibrated every time."""
+    monkeypatch.setattr("torchcalib.comparison.system.MOST_KEPT", 0)
+    told = naive = 0
+    for seed in range(100):
+        g = torch.Generator().manual_seed(seed)
+        sharp = (3 * torch.randn(1000, generator=g, dtype=torch.float64)).sigmoid()
+        target = torch.bernoulli(sharp, generator=g).long()
+        dull = torch.where(sharp > 0.5, sharp[sharp > 0.5].mean(), sharp[sharp <= 0.5].mean())
+        found = tc.compare({"sharp": sharp, "dull": dull}, target, task="binary", n_replicates=199)[
+            "ece/positive_class"
+        ].differences["dull"]
+        told += found.verdict != "not told apart"
+        naive += found.interval.low > 0 or found.interval.high < 0
+    assert told <= 8 < 40 <= naive, (told, naive)
+
+
+def saved(folder, task="multiclass", n=90):
+    logits, target = systems(task, n)
+    np.savez(folder / "a.npz", logits=logits["calibrated"].numpy(), targets=target.numpy())
+    return logits, target
+
+
+def test_command_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsys):
+    logits, target = saved(tmp_path)
+    torch.save({"probs": logits["sure"].softmax(-1).float(), "labels": target.int()}, tmp_path / "b.pt")
+    (tmp_path / "shards").mkdir()
+    for k, piece in enumerate((slice(0, 33), slice(33, 33), slice(33, 90))):
+        np.savez(tmp_path / "shards" / f"{k}.npz", logits=logits["noisy"][piece].numpy(), y=target[piece].numpy())
+    np.save(tmp_path / "preds.npy", logits["calibrated"].numpy())
+    np.save(tmp_path / "target.npy", target.numpy())
+    monkeypatch.setattr("torchcalib.cli.compare.PIECE_BYTES", 700)
+    monkeypatch.setattr("torchcalib.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
+    named = ["too [red]sure=" + str(tmp_path / "b.pt"), str(tmp_path / "shards" / "*.npz")]
+    assert main(["compare", str(tmp_path / "a.npz"), *named, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "too [red]sure is worse calibrated than a" in said
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["systems"] == ["a", "too [red]sure", "shards"]
+    expected = tc.compare(logits, target, task="multiclass", from_logits=True)
+    for line in content["lines"]:
+        found = expected[line["key"]]
+        assert line["values"]["a"] == pytest.approx(found.values["calibrated"], abs=1e-12)
+        assert line["values"]["shards"] == pytest.approx(found.values["noisy"], abs=1e-12)
+        if found.differences["noisy"].interval is not None:
+            assert line["differences"]["shards"]["interval"]["low"] == pytest.approx(
+                found.differences["noisy"].interval.low, abs=1e-12
+            )
+    assert content["settings"]["from_logits"] == {"a": True, "too [red]sure": False, "shards": True}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"compare.{x}" for x in ("html", "json", "png", "svg")
+    }
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert page.count("<svg") == 2
+    assert "too [red]sure against a" in page
+    pair = f"pair={tmp_path / 'preds.npy'},{tmp_path / 'target.npy'}"
+    assert main(["compare", str(tmp_path / "a.npz"), pair, "--from-logits", "--preds", "logits"]) == 2
+    assert "--preds must name what is in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("write", "arguments", "words"),
+    [
+        (lambda f, x, t: np.savez(f, logits=x, targets=np.where(np.arange(90) == 41, 3 - t, t)), (),
+         "must have the same targets, got {a} in `a` and {b} in `b` in row 42, the first that differs"),
+        (lambda f, x, t: np.savez(f, logits=x[:80], targets=t[:80]), (),
+         "one number of rows, got 90 in `a` and 80 in `b`"),
+        (lambda f, x, t: np.savez(f, logits=x[:, :3], targets=t % 3), (),
+         "one shape of a row of predictions, got (4,)"),
+        (lambda f, x, t: np.savez(f, logits=x, targets=t, weights=np.ones(90)), (),
+         "got none in `a` and some in `b`"),
+        (lambda f, x, t: np.savez(f, logits=x[:, 0], targets=t % 2), (),
+         "one task, got multiclass in `a` and binary in"),
+        (lambda f, x, t: np.savez(f, logits=x * np.nan, targets=t), (), "in rows 1 to 90: system 'b'"),
+        (lambda f, x, t: np.savez(f, logits=x, targets=t), ("--out", ""), "`--out` must be a folder"),
+    ],
+)  # fmt: skip
+def test_command_says_what_does_not_fit_in_one_line(write, arguments, words, tmp_path, capsys):
+    logits, target = saved(tmp_path)
+    t = target.numpy()
+    write(tmp_path / "b.npz", logits["sure"].numpy(), t)
+    assert main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words.format(a=t[41], b=3 - t[41]) in said
+    assert said.count("\n") == 1
+
+
+def test_command_gives_every_system_a_name_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchcalib.comparison.system.REPLICATES_IN_ORDER", 39)
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        saved(tmp_path / folder, "binary")
+    (tmp_path / "x" / "a=1.npz").write_bytes((tmp_path / "x" / "a.npz").read_bytes())
+    assert main(["compare", "x/a.npz", "y/a.npz", "x/a=1.npz", "--nan-policy", "drop"]) == 0
+    said = capsys.readouterr().out
+    assert "y/a against x/a" in said
+    assert "a=1 against x/a" in said
+    for wrong, words in (
+        (["x/a.npz"], "Systems must be two at least"),
+        (["b=x/a.npz", "b=y/a.npz"], "must have a name each, got `b` twice"),
+        (["x/a.npz", "x/a.npz"], "must have a name each"),
+        (["x/a.npz", "=y/a.npz"], "must be NAME=FILES with a name"),
+        (["x/a.npz", "b=y/*.csv"], "`y/*.csv` must match at least one file, got none"),
+    ):
+        assert main(["compare", *wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_picture_is_drawn_on_the_axes_given_and_cuts_long_names():
+    from matplotlib.figure import Figure
+
+    logits, target = systems("binary", 60)
+    logits["a name that is longer than anybody would like <b> $x_2$"] = logits.pop("noisy")
+    compared = tc.compare(logits, target, task="binary", from_logits=True, **FEW)
+    given = Figure().subplots()
+    assert difference_plot(compared, given, title="mine") is given
+    panels = given.child_axes
+    titles = [panel.get_title(loc="left") for panel in panels]
+    assert titles[:2] == ["Accuracy (share of samples)", "NLL (nats)"]
+    assert "|ECD| (nats)" in titles
+    assert "RMSCE debiased" not in titles, "it has no interval"
+    names = [label.get_text() for label in panels[0].get_yticklabels()]
+    assert names == ["sure", "a name that is longer than …"]
+    svg = to_svg(difference_plot(compared))
+    assert svg == to_svg(difference_plot(compared))
+    assert "<b>" not in svg

@@ -1,0 +1,462 @@
+"""`CalibrationMonitor` and the metrics themselves in a real Trainer, of `lightning` and of `pytorch_lightning`."""
+
+import importlib
+import json
+import math
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from processes import SCRIPTS, quick_environment
+
+import torchcalib as tc
+from torchcalib.integrations.images import as_array, log_picture
+from torchcalib.integrations.outputs import found_by
+from torchcalib.monitoring import crossings
+
+PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
+pytestmark = [
+    # a tiny data set needs no worker processes, whatever Lightning thinks of it
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    # a name of torch that Lightning still uses
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
+]
+N_CLASSES, N_TRAIN, N_VALID = 3, 24, 26
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request):
+    return lightning(request.param)
+
+
+@pytest.fixture
+def pl():
+    return lightning(PACKAGES[0])
+
+
+def lightning(name):
+    pytest.importorskip(name)
+    return importlib.import_module(name)
+
+
+def rows(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=g)
+    return x, (x[:, :N_CLASSES] + torch.randn(n, N_CLASSES, generator=g)).argmax(-1)
+
+
+class Loader(torch.utils.data.DataLoader):
+    """Goes on in the middle of an epoch where Lightning asks for it."""
+
+    first = done = 0
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        for self.done, batch in enumerate(super().__iter__(), 1):
+            if self.done > first:
+                yield batch
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, saved):
+        self.first = saved["done"]
+
+
+def loader(n, seed, batch_size=8):
+    return Loader(torch.utils.data.TensorDataset(*rows(n, seed)), batch_size=batch_size)
+
+
+def model(pl, step="logits and target", own=False, rate=0.5):
+    """A linear model that keeps what it predicted in every validation, `seen[validation][loader]`."""
+
+    class Model(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, N_CLASSES)
+            with torch.no_grad():
+                self.linear.weight.copy_(torch.eye(3, 4) / 2)
+                self.linear.bias.zero_()
+            self.seen = []
+            if own:
+                given = {"task": "multiclass", "num_classes": N_CLASSES, "from_logits": True}
+                self.ece, self.train_ece = tc.ECE(**given), tc.ECE(**given)
+                self.all = tc.CalibrationCollection([tc.NLL(**given), tc.MCE(**given)], prefix="all/")
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            logits = self.linear(x)
+            if own:
+                self.last_batch = logits.detach(), y
+                self.train_ece(logits, y)
+                self.log("train/ece", self.train_ece, on_step=True, on_epoch=True)
+            return torch.nn.functional.cross_entropy(logits.float(), y)
+
+        def on_validation_epoch_start(self):
+            if not self.trainer.sanity_checking:
+                self.seen.append({})
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            x, y = batch
+            logits = self.linear(x)
+            if not self.trainer.sanity_checking:
+                self.seen[-1].setdefault(dataloader_idx, []).append((logits, y))
+            if own:
+                self.ece.update(logits, y)
+                self.log("own/ece", self.ece, on_step=False, on_epoch=True)
+                self.all.update(logits, y)
+                self.log_dict(self.all, on_step=False, on_epoch=True)
+            return {
+                "logits and target": {"logits": logits, "target": y},
+                "logits": logits,
+                "loss": torch.nn.functional.cross_entropy(logits, y),
+            }[step]
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=rate)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
+            if step == "loss":
+                return optimizer
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val/nll"}}
+
+        def validation(self, epoch, loader=0):
+            logits, target = zip(*self.seen[epoch][loader], strict=True)
+            return torch.cat(logits), torch.cat(target)
+
+    return Model()
+
+
+def monitor(**options):
+    given = {"num_classes": N_CLASSES, "from_logits": True, "threshold": math.inf, **options}
+    return tc.CalibrationMonitor(task="multiclass", **given)
+
+
+def trainer(pl, tmp_path, *callbacks, **options):
+    usual = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 3}
+    quiet = {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1}
+    given = {**usual, **quiet, "default_root_dir": tmp_path, **options}
+    return pl.Trainer(callbacks=list(callbacks), **given)
+
+
+def functions(logits, target):
+    given = {"task": "multiclass", "from_logits": True}
+    return {
+        "accuracy": tc.accuracy(logits, target, **given),
+        "nll": torch.nn.functional.cross_entropy(logits.double(), target),
+        "nce": tc.nll(logits, target, normalize="prior", **given),
+        "brier": tc.brier_score(logits, target, **given),
+        "ecd": tc.ecd(logits, target, **given),
+        "ece": tc.ece(logits, target, **given),
+        "esce": tc.esce(logits, target, **given),
+        "mce": tc.mce(logits, target, **given),
+        "confidence": logits.double().softmax(-1).amax(-1).mean(),
+    }
+
+
+def close(values, expected, tolerance=1e-7):
+    assert set(values) == set(expected)
+    for name, value in expected.items():
+        assert values[name] == pytest.approx(float(value), abs=tolerance), name
+
+
+def test_every_epoch_is_logged_in_time_for_those_who_decide_by_it(package, tmp_path):
+    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    callbacks, loggers = package.callbacks, package.loggers
+    watched, net = monitor(diagrams_every=2), model(package)
+    stop = callbacks.EarlyStopping("val/ece", patience=0, min_delta=-1, mode="min")  # goes on as long as it is there
+    best = callbacks.ModelCheckpoint(tmp_path / "best", monitor="val/ece", save_top_k=1)
+    logs = [loggers.TensorBoardLogger(tmp_path, "board"), loggers.CSVLogger(tmp_path, "csv")]
+    run = trainer(package, tmp_path, stop, watched, best, enable_checkpointing=True, logger=logs)
+    run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1))
+
+    assert isinstance(watched, package.Callback)
+    assert [row.epoch for row in watched.history.rows] == [0, 1, 2], "the sanity check is no epoch"
+    assert [row.step for row in watched.history.rows] == [3, 6, 9]
+    for epoch, row in enumerate(watched.history.rows):
+        close(row.values, functions(*net.validation(epoch)))
+    for name, value in watched.history.rows[-1].values.items():
+        assert run.callback_metrics[f"val/{name}"].item() == value, "float64, to the last digit"
+    assert best.best_model_score.item() == min(watched.history.column("ece"))
+    assert stop.best_score.item() in watched.history.column("ece")
+
+    events = tensorboard.EventAccumulator(logs[0].log_dir, size_guidance={"images": 0})
+    events.Reload()
+    assert [event.step for event in events.Images("val/reliability")] == [3, 9], "every second validation"
+    logged = [event.value for event in events.Scalars("val/ece")]
+    assert logged == pytest.approx(watched.history.column("ece"), abs=1e-7)
+    assert "val/ece" in (Path(logs[1].log_dir) / "metrics.csv").read_text()
+
+
+def test_early_stopping_stops_by_it(pl, tmp_path):
+    stop = pl.callbacks.EarlyStopping("val/ece", patience=1, min_delta=10.0)
+    run = trainer(pl, tmp_path, stop, monitor(), max_epochs=20)
+    run.fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
+    assert run.current_epoch == 2
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_metrics_logged_by_themselves_and_by_the_monitor_are_those_of_the_logits_as_they_are(pl, tmp_path, precision):
+    watched, net = monitor(), model(pl, own=True)
+    values = []
+
+    class Record(pl.Callback):
+        def on_validation_end(self, trainer, module):
+            if not trainer.sanity_checking:
+                values.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+
+        def on_train_batch_end(self, trainer, module, *args):
+            values.append((trainer.callback_metrics["train/ece_step"].item(), *module.last_batch))
+
+    run = trainer(pl, tmp_path, watched, Record(), precision=precision, max_epochs=2)
+    run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1))
+    given = {"task": "multiclass", "from_logits": True}
+    epochs = [entry for entry in values if isinstance(entry, dict)]
+    assert len(epochs) == 2
+    for epoch, entry in enumerate(epochs):
+        logits, target = net.validation(epoch)
+        assert logits.dtype == (torch.float32 if precision == "32-true" else torch.bfloat16)
+        close(watched.history.rows[epoch].values, functions(logits, target))
+        assert entry["own/ece"] == pytest.approx(float(tc.ece(logits, target, **given)), abs=1e-7)
+        assert entry["all/NLL"] == pytest.approx(float(tc.nll(logits, target, **given)), abs=1e-7)
+        assert entry["all/MCE"] == pytest.approx(float(tc.mce(logits, target, **given)), abs=1e-7)
+    steps = [entry for entry in values if not isinstance(entry, dict)]
+    assert len(steps) == 6
+    for value, logits, target in steps:
+        assert value == pytest.approx(float(tc.ece(logits, target, **given)), abs=1e-7)
+    last = steps[3:]
+    logits, target = torch.cat([x for _, x, _ in last]), torch.cat([y for _, _, y in last])
+    whole = float(tc.ece(logits, target, **given))
+    assert run.callback_metrics["train/ece_epoch"].item() == pytest.approx(whole, abs=1e-7), "each epoch for itself"
+    assert net.ece.state.dtype == watched.monitors[0]._metrics["ece"].state.dtype == torch.float64
+    assert net.ece.state.sum() == 0, "Lightning resets what it logs"
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_path):
+    def fitted(checkpoint=None):
+        watched, net = monitor(calibrate=tc.DPCalibration(), diagrams_every=0), model(pl)
+        keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, monitor="val/nll")
+        run = trainer(pl, tmp_path, watched, keep, enable_checkpointing=True, val_check_interval=0.34)
+        run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1), ckpt_path=checkpoint)
+        return watched, net
+
+    whole, net = fitted()
+    assert [(row.epoch, row.step) for row in whole.history.rows] == [(k // 3, k + 1) for k in range(9)]
+    in_the_middle = tmp_path / "epoch=1-step=5.ckpt"  # of an epoch, too
+    saved = torch.load(in_the_middle, weights_only=True)
+    assert len(saved["callbacks"][whole.state_key]["histories"][0]["rows"]) == 5
+    resumed, _ = fitted(in_the_middle)
+    assert resumed.history == whole.history, "no step twice, none left out, and the same model"
+
+    logits, target = net.validation(4)
+    expected = tc.DPCalibration().fit(logits, target, task="multiclass", from_logits=True)
+    loaded = tc.load_calibrator(in_the_middle)
+    assert loaded.alpha.item() == pytest.approx(expected.alpha.item(), rel=1e-9)
+    torch.testing.assert_close(loaded.beta, expected.beta)
+    torch.testing.assert_close(loaded(logits), expected(logits))
+    again = monitor(calibrate=tc.DPCalibration())
+    again.on_load_checkpoint(None, None, torch.load(in_the_middle, weights_only=True))
+    assert again.transform.alpha == loaded.alpha
+    validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
+    assert validated[0]["val/nll"] == whole.history.column("nll")[-1]
+    assert len(again.history) == 0, "validation alone is no part of a training"
+
+
+def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(pl, monkeypatch):
+    from torchcalib.integrations.lightning import _callback_classes
+
+    installed = [importlib.import_module(name).Callback for name in PACKAGES]
+    assert [issubclass(tc.CalibrationMonitor, callback) for callback in installed] == [True, True]
+    for name, other in (PACKAGES, PACKAGES[::-1]):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, None)
+            assert _callback_classes() == (importlib.import_module(other).Callback,)
+            patched.setitem(sys.modules, other, None)
+            with pytest.raises(ImportError, match=r"pip install 'torchcalib\[lightning\]'"):
+                _callback_classes()
+
+
+def test_arguments_that_do_not_fit_are_told_before_a_training_begins(pl, tmp_path):
+    with pytest.raises(ValueError, match="`calibrate` must be a calibrator for task='multiclass', got Isotonic"):
+        monitor(calibrate=tc.Isotonic())
+    with pytest.raises(ValueError, match="`diagrams_every` must be at least 0, got -1"):
+        monitor(diagrams_every=-1)
+    two = [monitor(calibrate=tc.Temperature(), prefix=prefix) for prefix in ("a/", "b/")]
+    with pytest.raises(ValueError, match="`calibrate` must be given to one CalibrationMonitor at most, got 2"):
+        trainer(pl, tmp_path, *two).fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
+
+
+def test_fast_dev_run_and_a_batch_that_holds_the_targets(package, tmp_path):
+    watched = monitor()
+    run = trainer(package, tmp_path, watched, fast_dev_run=True)
+    run.fit(model(package, "logits"), loader(N_TRAIN, 0), loader(N_VALID, 1))
+    assert len(watched.history) == 1
+    assert run.callback_metrics["val/ece"].item() == watched.history.column("ece")[0]
+
+
+def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
+    watched, net = monitor(prefix="v/"), model(pl)
+    net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.5)
+    run = trainer(pl, tmp_path, watched, max_epochs=2)
+    run.fit(net, loader(N_TRAIN, 0), [loader(N_VALID, 1), loader(9, 2)])
+    for index, one in enumerate(watched.monitors):
+        assert len(one.history) == 2
+        close(one.history.rows[-1].values, functions(*net.validation(1, index)))
+        nll = run.callback_metrics[f"v/nll/dataloader_idx_{index}"].item()
+        assert nll == one.history.column("nll")[-1]
+    assert "v/nll" not in run.callback_metrics
+    run.validate(net, loader(9, 2), verbose=False)  # of fewer loaders, under a name of its own
+    assert "v/nll" in run.callback_metrics
+    assert [len(one.history) for one in watched.monitors] == [2, 2]
+
+
+def test_outputs_without_predictions_say_what_there_is(pl, tmp_path):
+    run = trainer(pl, tmp_path, monitor())
+    with pytest.raises(
+        ValueError, match=r"must return predictions .* got float32 \(\) for the batch \(float32 \(8, 4\)"
+    ):
+        run.fit(model(pl, "loss"), loader(N_TRAIN, 0), loader(N_VALID, 1))
+
+
+def test_over_confidence_is_told_once_with_numbers_and_drawn_where_the_logger_takes_pictures(pl, tmp_path):
+    class Album(pl.loggers.logger.DummyLogger):  # takes pictures as Weights & Biases does
+        def log_image(self, key, images, step):
+            self.pictures.append((key, images[0].shape, step))
+
+    album = Album()
+    album.pictures = []
+    net, watched = model(pl, rate=20.0), monitor(threshold=0.2)
+    with pytest.warns(tc.OverConfidenceWarning) as told:
+        trainer(pl, tmp_path, watched, max_epochs=4, logger=album).fit(net, loader(6, 3), loader(N_VALID, 1))
+    ecd = watched.history.column("ecd")
+    assert [bool(row.warning) for row in watched.history.rows] == crossings(ecd, 0.2)
+    said = [str(w.message) for w in told if w.category is tc.OverConfidenceWarning]
+    assert said == [row.warning[:1].upper() + row.warning[1:] for row in watched.history.warnings]
+    row = watched.history.warnings[0]
+    assert f"in epoch {row.epoch} the outcomes surprise the model by {row.values['ecd']:.3g} nats more" in row.warning
+    assert f"claims to be right with {row.values['confidence']:.1%}" in row.warning
+    assert [picture[0] for picture in album.pictures] == ["val/reliability"] * 4
+    assert album.pictures[0][1][2] == 3
+
+
+def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
+    lightning(PACKAGES[0])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "lightning_ranks.py"), str(tmp_path)],
+        env=quick_environment(), capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert len(said["epochs"]) == 2
+        for epoch in said["epochs"]:
+            for name, expected in epoch["expected"].items():
+                assert epoch["values"][name] == pytest.approx(expected, abs=1e-12), name
+            assert epoch["own"] == pytest.approx(epoch["own expected"], abs=1e-12), "one row of 13 twice, as elsewhere"
+            assert abs(epoch["own expected"] - epoch["expected"]["val/nll/dataloader_idx_0"]) > 1e-4
+        assert said["alpha"] == pytest.approx(said["alpha expected"], rel=1e-9)
+        assert said["stopped"] == 2
+
+
+def test_repeated_rows_have_no_weight_in_predictions_of_any_shape_or_it_is_said_that_they_count_twice(pl):
+    distinct = torch.tensor([1, 1, 0])
+    pixels = monitor(class_axis=1)._without_repeats(torch.zeros(3, N_CLASSES, 5), None, distinct)
+    assert pixels.tolist() == [[1] * 5, [1] * 5, [0] * 5]
+    given = torch.tensor([0.5, 2.0, math.nan])
+    assert monitor()._without_repeats(torch.zeros(3, N_CLASSES), given, distinct).tolist() == [0.5, 2.0, 0.0]
+    with pytest.warns(
+        UserWarning, match=r"repeats 1 rows of a batch of 3, .* shape \(15, 3\) they cannot be told apart"
+    ):
+        assert monitor()._without_repeats(torch.zeros(15, N_CLASSES), None, distinct) is None
+    five = torch.utils.data.TensorDataset(torch.zeros(5))
+    sampler = torch.utils.data.DistributedSampler(five, num_replicas=2, rank=1, shuffle=False)
+    plain = torch.utils.data.DataLoader(five, batch_size=2, sampler=sampler)
+    assert [part.tolist() for part in monitor()._distinct_of(plain)] == [[1, 1], [0]]
+    assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_size=2)) is None
+
+    class Sorted(torch.utils.data.BatchSampler):
+        pass
+
+    own = torch.utils.data.DataLoader(five, batch_sampler=Sorted(sampler, 2, drop_last=False))
+    with pytest.warns(UserWarning, match="in batches of Sorted they cannot be told apart: they count twice"):
+        assert monitor()._distinct_of(own) is None
+
+
+def test_pictures_go_to_whoever_takes_them_and_to_no_one_else(tmp_path):
+    class Files:  # an experiment as that of MLflow, with a run, and as that of Comet, without
+        def log_figure(self, *args, **kwargs):
+            self.given = args, kwargs
+
+    class Logger:
+        def __init__(self, experiment, **own):
+            self.experiment = experiment
+            vars(self).update(own)
+
+    ax = tc.ecd_curve()
+    comet, mlflow = Logger(Files()), Logger(Files(), run_id="run")
+    assert log_picture(comet, "val/reliability", ax, 7)
+    assert comet.experiment.given == ((), {"figure_name": "val/reliability", "figure": ax.figure, "step": 7})
+    assert log_picture(mlflow, "val/reliability", ax, 7)
+    assert mlflow.experiment.given == (("run", ax.figure, "val/reliability_00000007.png"), {})
+    assert not log_picture(Logger(object()), "val/reliability", ax, 7)
+    assert not log_picture(object(), "val/reliability", ax, 7)
+    pixels = as_array(ax)
+    assert pixels.dtype.name == "uint8"
+    assert pixels.shape[2] == 3
+    assert pixels.min() < 100 < 255 == pixels.max()
+
+
+def test_it_goes_through_pickle_as_spawning_strategies_need(pl):
+    watched = monitor()
+    watched.load_state_dict({"histories": [{"version": 1, "rows": []}] * 2})
+    again = pickle.loads(pickle.dumps(watched))
+    assert [one.history for one in again.monitors] == [one.history for one in watched.monitors]
+    assert again.state_key == watched.state_key == "CalibrationMonitor{'prefix': 'val/'}"
+
+
+LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+BATCH = (torch.zeros(4, 7), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch"),
+    [
+        ({"loss": torch.tensor(1.0), "logits": LOGITS, "target": LABELS}, None),
+        ({"y_hat": LOGITS}, BATCH),
+        ({"logits": LOGITS, "preds": LABELS}, {"input_ids": LABELS, "labels": LABELS}),
+        ((LOGITS, LABELS), None),
+        ((torch.tensor(1.0), LOGITS, LABELS), None),
+        (LOGITS, BATCH),
+        (LOGITS, {"x": None, "y": LABELS}),
+    ],
+)
+def test_predictions_and_targets_are_found_where_people_put_them(outputs, batch):
+    found = found_by(None, outputs, batch, from_logits=True)
+    assert found.preds is LOGITS
+    assert found.target is LABELS
+    assert found.weights is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch", "from_logits", "error"),
+    [
+        (None, BATCH, True, "must return predictions under a known name, or .*, got None for the batch"),
+        ({"logits": LOGITS}, (LABELS,), True, r"must return targets .* got {'logits': float32 \(4, 3\)}"),
+        ({"logits": LOGITS, "y": LABELS}, None, False, "`from_logits` must be True .* as 'logits', got False"),
+        ({"probs": LOGITS, "y": LABELS}, None, True, "`from_logits` must be False .* as 'probs', got True"),
+    ],
+)
+def test_what_is_not_found_is_an_error_that_lists_what_is(outputs, batch, from_logits, error):
+    with pytest.raises(ValueError, match=error):
+        found_by(None, outputs, batch, from_logits)
+
+
+def test_a_getter_of_ones_own_is_used_and_checked():
+    weights = torch.ones(4)
+    found = found_by(lambda outputs, batch: (outputs["z"], batch[1], weights), {"z": LOGITS}, BATCH, from_logits=True)
+    assert found == (LOGITS, LABELS, weights)
+    with pytest.raises(TypeError, match="`get` must return"):
+        found_by(lambda outputs, batch: outputs, LOGITS, BATCH, from_logits=True)

@@ -1,0 +1,176 @@
+"""What runs an op and what stops it: errors at the entry, the choice of an implementation, the sort."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from helpers.blocks import random_sample, table
+
+from torchcalib.kernels import dispatch
+from torchcalib.kernels.isotonic import equal_mass, pava, pava_bc, pooled
+from torchcalib.kernels.sorting import order_bits, stable_sort
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"n_min": 40}, ValueError, "`n_min` must be below the number of samples, got 40 for 40 samples."),
+        ({"n_min": 50, "n_max": 60}, ValueError, "`n_min` must be below the number of samples, got 50 for 40 samples."),
+        ({"n_min": 9, "n_max": 8}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
+        ({"n_min": 9}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
+        ({"n_min": 0}, ValueError, "`n_min` must be positive, got 0."),
+        ({"n_min": -3}, ValueError, "`n_min` must be positive, got -3."),
+        ({"n_max": 0}, ValueError, "`n_max` must be positive, got 0."),
+        ({"n_min": 2.0}, TypeError, "`n_min` must be an integer, got float."),
+        ({"n_max": True}, TypeError, "`n_max` must be an integer, got bool."),
+        ({"variant": "book"}, ValueError, "`variant` must be 'code' or 'paper', got 'book'."),
+        (
+            {"backend": "rounds"},
+            ValueError,
+            "`backend` must be one of 'auto', 'numba', 'python' for pava_bc on cpu, got",
+        ),
+    ],
+)
+def test_pava_bc_says_what_is_wrong(arguments, error, words):
+    if arguments.get("n_min") == 40:
+        arguments = {**arguments, "n_max": 40}
+    with pytest.raises(error) as caught:
+        pava_bc(pooled(torch.linspace(0, 1, 40), torch.zeros(40)), **arguments)
+    assert str(caught.value).startswith(words)
+
+
+def test_one_sample_is_a_block_unless_more_are_asked_for():
+    blocks = pooled(torch.tensor([0.3]), torch.tensor([1]))
+    assert pava_bc(blocks).n.tolist() == [1]
+    with pytest.raises(ValueError, match="`n_min` must be below the number of samples, got 1 for 1 samples"):
+        pava_bc(blocks, n_min=1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "ties", "words"),
+    [
+        ([1.0, 0.5], "pool", "`weights` must be whole numbers, got 0.5."),
+        ([1.0, torch.nan], "pool", "`weights` must be whole numbers, got nan."),
+        ([1, 2], "split", "`weights` must be 0 or 1 with ties='split', got 2."),
+        ([1, 1], "join", "`ties` must be 'pool' or 'split', got 'join'."),
+    ],
+)
+def test_pooled_says_what_is_wrong(weights, ties, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the words are compared below
+        pooled(torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), torch.tensor(weights), ties=ties)
+    assert str(caught.value).startswith(words)
+
+
+def test_equal_mass_says_what_is_wrong():
+    with pytest.raises(ValueError, match="`n_bins` must be positive, got 0"):
+        equal_mass(pooled(torch.tensor([0.1]), torch.tensor([0])), 0)
+
+
+# Which implementation runs.
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Take packages away: `without("numba")`."""
+
+    def take(*packages):
+        for package in packages:
+            monkeypatch.setitem(sys.modules, package, None)
+            monkeypatch.delitem(sys.modules, f"torchcalib.kernels.isotonic_{package}", raising=False)
+        dispatch._load.cache_clear()
+
+    yield take
+    dispatch._load.cache_clear()
+
+
+def test_without_numba_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
+    without("numba")
+    blocks = pooled(torch.linspace(0, 1, 40), torch.arange(40) % 3 == 0)
+    with pytest.raises(ImportError, match=r"`backend` must be installed, got 'numba'.*torchcalib\[fast\]"):
+        pava_bc(blocks, backend="numba")
+    for op, backend in (("pava", "rounds"), ("pava_bc", "python"), ("isotonic_regression", "python")):
+        choice = dispatch.choose(op, torch.device("cpu"))
+        assert choice.backend == backend
+        assert "torchcalib[fast]" in choice.why
+    assert table(pava_bc(blocks)) == table(pava_bc(blocks, backend="python"))
+    assert table(pava(blocks)) == table(pava(blocks, backend="python"))
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_on_another_device_labels_are_pooled_where_they_are(device):
+    assert dispatch.choose("pava", torch.device(device)) == ("rounds", "")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+def test_with_triton_it_is_the_first_choice_on_cuda():
+    for op in ("pava_bc", "isotonic_regression"):
+        assert dispatch.choose(op, torch.device("cuda")) == ("triton", "")
+    assert dispatch.choose("pava", torch.device("cuda"), "triton") == ("triton", "")
+
+
+def test_without_triton_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
+    without("triton", "numba")
+    for op in ("pava_bc", "isotonic_regression"):
+        choice = dispatch.choose(op, torch.device("cuda"))
+        assert choice.backend == "python"
+        assert "triton cannot be used" in choice.why
+        assert "numba cannot be used" in choice.why
+    with pytest.raises(ImportError, match=r"`backend` must be installed, got 'triton'.*pip install triton"):
+        dispatch.choose("pava_bc", torch.device("cuda"), "triton")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+def test_where_triton_cannot_launch_another_runs(without, monkeypatch):
+    """A machine with a CUDA device and no driver that triton can build."""
+    without()
+    monkeypatch.delitem(sys.modules, "torchcalib.kernels.isotonic_triton", raising=False)
+    monkeypatch.setattr("triton.runtime.driver", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    choice = dispatch.choose("pava_bc", torch.device("cuda"))
+    assert choice.backend in ("numba", "python")
+    assert "triton cannot be used (no kernel can be launched" in choice.why
+
+
+def test_triton_runs_on_the_cpu_in_its_interpreter_alone(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for op in ("pava", "pava_bc", "isotonic_regression"):
+        with pytest.raises(ValueError, match=r"on cpu, got 'triton'\. .*TRITON_INTERPRET=1"):
+            dispatch.choose(op, torch.device("cpu"), "triton")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert dispatch.choose(op, torch.device("cpu")).backend != "triton"
+        monkeypatch.delenv("TRITON_INTERPRET")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
+def test_with_numba_it_is_the_first_choice_on_the_cpu():
+    assert dispatch.choose("pava_bc", torch.device("cpu")) == ("numba", "")
+    assert dispatch.choose("pava", torch.device("cpu")) == ("numba", "")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("distinct", [None, 40])
+def test_on_cuda_blocks_are_those_of_the_cpu(distinct):
+    scores, outcomes, weights = random_sample(3001, lead=(3,), distinct=distinct, weighted=True)
+    for step in (lambda b: b, pava, pava_bc, lambda b: pava_bc(b, variant="paper"), lambda b: equal_mass(b, 7)):
+        here = step(pooled(scores, outcomes, weights))
+        there = step(pooled(scores.cuda(), outcomes.cuda(), weights.cuda()))
+        for name in ("index", "n", "positives"):
+            assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
+
+
+# The sort.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(6,), (2, 6), (3, 2500), (5000,)])
+def test_sort_by_bits_is_the_stable_sort_of_floats(dtype, shape):
+    special = [0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, 1e-40, -1e-40, 0.5, torch.nan, -torch.nan]
+    special = torch.tensor(special, dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    scores = special[torch.randint(0, len(special), shape, generator=generator)]
+    assert torch.equal(stable_sort(order_bits(scores))[1], scores.sort(dim=-1, stable=True).indices)
+    scores = torch.randn(shape, generator=generator).to(dtype)
+    assert torch.equal(stable_sort(order_bits(scores))[1], scores.sort(dim=-1, stable=True).indices)

@@ -1,0 +1,212 @@
+"""The Triton kernels against the loops that they repeat: on a CUDA device, and everywhere in Triton's interpreter.
+
+The interpreter takes about a millisecond for every element of a row. The variable that turns it on is read when triton
+is imported, so a fresh process runs this file a second time.
+"""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+from helpers.blocks import VARIANTS, random_sample
+from processes import run_again_in_tritons_interpreter
+
+from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
+# Rows and samples in each: short for the interpreter, and on a GPU around powers of two, long, and many.
+SHAPES = [(3, 2), (2, 41)] if INTERPRETED else [(3, 2), (9, 31), (5, 1025), (1000, 1000), (1, 100_000)]
+SAMPLES = {"distinct": {}, "tied": {"distinct": 20}, "weighted": {"distinct": 20, "weighted": True}}
+
+
+@pytest.fixture(params=[DEVICE])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fill memory that a kernel is to write: what it leaves out shows."""
+    empty_like = torch.empty_like
+
+    def filled(*arguments, **options):
+        x = empty_like(*arguments, **options)
+        return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(10**6) if x.dtype == torch.int64 else x
+
+    monkeypatch.setattr(torch, "empty_like", filled)
+
+
+def on(device, blocks):
+    return Blocks(blocks.index.to(device), blocks.n.to(device), blocks.positives.to(device))
+
+
+def assert_same(found, expected):
+    for name in ("index", "n", "positives"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
+def test_in_the_interpreter():
+    run_again_in_tritons_interpreter(__file__)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "constants"),
+    [("_pava", "i64", {}), ("_pava", "fp64", {}), ("_pava_bc", "i64", {"paper": False}),
+     ("_pava_bc", "i64", {"paper": True})],
+)  # fmt: skip
+def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch, tmp_path):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from torchcalib.kernels import isotonic_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # compile, whatever was compiled before
+    function = getattr(isotonic_triton, kernel)
+    known = {"ends": "*i64", "first": "*i1", "length": "i32", "paper": "constexpr"}
+    signature = {name: known.get(name, f"*{dtype}") for name in function.arg_names}
+    source = ASTSource(function, signature, constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=isotonic_triton._OPTIONS)
+    assert f".entry {kernel}(" in compiled.asm["ptx"]
+
+
+# The same blocks as the loops.
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_pava_is_the_loop(device, shape, kind):
+    blocks = pooled(*random_sample(shape[1], lead=shape[:1], **SAMPLES[kind]))
+    assert_same(pava(on(device, blocks), backend="triton"), pava(blocks, backend="python"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pava_bc_is_the_loop(device, shape, kind, variant):
+    scores, outcomes, weights = random_sample(shape[1], lead=shape[:1], **SAMPLES[kind])
+    if weights is not None:
+        weights[..., 0] = 3  # at least 3 samples in every row
+    blocks = pooled(scores, outcomes, weights)
+    found = pava_bc(on(device, blocks), variant=variant, backend="triton")
+    assert_same(found, pava_bc(blocks, variant=variant, backend="python"))
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_pava_bc_with_its_own_bounds_in_every_row_is_the_loop(device, paper):
+    """Short rows of any counts, many of them 0, under any bounds that are allowed: sixty small cases."""
+    generator = torch.Generator().manual_seed(0)
+    n = (torch.randint(-2, 5, (60, 7), generator=generator)).clamp(min=0)
+    n[:, 3] += 2
+    positives = (torch.rand(n.shape, generator=generator) * (n + 1)).long()
+    total = n.sum(-1)
+    low = 1 + (torch.rand(60, generator=generator) * (total - 1)).long()
+    high = low + (torch.rand(60, generator=generator) * (total - low + 2)).long()
+    columns = (n, positives, low, high)
+    n_, positives_, low_, high_ = (column.to(device) for column in columns)
+    found = block_starts("pava_bc", n_, positives_, "triton", low_, high_, paper)
+    assert torch.equal(found.cpu(), block_starts("pava_bc", n, positives, "python", low, high, paper))
+
+
+@pytest.mark.parametrize("shape", [(1,), *SHAPES])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_isotonic_regression_is_the_loop(device, shape, weighted):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(shape, generator=generator, dtype=torch.float64) + torch.linspace(0, 3, shape[-1])
+    w = None
+    if weighted:
+        w = (torch.rand(shape, generator=generator, dtype=torch.float64) - 0.2).clamp(min=0)
+        y[w == 0] = torch.nan  # not read
+    found = isotonic_regression(y.to(device), None if w is None else w.to(device), backend="triton")
+    expected = isotonic_regression(y, w, backend="python")
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
+
+
+def test_rows_need_not_be_contiguous(device):
+    y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).T
+    assert not y.is_contiguous()
+    found = isotonic_regression(y.to(device), backend="triton")
+    torch.testing.assert_close(found.cpu(), isotonic_regression(y, backend="python"), rtol=1e-12, atol=1e-13)
+
+
+def test_columns_in_any_layout_make_the_same_blocks(device):
+    scores, outcomes, weights = (x.T for x in random_sample(3, lead=(9,), distinct=5, weighted=True))
+    weights = weights + 3  # at least 3 samples in every row
+    blocks = pooled(scores.contiguous(), outcomes.contiguous(), weights.contiguous())
+    columns = [getattr(on(device, blocks), name) for name in ("index", "n", "positives")]
+    gaps = Blocks(*(torch.stack((column, column), -1)[..., 0] for column in columns))
+    turned = Blocks(*(column.T.contiguous().T for column in columns))
+    for found in (gaps, turned):
+        assert not found.n.is_contiguous()
+        assert_same(pava(found, backend="triton"), pava(blocks, backend="python"))
+        assert_same(pava_bc(found, backend="triton"), pava_bc(blocks, backend="python"))
+
+
+def test_isotonic_regression_gradcheck(device):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(2, 4, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+    w = (torch.rand(2, 4, generator=generator, dtype=torch.float64) + 0.5).to(device).requires_grad_()
+    # On a GPU, sums over a block are taken in any order.
+    tolerance = 0 if INTERPRETED else 1e-12
+    assert torch.autograd.gradcheck(lambda *c: isotonic_regression(*c, backend="triton"), (y, w), nondet_tol=tolerance)
+
+
+# Edge cases.
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_no_data_gives_no_blocks(device, shape):
+    blocks = pooled(torch.empty(shape, device=device), torch.empty(shape, device=device))
+    for one in (pava(blocks, backend="triton"), pava_bc(blocks, backend="triton")):
+        assert one.index.shape == shape
+        assert one.n.shape == (*shape[:-1], 0)
+    assert isotonic_regression(torch.empty(shape, device=device), backend="triton").shape == shape
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cells_of_one_row_and_of_none(device, variant):
+    """One cell in a row, of 5 samples; the other row has no data, and no block beyond its first."""
+    cells = Blocks(*torch.tensor([[[0], [0]], [[5], [0]], [[2], [0]]], device=device))
+    for one in (pava(cells, backend="triton"), pava_bc(cells, variant=variant, backend="triton")):
+        assert (one.n.tolist(), one.positives.tolist()) == ([[5], [0]], [[2], [0]])
+
+
+def test_all_blocks_stay_apart(device):
+    """As many blocks as samples, more than are marked at once."""
+    y = torch.arange(300, dtype=torch.float64)
+    assert torch.equal(isotonic_regression(y.to(device), backend="triton").cpu(), y)
+
+
+def test_all_blocks_fall_into_one(device):
+    """49 rising targets of mean 24, and one that carries the mean of all below the first: it merges the whole stack."""
+    y = torch.arange(50, dtype=torch.float64)
+    y[49] = -49 * 24 - 50
+    assert isotonic_regression(y.to(device), backend="triton").tolist() == [-1] * 50
+
+
+def test_large_counts_are_exact(device):
+    """Means that differ by 1e-18 are told apart: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
+    n, k = torch.tensor([10**9, 10**9 - 1]), torch.tensor([10**9 - 1, 10**9 - 2])
+    falling = Blocks(torch.arange(2, device=device), n.to(device), k.to(device))
+    rising = Blocks(falling.index, falling.n.flip(0), falling.positives.flip(0))
+    assert pava(falling, backend="triton").n.tolist() == [2 * 10**9 - 1]
+    assert pava(rising, backend="triton").n.tolist() == [10**9 - 1, 10**9]
+
+
+@pytest.mark.cuda
+def test_isotonic_regression_never_waits_for_the_device():
+    y = torch.randn(3, 100, device="cuda", dtype=torch.float64)
+    expected = isotonic_regression(y)  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = isotonic_regression(y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)

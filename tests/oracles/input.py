@@ -1,0 +1,343 @@
+"""Slow reading of raw input, and slow values of every metric: a loop over rows of Python floats, the rules beside it.
+
+What the documentation says of input is written down here a second time. Nothing shares code with the package.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+import oracles
+from oracles import ranked as oracles_ranked
+
+SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
+
+
+class Illegal(Exception):
+    """The input must be refused."""
+
+
+class Undecided(Exception):
+    """Rounding decides: a sum at its tolerance, a confidence at the edge of a bin, two that may or may not be tied."""
+
+
+@dataclass
+class Row:
+    """One sample that counts.
+
+    `order` is what puts it in order; `q`, `log_q` and `t` run over classes; `exact` tells whether q is what was given.
+    """
+
+    order: float
+    q: list
+    log_q: list
+    t: list
+    w: float
+    top: int
+    exact: bool
+
+
+def sigmoid(z):
+    small = math.exp(-abs(z))
+    return (1 if z >= 0 else small) / (1 + small)
+
+
+def log_sigmoid(z):
+    return min(z, 0) - math.log1p(math.exp(-abs(z)))
+
+
+def log_sum_exp(zs):
+    top = max(zs)
+    return top if math.isinf(top) else top + math.log(math.fsum(math.exp(z - top) for z in zs))
+
+
+def log(x):
+    return math.log(x) if x > 0 else -math.inf
+
+
+def binary_row(x, y, w, from_logits, exact=True):
+    """P(y=1) or its log-odds x."""
+    if from_logits:
+        return Row(x, [sigmoid(-x), sigmoid(x)], [log_sigmoid(-x), log_sigmoid(x)], [1 - y, y], w, int(x > 0), exact)
+    log_q = [math.log1p(-x) if x < 1 else -math.inf, log(x)]
+    return Row(x, [1 - x, x], log_q, [1 - y, y], w, int(x > 0.5), exact)
+
+
+def class_row(x, t, w, from_logits):
+    """Probabilities of classes, or logits x. What is +inf takes all, in equal parts."""
+    top = x.index(max(x))
+    if not from_logits:
+        return Row(x[top], x, [log(q) for q in x], t, w, top, True)
+    if max(x) == math.inf:
+        x = [0.0 if z == math.inf else -math.inf for z in x]
+    log_q = [z - log_sum_exp(x) for z in x]
+    return Row(math.exp(log_q[top]), [math.exp(z) for z in log_q], log_q, t, w, top, False)
+
+
+def set_row(row, chosen, from_logits):
+    """These classes against the rest."""
+    y = min(1.0, math.fsum(row.t[k] for k in chosen))
+    if not from_logits:
+        return binary_row(min(1.0, math.fsum(row.q[k] for k in chosen)), y, row.w, False, exact=False)
+    rest = [k for k in range(len(row.q)) if k not in chosen]
+    inside, outside = (log_sum_exp([row.log_q[k] for k in classes]) for classes in (chosen, rest))
+    return binary_row(inside - outside, y, row.w, True, exact=False)
+
+
+# Rules.
+
+
+def check_weight(w, whole):
+    if whole and not (0 <= w <= 2**53 and w == math.floor(w)):
+        raise Illegal(f"weight {w}")
+    if not (w == 0 or 1e-150 <= w <= 1e150):
+        raise Illegal(f"weight {w}")
+
+
+def check_numbers(x, from_logits):
+    if any(math.isnan(z) for z in x) or (not from_logits and any(not 0 <= z <= 1 for z in x)):
+        raise Illegal(f"{x}")
+
+
+def check_sum(x, tolerance):
+    off = abs(math.fsum(x) - 1)
+    if abs(off - tolerance) < 1e-5:
+        raise Undecided
+    if off > tolerance:
+        raise Illegal(f"sum of {x}")
+
+
+def shares(target, shape, task, hard, ignore_index):
+    """Counts of votes, which are integers with one axis more than labels have, as shares; anything else as it is."""
+    votes = shape if task == "multiclass" else (*shape, 2)
+    if target.is_floating_point() or target.shape != votes:
+        return target
+    if hard or ignore_index is not None:
+        raise Illegal("votes where labels are meant")
+    rows = [(row, sum(row)) for row in target.reshape(-1, votes[-1]).tolist()]
+    # Whether a row counts is not asked here: one of weight 0 has NaN, which nobody reads.
+    found = [
+        [v / n for v in row] if n > 0 and min(row) >= 0 and n <= 2**53 else [math.nan] * len(row) for row, n in rows
+    ]
+    found = torch.tensor(found, dtype=torch.float64).reshape(votes)
+    return found if task == "multiclass" else found[..., 1]
+
+
+def series(preds, target, weights, task, *, from_logits, ignore_index, positive_classes, whole):
+    """The rows that count of one series of samples, in a list; of several labels one list each.
+
+    `preds` is `(N,)` or `(N, C)`, `target` labels or, floating, soft; `weights` `(N,)` or None.
+    """
+    soft = target.is_floating_point()
+    target_tolerance = SUM_TOLERANCE.get(target.dtype)
+    if soft:
+        target = target.to(torch.promote_types(preds.dtype, torch.float32))
+    x, y = preds.double().tolist(), target.double().tolist() if soft else target.long().tolist()
+    w = [1.0] * len(preds) if weights is None else weights.double().tolist()
+
+    def counts(label, weight):
+        if label == ignore_index and label is not None:
+            return False
+        check_weight(weight, whole)
+        return weight != 0
+
+    def checked(value, label, weight):
+        check_numbers([value], from_logits)
+        if not (0 <= label <= 1):
+            raise Illegal(f"label {label}")
+        return binary_row(value, label, weight, from_logits)
+
+    if task == "binary":
+        return [[checked(*sample) for sample in zip(x, y, w, strict=True) if counts(*sample[1:])]]
+    if task == "multilabel":
+        columns = range(preds.shape[-1])
+        samples = [[(p[k], t[k], v) for p, t, v in zip(x, y, w, strict=True)] for k in columns]
+        return [[checked(*sample) for sample in column if counts(*sample[1:])] for column in samples]
+    rows = []
+    for p, t, v in zip(x, y, w, strict=True):
+        if not counts(None if soft else t, v):
+            continue
+        check_numbers(p, from_logits)
+        if from_logits and max(p) == -math.inf:
+            raise Illegal("no logit above -inf")
+        if not from_logits:
+            check_sum(p, SUM_TOLERANCE[preds.dtype])
+        if soft:
+            check_numbers(t, False)
+            check_sum(t, target_tolerance)
+        elif not 0 <= t < len(p):
+            raise Illegal(f"label {t}")
+        row = class_row(p, t if soft else oracles.one_hot(t, len(p)), v, from_logits)
+        rows.append(row if positive_classes is None else set_row(row, positive_classes, from_logits))
+    return [rows]
+
+
+# Scores.
+
+
+def xmul(a, b):
+    return a * b if a else 0.0
+
+
+def ratio(a, b):
+    """A quotient of float64 numbers."""
+    return a / b if b else math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
+
+
+def check_whole(t):
+    """Shares of votes that a narrow type rounded sum to 1 nearly, and formulas that are one for a sum of 1 are two."""
+    if abs(math.fsum(t) - 1) > 1e-12:
+        raise Undecided
+
+
+def score_parts(metric, row, options, binary):
+    """What the score of a row is the sum of."""
+    if metric == "nll":
+        floor = math.log(options["eps"]) if options.get("eps") else -math.inf
+        return [-xmul(t, max(z, floor)) for t, z in zip(row.t, row.log_q, strict=True)]
+    if metric == "ecd":
+        return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
+    if metric == "brier":
+        return [(oracles.binary_brier_of if binary else oracles.brier_of)(row.q, row.t)]
+    if metric == "accuracy":
+        return [row.t[row.top]]
+    if metric == "tv":
+        return [abs(q - t) / 2 for q, t in zip(row.q, row.t, strict=True)]
+    if metric in ("kl", "entropy"):
+        own = [oracles.xlogy(t, t) for t in row.t]
+        if metric == "kl":
+            return own + score_parts("nll", row, {}, binary)
+        return own + [-xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)]
+    if metric == "votes":
+        return score_parts("brier", row, {}, binary)
+    costs = options.get("cost")
+    if costs is None:
+        check_whole(row.t)  # 1 less the share of the top, or the shares of the others
+        return [1 - row.t[row.top]]
+    expected = sorted(math.fsum(q * c[j] for q, c in zip(row.q, costs, strict=True)) for j in range(len(costs[0])))
+    if any(b - a < 1e-5 for a, b in pairwise(expected)):
+        raise Undecided
+    return [oracles.bayes_cost_of(row.q, row.t, costs)]
+
+
+def score_of_prior(metric, shares, ts, options, binary):
+    """Per sample, what always predicting `shares` would get."""
+    if metric == "nll":
+        return [oracles.nll_of(shares, t) for t in ts]
+    if metric == "brier":
+        return [(oracles.binary_brier_of if binary else oracles.brier_of)(shares, t) for t in ts]
+    n = len(shares)
+    costs = options.get("cost") or [[float(j != k) for j in range(n)] for k in range(n)]
+    constant = [
+        math.fsum(xmul(share, c[j]) for share, c in zip(shares, costs, strict=True)) for j in range(len(costs[0]))
+    ]
+    return [min(constant)] * len(ts)
+
+
+def score_value(metric, rows, options, binary, n_classes):
+    """Value and the size of what it is a sum of."""
+    parts = [score_parts(metric, row, options, binary) for row in rows]
+    scores, weights, ts = (
+        [math.fsum(p) if all(map(math.isfinite, p)) else sum(p) for p in parts],
+        [row.w for row in rows],
+        [row.t for row in rows],
+    )
+    size = oracles.mean([sum(map(abs, part)) for part in parts], weights)
+    priors = options.get("priors")
+    if priors is None:
+        value = oracles.mean(scores, weights)
+    else:
+        value = oracles.mean_at_priors(scores, [t.index(1.0) for t in ts], weights, priors)
+    if options.get("normalize") == "classes" and not binary:
+        value /= n_classes
+    elif options.get("normalize") == "prior":
+        shares = oracles.class_shares(ts, weights) if priors is None and rows else priors or [math.nan] * n_classes
+        for t in ts:
+            check_whole(t)
+        naive = score_of_prior(metric, shares, ts, options, binary)
+        if priors is None or metric == "risk":
+            naive = oracles.mean(naive, weights)
+        else:
+            naive = oracles.mean_at_priors(naive, [t.index(1.0) for t in ts], weights, shares)
+        if metric == "brier" and naive < 1e-4 and any(t != ts[0] for t in ts):
+            raise Undecided  # a difference of numbers next to each other: as many digits are lost as it is small
+        value, size = ratio(value, naive), abs(ratio(size, naive))
+    return value, size
+
+
+# Bins, and samples in order.
+
+
+def events(rows, task, reduction):
+    """Columns of (order, confidence, outcome, weight, exact)."""
+    if task == "binary" and reduction == "positive_class":
+        return [[(r.order, r.q[1], r.t[1], r.w, r.exact) for r in rows]]
+    if reduction == "top_label":
+        order = [abs(r.order) if task == "binary" and r.q != [1 - r.order, r.order] else r.q[r.top] for r in rows]
+        return [[(o, r.q[r.top], r.t[r.top], r.w, r.exact) for o, r in zip(order, rows, strict=True)]]
+    classes = range(len(rows[0].q)) if rows else ()
+    return [[(r.q[k], r.q[k], r.t[k], r.w, r.exact) for r in rows] for k in classes]
+
+
+def at_an_edge(edges, confidences, guard):
+    return any(abs(c - e) < guard for c in confidences for e in edges[1:-1])
+
+
+def may_be_tied(order, guard):
+    return any(a != b and b - a < guard for a, b in pairwise(sorted(order)))
+
+
+def event_value(metric, column, options, guard):
+    """Value of one column of events, NaN without any."""
+    if not column:
+        return math.nan
+    order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
+    bins, n_bins, right = options.get("bins", "equal_width"), options.get("n_bins", 15), options.get("right", False)
+    computed = not all(exact)
+    if metric == "ace":
+        bins = "equal_mass"
+    if metric in ("tce",):
+        bins = options.get("bins", "pava_bc")
+    if metric in ("ece", "esce", "mce", "rmsce") and bins == "equal_width":
+        if computed and at_an_edge([i / n_bins for i in range(n_bins + 1)], confidence, guard):
+            raise Undecided
+        rows = oracles.bins(confidence, outcome, weights, n_bins, right)
+        more = {"debiased": True} if options.get("debiased") else {}
+        return getattr(oracles, metric)(rows, **more)
+    weights = [int(w) for w in weights]
+    if computed and may_be_tied(order, guard):
+        raise Undecided
+    if metric == "ks":
+        return oracles_ranked.ks(confidence, outcome, weights, order)
+    outcome = [int(y) if y in (0, 1) else y for y in outcome]
+    if metric == "corp":
+        score = options.get("score", "brier")
+        if score == "nll" and any(c in (0, 1) or min(c, 1 - c) < 1e-12 for c in confidence):
+            raise Undecided  # the loop has no more than the probabilities
+        return oracles_ranked.corp(score, confidence, outcome, weights, order)[
+            ("score", "mcb", "dsc", "unc").index(options["component"])
+        ]
+    by_value = bins == "equal_width" or isinstance(bins, tuple)
+    if (
+        by_value
+        and computed
+        and at_an_edge([i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins, confidence, guard)
+    ):
+        raise Undecided
+    blocks = oracles_ranked.blocks_of(
+        bins, confidence if by_value else order, outcome, weights, n_bins=n_bins, right=right
+    )
+    rows = oracles_ranked.rows_of(blocks, confidence, outcome, weights)
+    if metric == "tce":
+        sizes = [n for _, n, *_ in rows]
+        counts = oracles_ranked.rejected(blocks, confidence, outcome, weights, alpha=options["alpha"])
+        shares = [n / sum(sizes) for n in sizes]
+        return 100 * oracles_ranked.norm_of(
+            [r / n for r, n in zip(counts, sizes, strict=True)], shares, options.get("norm", "l1")
+        )
+    if metric == "gce":
+        return oracles_ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
+    more = {"debiased": True} if options.get("debiased") else {}
+    return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)

@@ -1,0 +1,305 @@
+"""Slow, obvious oracles of bins of the sorted sample, and of what is read from them.
+
+A sample is a list of (score, outcome) rows with whole-number weights; a block is a list of indices into it, and its
+mean a fraction. Nothing here shares code with the package.
+"""
+
+import math
+import warnings
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+from scipy import stats
+
+import oracles
+from torchcalib import TopK
+
+
+def groups(scores, outcomes, weights=None, ties="pool"):
+    """The sample in ascending order: a list of groups of equal score ("pool"), or of single samples ("split")."""
+    weights = weights or [1] * len(scores)
+    out = []
+    for i in sorted(range(len(scores)), key=lambda i: scores[i]):
+        if weights[i] == 0:
+            continue
+        if ties == "pool" and out and scores[out[-1][0]] == scores[i]:
+            out[-1].append(i)
+        else:
+            out.append([i])
+    return out
+
+
+class Sample:
+    """Sizes and means of blocks of one sample."""
+
+    def __init__(self, outcomes, weights=None):
+        self.y = outcomes
+        self.w = weights or [1] * len(outcomes)
+
+    def size(self, block):
+        return sum(self.w[i] for i in block)
+
+    def positives(self, block):
+        return sum(self.w[i] * self.y[i] for i in block)
+
+    def mean(self, block):
+        return Fraction(self.positives(block), self.size(block))
+
+    def table(self, blocks):
+        return [self.size(b) for b in blocks], [self.positives(b) for b in blocks]
+
+
+def pava(sample, parts):
+    """Isotonic least squares, the textbook way: look for two neighbours whose means do not rise, merge, start again."""
+    blocks = [list(part) for part in parts]
+    i = 0
+    while i + 1 < len(blocks):
+        if sample.mean(blocks[i]) >= sample.mean(blocks[i + 1]):
+            blocks[i : i + 2] = [blocks[i] + blocks[i + 1]]
+            i = 0
+        else:
+            i += 1
+    return blocks
+
+
+def pava_bc(sample, parts, n_min, n_max, variant):
+    """[TCE] Algorithm 2 and 3, line by line over parts (samples, or groups of equal score)."""
+    # The last n_min samples; a group is taken whole.
+    tail, rest = [], list(parts)
+    while sample.size(tail) < n_min:
+        tail = rest.pop() + tail
+
+    def joins(earlier, later):
+        size = sample.size(earlier) + sample.size(later)
+        return size <= n_min or (size <= n_max and sample.mean(earlier) >= sample.mean(later))
+
+    blocks = []
+    for part in rest:
+        blocks.append(list(part))
+        while len(blocks) > 1 and joins(blocks[-2], blocks[-1]):
+            later = blocks.pop()
+            blocks[-1] = blocks[-1] + later
+
+    counted = n_min if variant == "code" else sample.size(blocks[-1]) if blocks else 0
+    if blocks and counted + sample.size(tail) <= n_max:
+        blocks[-1] = blocks[-1] + tail
+    else:
+        blocks.append(tail)
+
+    if variant == "paper":
+        merged = [blocks[0]]
+        for block in blocks[1:]:
+            if sample.mean(merged[-1]) == sample.mean(block):
+                merged[-1] = merged[-1] + block
+            else:
+                merged.append(block)
+        blocks = merged
+    return blocks
+
+
+def equal_mass(sample, parts, n_bins):
+    """Cuts at i * N // B of the sorted samples; a part belongs to the bin in which its first sample falls."""
+    total = sum(sample.size(part) for part in parts)
+    blocks = [[] for _ in range(n_bins)]
+    start = 0
+    for part in parts:
+        last_cut_before = max(i for i in range(n_bins) if i * total // n_bins <= start)
+        blocks[last_cut_before] += part
+        start += sample.size(part)
+    return blocks
+
+
+def weighted_isotonic(y, w):
+    """Real targets: pool adjacent violators one pair at a time, then the weighted mean of every block."""
+    blocks = [[i] for i in range(len(y))]
+
+    def mean(block):
+        return sum(w[i] * y[i] for i in block) / sum(w[i] for i in block)
+
+    i = 0
+    while i + 1 < len(blocks):
+        if mean(blocks[i]) >= mean(blocks[i + 1]):
+            blocks[i : i + 2] = [blocks[i] + blocks[i + 1]]
+            i = max(i - 1, 0)
+        else:
+            i += 1
+    return [mean(block) for block in blocks for _ in block]
+
+
+# Blocks of any kind, and rows `(index, n, mean confidence, mean outcome, ...)` as `oracles.ece` and its like read them.
+
+
+def between(edges, score, right):
+    """The bin [a, b) of a score, the last one closed; with `right` (a, b], the first one closed."""
+    last = len(edges) - 2
+    for i, (low, high) in enumerate(pairwise(edges)):
+        if right and (low < score <= high or (i == 0 and score == low)):
+            return i
+        if not right and (low <= score < high or (i == last and score == high)):
+            return i
+    raise ValueError(score)
+
+
+def blocks_of(
+    bins,
+    scores,
+    outcomes,
+    weights=None,
+    *,
+    n_bins=15,
+    n_min=None,
+    n_max=None,
+    variant="code",
+    ties="pool",
+    right=False,
+):
+    """Blocks that hold data, in ascending order; `bins` is a word or a list of edges."""
+    weights = weights or [1] * len(scores)
+    sample, parts = Sample(outcomes, weights), groups(scores, outcomes, weights, ties)
+    total = sum(weights)
+    if bins == "pava_bc":
+        n_min = max(1, total // 20) if n_min is None else n_min
+        n_max = max(1, total // 5) if n_max is None else n_max
+        return pava_bc(sample, parts, n_min, n_max, variant)
+    if bins == "pava":
+        return pava(sample, parts)
+    if bins == "equal_mass":
+        return [block for block in equal_mass(sample, parts, n_bins) if block]
+    edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
+    held = [[] for _ in edges[1:]]
+    for i, score in enumerate(scores):
+        if weights[i] > 0:
+            held[between(edges, score, right)].append(i)
+    return [block for block in held if block]
+
+
+def rows_of(blocks, scores, outcomes, weights=None):
+    """Per block: index, n, mean confidence, mean outcome."""
+    weights = weights or [1] * len(scores)
+    rows = []
+    for b, block in enumerate(blocks):
+        own = [weights[i] for i in block]
+        means = [oracles.mean([column[i] for i in block], own) for column in (scores, outcomes)]
+        rows.append((b, sum(own), *means))
+    return [(*row, None) for row in rows]
+
+
+def ace(scores, outcomes, weights=None, **binning):
+    """[TCE] sec. 2: the ECE formula over equal-mass bins."""
+    return oracles.ece(
+        rows_of(blocks_of("equal_mass", scores, outcomes, weights, **binning), scores, outcomes, weights)
+    )
+
+
+def norm_of(values, shares, norm):
+    """[TCE] Definition 1: a norm over bins, weighted by their shares of the samples."""
+    if not values:
+        return math.nan
+    if norm == "max":
+        return max(values)
+    power = {"l1": 1, "l2": 2}[norm]
+    return sum(s * v**power for s, v in zip(shares, values, strict=True)) ** (1 / power)
+
+
+def gce(loss, rows, norm="l1"):
+    """[TCE] Definition 1: norm over bins of `loss(n, confidence, frequency)`."""
+    total = sum(n for _, n, *_ in rows)
+    return norm_of([loss(n, c, f) for _, n, c, f, _ in rows], [n / total for _, n, *_ in rows], norm)
+
+
+# The test-based error.
+
+
+@cache
+def binomial_p_value(k, n, p):
+    """The exact two-sided test of minimum likelihood."""
+    return stats.binomtest(k, n, p).pvalue
+
+
+@cache
+def t_p_value(positives, n, p):
+    """One-sample t-test of labels, `positives` ones among n, against the mean p; NaN where it has no answer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # labels that are all alike, or a single one
+        return float(stats.ttest_1samp([1.0] * positives + [0.0] * (n - positives), p).pvalue)
+
+
+def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomial"):
+    """Per block: of how many of its samples the prediction is rejected, each by a test of its own."""
+    sample = Sample(outcomes, weights)
+    p_value = {"binomial": binomial_p_value, "t": t_p_value}[test]
+    counts = []
+    for block in blocks:
+        n, k = sample.size(block), sample.positives(block)
+        counts.append(sum(sample.w[i] for i in block if p_value(k, n, scores[i]) <= alpha))
+    return counts
+
+
+def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", norm="l1", **binning):
+    """[TCE] eq. 7, in percent."""
+    blocks = blocks_of(bins, scores, outcomes, weights, **binning)
+    sizes = [Sample(outcomes, weights).size(block) for block in blocks]
+    counts = rejected(blocks, scores, outcomes, weights, alpha=alpha, test=test)
+    shares = [n / sum(sizes) for n in sizes]
+    return 100 * norm_of([r / n for r, n in zip(counts, sizes, strict=True)], shares, norm)
+
+
+# Readings of the sorted sample that have no bins.
+
+
+def ks(scores, outcomes, weights=None, order=None):
+    """Largest |sum of w (y - p)| over the samples up to a score, as a share of the weight; one look per distinct score.
+
+    Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8. `order` is what puts samples in
+    order, where that tells more than the scores do: log-odds.
+    """
+    weights = weights or [1] * len(scores)
+    largest = 0.0
+    order = scores if order is None else order
+    for end in set(order):
+        terms = [w * (y - s) for o, s, y, w in zip(order, scores, outcomes, weights, strict=True) if o <= end and w]
+        largest = max(largest, abs(math.fsum(terms)))
+    return largest / sum(weights) if sum(weights) else math.nan
+
+
+def corp(score, scores, outcomes, weights=None, order=None):
+    """Score, miscalibration, discrimination, uncertainty: Dimitriadis, Gneiting, Jordan (PNAS 2021), eq. 4-6.
+
+    `order`: as for `ks`.
+    """
+    weights = weights or [1] * len(scores)
+    sample = Sample(outcomes, weights)
+    fitted = {}
+    for block in pava(sample, groups(scores if order is None else order, outcomes, weights)):
+        fitted |= dict.fromkeys(block, float(sample.mean(block)))
+    of = {"brier": oracles.binary_brier_of, "nll": oracles.nll_of}[score]
+
+    def mean_score(predicted):
+        rows = [([1 - predicted[i], predicted[i]], [1 - outcomes[i], outcomes[i]]) for i in fitted]
+        return oracles.mean([of(q, t) for q, t in rows], [weights[i] for i in fitted])
+
+    rate = oracles.mean(outcomes, weights)
+    raw, calibrated, constant = mean_score(scores), mean_score(fitted), mean_score([rate] * len(scores))
+    return raw, raw - calibrated, constant - calibrated, constant
+
+
+# Reductions: rows q over classes, labels h; or columns of labels.
+
+
+def events(task, reduction, preds, target, positive_classes=None):
+    """List of (confidence, outcome) columns, one pair per value."""
+    if task == "binary" and reduction == "top_label":
+        claims = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
+        return [([c for c, _ in claims], [y for _, y in claims])]
+    if task == "binary":
+        return [(preds, target)]
+    if task == "multilabel":
+        return [([q[k] for q in preds], [t[k] for t in target]) for k in range(len(preds[0]))]
+    if positive_classes is not None:
+        return [([sum(q[k] for k in positive_classes) for q in preds], [int(h in positive_classes) for h in target])]
+    if reduction == "classwise":
+        return [([q[k] for q in preds], [int(h == k) for h in target]) for k in range(len(preds[0]))]
+    k, only = (reduction.k, reduction.only) if isinstance(reduction, TopK) else (1, False)
+    pairs = [oracles.top_k(q, oracles.one_hot(h, len(q)), k, only) for q, h in zip(preds, target, strict=True)]
+    return [([c for c, _ in pairs], [int(t) for _, t in pairs])]

@@ -1,0 +1,339 @@
+"""`nan_policy="drop"`: rows that hold NaN, or infinities that leave no distribution, are left out, counted and shown.
+
+The oracle is the same metric on the rows that are left, chosen by hand.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, N_CLASSES
+from torchmetrics import MetricCollection
+
+import torchcalib as tc
+from torchcalib.cli import main
+from torchcalib.states import SumsKind
+
+NAN, INF = torch.nan, torch.inf
+P, Y = torch.tensor([0.2, NAN, 0.7, 0.9]), torch.tensor([0, 1, 1, 0])
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def spoiled(case, preds):
+    """Predictions in which rows 3, 7 and 9 are missing, each in its own way; and the others, a mask."""
+    preds = preds.clone()
+    logits, per_class = case.options.get("from_logits"), case.task == "multiclass"
+    preds[3] = NAN
+    preds[7] = -INF if per_class or not logits else NAN
+    if per_class:
+        preds[9, 1] = NAN if logits else INF  # a single entry is enough
+    else:
+        preds[9] = NAN if logits else -INF
+    left = torch.ones(len(preds), dtype=torch.bool)
+    left[[3, 7, 9]] = False
+    return preds, left
+
+
+def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(case, monkeypatch):
+    from torchcalib.predictions import InputFormat
+
+    preds, target = case.data(n=40)
+    bad, left = spoiled(case, preds)
+    n = 3 * (N_CLASSES if case.task == "multilabel" else 1)
+    leaf = bad.clone().requires_grad_()
+    value = case.call(leaf, target, nan_policy="drop")
+    close(value, case.call(preds[left], target[left]))
+    if case.differentiable:
+        value.sum().backward()
+        assert leaf.grad.isfinite().all()
+        assert not leaf.grad[~left].any()
+    weights = case.weights(40)
+    metric, clean = case.metric(nan_policy="drop"), case.metric()
+    metric.update(bad, target, weights=weights)
+    clean.update(preds[left], target[left], weights=weights[left])
+    close(metric(bad, target), clean(preds[left], target[left]))
+    close(metric.compute(), clean.compute())
+    absent = int((weights[~left] == 0).sum()) * (n // 3)
+    assert metric.n_dropped() == 2 * n - absent
+    metric.reset()
+    assert metric.n_dropped() == 0
+
+    # What `update` does on CUDA, with the numbers on the CPU where they can be looked at.
+    original = InputFormat.read
+    monkeypatch.setattr(InputFormat, "read", lambda self, *a, **k: original(self, *a, **{**k, "drop_invalid": True}))
+    metric.update(bad, target)
+    assert metric.kind.left_out(metric.state).tolist() == [0, n]
+    close(metric.compute(), case.call(preds[left], target[left]).double())
+    wrong = target.clone()
+    wrong[[3, 5]] = 99  # of a row that is dropped nothing is looked at
+    metric.update(bad, wrong)
+    assert metric.kind.left_out(metric.state).tolist() == [n // 3, 2 * n]
+    with pytest.raises(ValueError, match=rf"got {n // 3} with NaN"):
+        metric.compute()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name.startswith(("ece", "ks", "nce"))], ids=str)
+def test_dropping_off_the_cpu_never_asks_for_a_value(case):
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+    preds, target = (tensor.to("meta") for tensor in case.data())
+    metric = case.metric(ignore_index=-100, nan_policy="drop").to("meta")
+    metric.update(preds, target, weights=torch.rand(40, device="meta"))
+    if isinstance(metric.kind, SumsKind):
+        assert metric.state.shape == case.metric().state.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["nll-multiclass-probs", "ece-multiclass-classwise", "ks-binary-positive_class"])
+def test_rows_of_narrow_types_are_dropped_by_the_same_rule(name, dtype):
+    case = next(c for c in CASES if c.name == name)
+    preds, target = case.data(n=40)
+    bad, left = spoiled(case, preds.to(dtype))
+    close(case.call(bad, target, nan_policy="drop"), case.call(bad[left], target[left]))
+
+
+def test_of_labels_the_single_entry_is_dropped():
+    """As `ignore_index` drops it, which is the oracle."""
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(30, 3, generator=generator)
+    target = torch.randint(0, 2, (30, 3), generator=generator)
+    bad, ignored = preds.clone(), target.clone()
+    bad[4, 1], bad[5, 2], bad[4, 2] = NAN, INF, -INF
+    ignored[4, 1] = ignored[5, 2] = ignored[4, 2] = -100
+    weights = torch.arange(30)
+    for function, cls in ((tc.nll, tc.NLL), (tc.ece, tc.ECE), (tc.ks, tc.KS)):
+        options = {"task": "multilabel", "average": None}
+        close(
+            function(bad, target, weights=weights, nan_policy="drop", **options),
+            function(preds, ignored, weights=weights, ignore_index=-100, **options),
+        )
+        metric = cls(**options, num_labels=3, nan_policy="drop")
+        metric.update(bad, target)
+        assert metric.n_dropped() == 3
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+@pytest.mark.parametrize("missing", [NAN, INF, -INF])
+def test_soft_targets_may_be_missing_too(task, missing):
+    generator = torch.Generator().manual_seed(0)
+    shape = (20,) if task == "binary" else (20, 3)
+    preds, target = torch.rand(2, *shape, generator=generator)
+    if task == "multiclass":
+        preds, target = preds / preds.sum(-1, keepdim=True), target / target.sum(-1, keepdim=True)
+    bad = target.clone()
+    bad[4] = missing
+    if task == "multiclass":
+        bad[4, 1:] = 0
+    left = torch.arange(20) != 4
+    for function, cls in ((tc.brier_score, tc.Brier), (tc.ece, tc.ECE), (tc.ks, tc.KS)):
+        leaf = preds.clone().requires_grad_()
+        value = function(leaf, bad, task=task, nan_policy="drop")
+        torch.testing.assert_close(value, function(preds[left], target[left], task=task))
+        value.backward()
+        assert leaf.grad.isfinite().all()
+        assert not leaf.grad[4].any()
+        own = {"num_labels": 3} if task == "multilabel" else {}
+        metric = cls(task=task, nan_policy="drop", **own)
+        metric.update(preds, bad)
+        assert metric.n_dropped() == (3 if task == "multilabel" else 1)
+        with pytest.raises(ValueError, match="`target` must"):
+            function(preds, bad, task=task)
+
+
+def test_what_is_left_out_anyhow_is_not_counted_and_infinite_logits_are_legal():
+    metric = tc.NLL(task="multiclass", from_logits=True, ignore_index=-1, nan_policy="drop")
+    logits = torch.tensor([[NAN, 0.0], [NAN, 0.0], [INF, 0.0], [-INF, 0.0], [-INF, -INF], [0.0, 0.0]])
+    target = torch.tensor([-1, 0, 0, 1, 0, 1])
+    metric.update(logits, target, weights=torch.tensor([1, 0, 1, 1, 1, 1]))
+    assert metric.n_dropped() == 1
+    close(metric.compute(), torch.tensor(2 / 3 * 0 + np.log(2) / 3, dtype=torch.float64))
+    binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
+    binary.update(torch.tensor([INF, -INF, NAN]), torch.tensor([1, 0, 1]))
+    assert (binary.compute(), binary.n_dropped()) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "weights", "message"),
+    [
+        ([0.2, NAN, 1.5], [0, 1, 1], None, r"`preds` must be probabilities in \[0, 1\], got 1.5 \(1 of 3 rows\)"),
+        ([0.2, NAN, -3e38], [0, 1, 1], None, r"`preds` must be probabilities in \[0, 1\], got -3e\+38 \(1 of 3 rows\)"),
+        ([0.2, NAN, 0.5], [0, 1, 2], None, r"`target` must be a class index in \[0, 1\], got 2 \(1 of 3 rows\)"),
+        ([0.2, NAN, 0.5], [0, 1, 1], [1.0, 1.0, -1.0], r"`weights` must be finite and non-negative"),
+        ([0.2, NAN, 0.5], [0, 1, 1], [1.0, 1.0, NAN], r"`weights` must be finite and non-negative"),
+    ],
+)
+def test_all_else_that_is_bad_is_an_error_still(preds, target, weights, message):
+    preds, target = torch.tensor(preds), torch.tensor(target)
+    weights = None if weights is None else torch.tensor(weights)
+    metric = tc.ECE(task="binary", nan_policy="drop")
+    with pytest.raises(ValueError, match=message):
+        metric.update(preds, target, weights=weights)
+    assert (metric.n_dropped(), metric.update_count) == (0, 0)
+
+
+def test_sums_that_are_off_are_an_error_and_nothing_of_a_dropped_row_is():
+    rows = torch.tensor([[0.5, 0.5], [NAN, 7.0], [0.5, 0.6]])
+    with pytest.raises(ValueError, match=r"`preds` must sum to 1 over the class axis .* got 1\.1 \(1 of 3 rows\)"):
+        tc.ece(rows, torch.tensor([0, 9, 1]), task="multiclass", nan_policy="drop")
+    weights = torch.tensor([1.0, -5.0])
+    assert tc.ece(rows[:2], torch.tensor([0, 9]), task="multiclass", weights=weights, nan_policy="drop") == 0.5
+
+
+def test_without_checks_missing_rows_are_dropped_all_the_same():
+    options = {"task": "binary", "nan_policy": "drop", "validate_args": False}
+    close(tc.nll(P, Y, **options), tc.nll(P[[0, 2, 3]], Y[[0, 2, 3]], task="binary"))
+    assert tc.nll(P[[0, 2]], Y[[0, 2]], **options).isfinite()
+
+
+@pytest.mark.parametrize("function", [tc.nll, tc.ece])
+def test_where_values_cannot_be_looked_at_they_are_dropped_and_not_nan(function):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(3, 20, 4, generator=generator).softmax(-1)
+    target = torch.randint(0, 4, (3, 20), generator=generator)
+    preds[0, 5, 1], preds[2, 7] = NAN, INF
+
+    def read(p, t):
+        return function(p, t, task="multiclass", nan_policy="drop")
+
+    expected = torch.stack([read(p, t) for p, t in zip(preds, target, strict=True)])
+    assert expected.isfinite().all()
+    torch.testing.assert_close(torch.vmap(read)(preds, target), expected)
+    torch.testing.assert_close(torch.compile(read, fullgraph=True, backend="eager")(preds, target), expected)
+    target[1, 0] = 9
+    assert torch.vmap(read)(preds, target).isnan().tolist() == [False, True, False]
+
+
+def test_nothing_left_is_no_data():
+    gone = torch.full((3, 4), NAN)
+    metric = tc.ECE(task="multiclass", nan_policy="drop")
+    metric.update(gone, torch.zeros(3, dtype=torch.int64))
+    assert metric.compute().isnan()
+    assert metric.n_dropped() == 3
+    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
+
+
+def test_members_of_a_collection_keep_to_their_own_policies():
+    def made(policy):
+        return tc.ECE(task="binary", nan_policy=policy)
+
+    metrics = tc.CalibrationCollection({"a": made("raise"), "b": made("drop"), "c": tc.NLL(task="binary")}, prefix="v/")
+    metrics.update(torch.tensor([0.5]), torch.tensor([1]))
+    with pytest.raises(ValueError, match="must not hold NaN"):
+        metrics.update(P, Y)
+    assert metrics.n_dropped() == {"v/a": 0, "v/b": 0, "v/c": 0}
+    both = tc.CalibrationCollection({"b": made("drop"), "c": tc.NLL(task="binary", nan_policy="drop")}, prefix="v/")
+    both.update(P, Y)
+    assert both.n_dropped() == {"v/b": 1, "v/c": 1}
+    close(both.compute()["v/c"], tc.nll(P[[0, 2, 3]].double(), Y[[0, 2, 3]], task="binary"))
+    joined = MetricCollection({"a": made("raise"), "b": made("drop")})
+    joined.update(torch.tensor([0.5]), torch.tensor([1]))
+    assert len(joined.compute_groups) == 2
+
+
+def test_a_bootstrapped_stream_drops_what_its_metric_drops():
+    weights = torch.tensor([1, 0, 1, 1])
+    found, expected = (tc.Bootstrapped(tc.NLL(task="binary", nan_policy=p), n_replicates=39) for p in ("drop", "raise"))
+    found.update(P, Y)
+    expected.update(P.nan_to_num(0.5), Y, weights=weights)
+    close(found.interval().replicates, expected.interval().replicates)
+    assert found.n_dropped() == 1
+    assert found.interval().value == found.compute()
+
+
+def test_functions_that_resample_and_fit_take_the_option():
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(60, generator=generator)
+    target = torch.randint(0, 2, (60,), generator=generator)
+    bad, weights = preds.clone(), torch.ones(60)
+    bad[7], weights[7] = NAN, 0
+    drawn = tc.bootstrap(tc.ece, bad, target, task="binary", n_replicates=39, nan_policy="drop")
+    close(
+        drawn.replicates,
+        tc.bootstrap(tc.ece, preds, target, task="binary", n_replicates=39, weights=weights).replicates,
+    )
+    for calibrator in (tc.DPCalibration(), tc.Isotonic(), tc.HistogramBinning()):
+        options = {"task": "binary", "calibrator": calibrator, "score": "brier"}
+        found = tc.calibration_loss(bad, target, nan_policy="drop", **options)
+        close(found, tc.calibration_loss(preds, target, weights=weights, **options))
+    after = tc.calibrated(bad, target, task="binary", nan_policy="drop")
+    assert after.isnan().nonzero().flatten().tolist() == [7]
+    rows = torch.stack((1 - bad, bad), -1)
+    of_set = {"positive_classes": [1], "score": "brier", "task": "multiclass"}
+    dropped = tc.calibration_loss(rows, target, nan_policy="drop", **of_set)
+    rows[7] = 0.5
+    torch.testing.assert_close(dropped, tc.calibration_loss(rows, target, weights=weights, **of_set))
+
+
+def test_an_unknown_policy_is_told():
+    for call in (
+        lambda: tc.ECE(task="binary", nan_policy="skip"),
+        lambda: tc.nll(P, Y, task="binary", nan_policy=None),
+    ):
+        with pytest.raises(ValueError, match="`nan_policy` must be one of 'raise', 'drop', got"):
+            call()
+
+
+def reported(task, soft):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn((80,) if task == "binary" else (80, 3), generator=generator)
+    preds = preds.softmax(-1) if task == "multiclass" else preds.sigmoid()
+    target = torch.randint(
+        0, 3 if task == "multiclass" else 2, preds.shape[: 1 + (task == "multilabel")], generator=generator
+    )
+    if soft:
+        target = torch.nn.functional.one_hot(target).float() if task == "multiclass" else target.float()
+    return preds, target
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_report_is_that_of_the_rows_that_are_left_and_says_how_many_are_not(task, soft):
+    preds, target = reported(task, soft)
+    bad, gone, weights = preds.clone(), target.clone(), torch.full((80,), 0.5)
+    bad[3], weights[3] = NAN, 1.25
+    if soft:
+        gone[5] = NAN
+    else:
+        bad[5] = NAN
+    left = torch.ones(80, dtype=torch.bool)
+    left[[3, 5]] = False
+    for given in (None, weights, (4 * weights).round().long()):
+        found = tc.report(bad, gone, task=task, weights=given, nan_policy="drop", with_calibration=False)
+        weighed = None if given is None else given[left]
+        expected = tc.report(preds[left], target[left], task=task, weights=weighed, with_calibration=False)
+        n = 2 * (3 if task == "multilabel" else 1)
+        assert (found.n_dropped, expected.n_dropped) == (n, 0)
+        assert found.notes[-1].startswith(f"{n} {'labels of samples' if task == 'multilabel' else 'samples'} hold NaN")
+        assert found.notes[:-1] == expected.notes
+        assert found.n == expected.n
+        assert found.sentence == expected.sentence
+        for line, other in zip(found.lines, expected.lines, strict=True):
+            assert line.key == other.key
+            assert line.value == pytest.approx(other.value, rel=1e-9, abs=1e-12, nan_ok=True)
+            assert str(line.interval) == str(other.interval)
+    whole = tc.report(bad, gone, task=task, nan_policy="drop", with_intervals=False)
+    weights = torch.ones(80)
+    weights[[3, 5]] = 0
+    expected = tc.report(preds, target, task=task, weights=weights, with_intervals=False)
+    assert whole.calibration is not None
+    for gain, other in zip(whole.calibration.gains, expected.calibration.gains, strict=True):
+        assert gain.value == pytest.approx(other.value, rel=1e-9)
+
+
+def test_the_command_drops_counts_and_shows(tmp_path, capsys):
+    preds, target = reported("multiclass", False)
+    preds[3], preds[70, 1] = NAN, INF
+    np.savez(tmp_path / "preds.npz", probs=preds.numpy(), target=target.numpy())
+    arguments = ["report", str(tmp_path / "preds.npz"), "--no-calibration", "--no-intervals"]
+    assert main(arguments) == 2
+    assert "must not hold NaN" in capsys.readouterr().err
+    assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "n = 78 (2 left out for NaN)" in shown
+    assert "2 samples hold NaN" in shown
+    assert "2 samples hold NaN" in (tmp_path / "out" / "report.html").read_text()
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (2, "drop")

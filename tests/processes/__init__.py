@@ -1,0 +1,115 @@
+"""Scripts and modules as processes that are ready at once, or soon.
+
+Python takes seconds to import torch and torchcalib. For `run_together` a server has done so, and every process is
+forked from it; it has a `__main__`, arguments, an environment and an exit code of its own, as if Python had started it.
+Where Python itself is to start, `quick_environment` spares it what torchcalib does not need.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import warnings
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import pytest
+
+SCRIPTS = Path(__file__).parent
+TESTS = SCRIPTS.parent
+ROOT = TESTS.parent
+
+
+def quick_environment(**more):
+    """Variables for a process that finds this checkout first, and imports no more than it must."""
+    path = os.pathsep.join(map(str, filter(None, [SCRIPTS / "quick_start", TESTS, ROOT, os.environ.get("PYTHONPATH")])))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+@cache
+def _server():
+    """Start the server. It finds this checkout first, it has seen no data, and no thread of it runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "cases", "torchcalib", "torchcalib.cli"])
+    with mock.patch.dict(os.environ, quick_environment(PYTHONWARNINGS="ignore")):
+        forkserver.ensure_running()
+    return context
+
+
+def _run(command, environment, folder, output):
+    """What a forked process does: `command` is a script, or `-m` and a module, and its arguments."""
+    sink = os.open(output, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(sink, stream)
+    import torchcalib
+
+    assert Path(torchcalib.__file__).parents[1] == ROOT, torchcalib.__file__
+    os.chdir(folder)
+    os.environ.update(environment)
+    warnings.simplefilter(environment.get("PYTHONWARNINGS", "ignore"))
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def run_together(commands, environments=None, folder=".", timeout=240):
+    """Run processes side by side; returns their exit codes, and what all of them said.
+
+    Args:
+        commands: one for each process: a script, or `-m` and a module, and its arguments.
+        environments: variables of each, besides those of this process.
+        folder: where they work.
+        timeout: in seconds, after which all that still run are killed.
+    """
+    context = _server()
+    with TemporaryDirectory() as said:
+        outputs = [Path(said) / str(k) for k in range(len(commands))]
+        started = []
+        for command, environment, output in zip(commands, environments or [{}] * len(commands), outputs, strict=True):
+            arguments = ([str(word) for word in command], environment, str(Path(folder).resolve()), str(output))
+            started.append(context.Process(target=_run, args=arguments))
+            started[-1].start()
+        try:
+            for process in started:
+                process.join(timeout)
+        finally:
+            for process in started:
+                process.kill()
+                process.join()
+        return [process.exitcode for process in started], "\n".join(output.read_text() for output in outputs)
+
+
+def free_ports(n):
+    """Numbers of ports that nobody listens at, as words."""
+    with contextlib.ExitStack() as opened:
+        found = [opened.enter_context(socket.socket()) for _ in range(n)]
+        for free in found:
+            free.bind(("127.0.0.1", 0))
+        return [str(free.getsockname()[1]) for free in found]
+
+
+def environments_of_ranks(n_ranks, port=None, **more):
+    """Variables of each rank as torchrun gives them, and `more`; by default they meet at a port that is free."""
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_ports(1)[0], **more}
+    world |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n_ranks)]
+
+
+def run_again_in_tritons_interpreter(path):
+    """Run those tests of a file that are of the CPU. Triton reads how it is to run when it is imported."""
+    import triton
+
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
+        pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
+    # A forked process has imported what pytest would rewrite.
+    command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
+    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
+    assert codes == [0], said

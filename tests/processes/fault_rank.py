@@ -1,0 +1,262 @@
+"""One rank of test_faults.py: `python fault_rank.py PART RANK WORLD FOLDER`. An error if anything differs."""
+
+import copy
+import datetime
+import os
+import pickle
+import signal
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
+
+import torchcalib as tc
+from processes import soak_rank
+
+TIMEOUT, N_BATCHES, SAVED_EACH, KILLED_AT, VICTIM = 5, 10, 3, 7, 1
+
+
+def metrics(group=None):
+    """Sums, samples, a sketch and a bootstrap, all persistent."""
+    options = {"task": "binary", "process_group": group}
+    return tc.CalibrationCollection(
+        {
+            "nll": tc.NLL(nan_policy="drop", **options),
+            "ece": tc.ECE(n_bins=7, **options),
+            "ks": tc.KS(**options),
+            "sketch": tc.ACE(resolution=64, **options),
+            "interval": tc.Bootstrapped(tc.ECE(task="binary", n_bins=7), n_replicates=39, process_group=group),
+        },
+        persistent=True,
+    )
+
+
+def batch(rank, number):
+    generator = torch.Generator().manual_seed(1000 * rank + number)
+    n = int(torch.randint(0, 40, (), generator=generator))
+    return torch.rand(n, generator=generator), torch.randint(0, 2, (n,), generator=generator)
+
+
+def an_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
+    """Update from batch `first` on; every few batches the states are saved with the place in the data."""
+    for number in range(first, last):
+        if dies and number == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        collection.update(*batch(rank, number))
+        if folder is not None and (number + 1) % SAVED_EACH == 0:
+            content = {"metrics": collection.state_dict(), "next": number + 1}
+            torch.save(content, folder / f"{rank}.tmp")
+            (folder / f"{rank}.tmp").rename(folder / f"{rank}.pt")
+    return collection
+
+
+def killed(rank, world, folder):
+    """One rank dies in the middle of the epoch; the others are told by torch, and are as they were."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
+    collection = an_epoch(metrics(group), rank, folder, dies=rank == VICTIM)
+    before = copy.deepcopy(collection.state_dict())
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:  # DistBackendError and DistNetworkError are some
+        collection.compute()
+    assert time.monotonic() - began < 2 * TIMEOUT
+    with pytest.raises(RuntimeError):
+        collection["ks"].compute()
+    assert all(not m._is_synced and m._cache is None for m in collection.values())
+    assert str(collection.state_dict()) == str(before)
+    seconds = time.monotonic() - began
+    (folder / f"{rank}.told").write_text(f"{type(raised.value).__name__} after {seconds:.1f} s: {raised.value}")
+    os._exit(0)  # there is no group left to take leave of
+
+
+def a_restart_is_the_undisturbed_run(rank, world, folder):
+    saved = torch.load(folder / f"{rank}.pt", weights_only=True)
+    assert saved["next"] == (6 if rank == VICTIM else 9)
+    restarted = metrics()
+    restarted.load_state_dict(saved["metrics"])
+    an_epoch(restarted, rank, None, first=saved["next"])
+    undisturbed = an_epoch(metrics(), rank, None)
+    found, expected = restarted.compute(), undisturbed.compute()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    ours, theirs = (c["interval"].interval().replicates for c in (restarted, undisturbed))
+    assert torch.equal(ours, theirs)
+    whole = metrics()
+    whole["nll"].sync_on_compute = whole["nll"]._to_sync = False
+    for r in range(world):
+        an_epoch(whole, r, None)
+    torch.testing.assert_close(whole["nll"].compute(), found["nll"], rtol=1e-12, atol=0)
+
+
+def updated(metric, rank):
+    metric.update(torch.full((rank + 1,), 0.75), torch.ones(rank + 1, dtype=torch.int64))
+    return metric
+
+
+def n_of(metric):
+    statistic = metric.statistic()
+    return int(statistic.total.sum() if hasattr(statistic, "total") else statistic.score.shape[-1])
+
+
+def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, folder):
+    p, y = torch.tensor([0.6]), torch.tensor([0])
+    mine, everyone = rank + 1, sum(r + 1 for r in range(world))
+    for cls in (tc.ECE, tc.KS):
+        metric = updated(cls(task="binary", persistent=True), rank)
+        own = copy.deepcopy(metric.state_dict())
+        with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
+            metric.unsync()
+        metric.sync()
+        for call in (
+            metric.sync,
+            metric.compute,
+            lambda metric=metric: metric.update(p, y),
+            lambda metric=metric: metric(p, y),
+            lambda metric=metric, cls=cls: metric.merge_state(cls(task="binary")),
+            lambda metric=metric, own=own: metric.load_state_dict(own),
+            lambda metric=metric, own=own: torch.nn.ModuleDict({"m": metric}).load_state_dict(
+                {f"m.{name}": part for name, part in own.items()}
+            ),
+        ):
+            with pytest.raises(TorchMetricsUserError):
+                call()
+            assert n_of(metric) == everyone
+            assert metric._is_synced
+            assert metric.update_count == 1
+        # Read while synced: the statistic of all ranks, wherever it goes.
+        assert metric.n_dropped() == 0
+        if cls is tc.ECE:
+            assert metric.bin_table().n.sum() == everyone
+        whole = cls(task="binary")
+        whole.load_state_dict(metric.state_dict())
+        assert n_of(whole) == everyone
+        merged = updated(cls(task="binary"), rank)
+        merged.merge_state(metric)
+        assert n_of(merged) == everyone + mine
+        for copied in (pickle.loads(pickle.dumps(metric)), copy.deepcopy(metric)):
+            assert n_of(copied) == everyone
+            copied.unsync()
+            assert n_of(copied) == mine
+        metric.unsync()
+        assert str(metric.state_dict()) == str(own)
+        value = metric.compute()
+        assert metric.compute() is value
+        metric.update(p, y)
+        assert n_of(metric) == mine + 1
+        assert metric.compute() != value
+        metric.sync()
+        metric.reset()
+        assert (n_of(metric), metric._is_synced, metric._cache) == (0, False, None)
+        assert updated(metric, rank).compute() == value
+        dist.barrier()
+
+
+def what_fails_in_the_middle_leaves_ranks_with_their_own(rank, world, folder):
+    def fails(*_):
+        raise OSError("in the middle")
+
+    for cls in (tc.ECE, tc.KS):
+        metric = updated(cls(task="binary"), rank)
+        metric.dist_sync_fn = fails
+        for call in (partial(metric.sync, fails), metric.compute, metric.n_dropped):
+            with pytest.raises(OSError, match="in the middle"):
+                call()
+            assert (n_of(metric), metric._is_synced, metric._cache) == (rank + 1, False, None)
+        metric.dist_sync_fn = None
+        with pytest.raises(OSError, match="in the middle"), metric.sync_context():
+            fails()
+        assert (n_of(metric), metric._is_synced) == (rank + 1, False)
+        metric._value = fails
+        with pytest.raises(OSError, match="in the middle"):
+            metric.compute()
+        assert (n_of(metric), metric._is_synced) == (rank + 1, False)
+        del metric._value
+        assert metric.compute().isfinite()
+    collection = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary"), tc.KS(task="binary")])
+    updated(collection, rank)
+    collection["ECE"]._value = fails
+    with pytest.raises(OSError, match="in the middle"):
+        collection.compute()
+    del collection["ECE"]._value
+    assert [(n_of(m), m._is_synced) for m in collection.values()] == [(rank + 1, False)] * 3
+    assert all(value.isfinite() for value in collection.compute().values())
+
+
+def a_collection_with_a_synced_member_takes_nothing(rank, world, folder):
+    p, y = torch.tensor([0.25]), torch.tensor([0])
+    collection = tc.CalibrationCollection([tc.NLL(task="binary"), tc.KS(task="binary")], persistent=True)
+    updated(collection, rank)
+    own = copy.deepcopy(collection.state_dict())
+    collection["KS"].sync()
+    calls = (lambda: collection.update(p, y), lambda: collection(p, y), lambda: collection.load_state_dict(own))
+    for call in (*calls, collection.compute):
+        with pytest.raises(TorchMetricsUserError):
+            call()
+        assert [m._is_synced for m in (collection["NLL"], collection["KS"])] == [False, True]
+        assert [m.update_count for m in collection.values()] == [1, 1]
+    collection["KS"].unsync()
+    assert str(collection.state_dict()) == str(own)
+    collection.update(p, y)
+    assert len(collection.compute()) == 2
+    collection["NLL"].sync()
+    collection.reset()
+    assert not any(m._is_synced or m.update_called for m in collection.values())
+    dist.barrier()
+
+
+def every_rank_without_data_is_no_data(rank, world, folder):
+    for metric in (tc.ECE(task="binary"), tc.KS(task="binary")):
+        with pytest.warns(UserWarning, match="was called before the ``update`` method"):
+            assert metric.compute().isnan()
+        assert not metric._is_synced
+    with warnings.catch_warnings(action="ignore"):
+        assert tc.CalibrationCollection([tc.NLL(task="binary")]).compute()["NLL"].isnan()
+
+
+def rows_dropped_are_counted_over_all_ranks(rank, world, folder):
+    members = {"a": tc.NLL(task="binary", nan_policy="drop"), "b": tc.KS(task="binary", nan_policy="drop")}
+    collection = tc.CalibrationCollection(members, prefix="v/")
+    collection.update(torch.full((rank + 2,), torch.nan), torch.zeros(rank + 2, dtype=torch.int64))
+    everyone = sum(r + 2 for r in range(world))
+    assert collection.n_dropped() == {"v/a": everyone, "v/b": everyone}
+    for metric in collection.values():
+        assert metric.n_dropped() == everyone
+        with metric.sync_context():
+            assert metric.n_dropped() == everyone
+        metric.sync_on_compute = metric._to_sync = False
+        assert metric.n_dropped() == rank + 2
+    from torchmetrics.utilities.distributed import gather_all_tensors
+
+    by_hand = tc.NLL(task="binary", nan_policy="drop", dist_sync_fn=lambda x, group=None: gather_all_tensors(x, group))
+    by_hand.update(torch.tensor([torch.nan]), torch.tensor([0]))
+    assert by_hand.n_dropped() == world
+    assert tc.CalibrationCollection({"a": by_hand}).n_dropped() == {"a": world}
+
+
+def restarted(*arguments):
+    a_restart_is_the_undisturbed_run(*arguments)
+    between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(*arguments)
+    what_fails_in_the_middle_leaves_ranks_with_their_own(*arguments)
+    a_collection_with_a_synced_member_takes_nothing(*arguments)
+    every_rank_without_data_is_no_data(*arguments)
+    rows_dropped_are_counted_over_all_ranks(*arguments)
+    soak_rank.soak(*arguments, 300)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(part, rank, world, folder):
+    timeout = datetime.timedelta(seconds=120)
+    store = f"file://{folder}/store-{part}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
+    torch.set_num_threads(1)
+    {"killed": killed, "restarted": restarted}[part](rank, world, Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,78 @@
+"""A script for two processes, started by test_lightning.py: what each rank of a ddp training sees, as JSON."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from integrations.test_lightning import N_CLASSES, loader, monitor, rows
+
+import torchcalib as tc
+
+N_VALID = (13, 4)  # of the first loader the sampler repeats a row
+GIVEN = {"task": "multiclass", "from_logits": True}
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, N_CLASSES)
+        self.nll = tc.NLL(num_classes=N_CLASSES, **GIVEN)
+        self.epochs = []
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        logits = self.linear(batch[0])
+        if dataloader_idx == 0:
+            self.nll.update(logits, batch[1])
+            self.log("own", self.nll, add_dataloader_idx=False)
+        return logits, batch[1]
+
+    def whole(self, index):
+        x, y = rows(N_VALID[index], 1 + index)
+        return self.linear(x.double()).detach(), y
+
+    def on_validation_end(self):
+        if self.trainer.sanity_checking:
+            return
+        expected = {}
+        for index in range(2):
+            logits, y = self.whole(index)
+            for name, function in (("nll", tc.nll), ("ece", tc.ece), ("ecd", tc.ecd), ("accuracy", tc.accuracy)):
+                expected[f"val/{name}/dataloader_idx_{index}"] = float(function(logits, y, **GIVEN))
+        values = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        logits, y = self.whole(0)
+        weights = torch.tensor([2] + [1] * 12)
+        own = float(tc.nll(logits, y, weights=weights, **GIVEN))
+        self.epochs.append({"expected": expected, "values": values, "own": values["own"], "own expected": own})
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def main(folder):
+    warnings.simplefilter("ignore")
+    pl.seed_everything(0)
+    model, watched = Model(), monitor(calibrate=tc.Temperature(), diagrams_every=0)
+    stop = pl.callbacks.EarlyStopping("val/nll/dataloader_idx_1", patience=1, min_delta=10.0)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", precision="64-true", max_epochs=20, callbacks=[watched, stop],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, loader(24, 0), [loader(n, 1 + index, batch_size=4) for index, n in enumerate(N_VALID)])
+    expected = tc.Temperature().fit(*model.whole(0), **GIVEN)
+    said = {
+        "epochs": model.epochs,
+        "alpha": watched.transform.alpha.item(),
+        "alpha expected": expected.alpha.item(),
+        "stopped": trainer.current_epoch,
+    }
+    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,73 @@
+"""One rank of test_report_ranks.py: runs the command several times, as several processes would one after the other.
+
+`python ranks_of_reports.py FOLDER`: the calls are in `calls.json`, what each rank says goes to `said-RANK.json`.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from helpers.shards import add_to, cut, data_set
+
+import torchcalib
+from torchcalib.cli import main
+
+RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def code_of(arguments):
+    try:
+        return main(arguments)
+    except SystemExit as left:
+        return left.code
+
+
+def run(folder):
+    os.chdir(folder)
+    collectives, said = [], []
+    for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
+        counted(name, collectives)
+    for call in json.loads(Path("calls.json").read_text()):
+        bounded, kept = map(importlib.import_module, ("torchcalib.bounded", "torchcalib.report.kept"))
+        bounded.MOST_SAMPLES = call.get("most_in_order", 2**24)
+        kept.MOST_SAMPLES = call.get("most_kept", 2**20)
+        out, err = io.StringIO(), io.StringIO()
+        os.environ["MASTER_PORT"] = call["port"]  # one of its own: a rank may still be leaving the call before
+        collectives.clear()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = code_of(call["arguments"])
+        said.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
+    Path(f"said-{RANK}.json").write_text(json.dumps(said))
+
+
+def gather(folder):
+    """Builders of a training loop's own: the last rank has seen nothing, and all go on with what they had."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=RANK, world_size=N_RANKS)
+    builder = torchcalib.ReportBuilder(task="multiclass", from_logits=True)
+    pieces = cut(data_set("multiclass", 60), *[10 + 40 * k // (N_RANKS - 1) for k in range(N_RANKS - 2)])
+    if RANK < N_RANKS - 1:
+        add_to(builder, pieces[RANK])
+    for _ in range(2):
+        whole = torchcalib.gather_report(builder if RANK < N_RANKS - 1 else None)
+        assert (whole is None) == (RANK > 0)
+    if whole is not None:
+        torchcalib.save_report_state(whole, f"{folder}/gathered.pt")
+    if RANK < N_RANKS - 1:
+        assert builder.report().n == len(pieces[RANK]["targets"])
+    dist.destroy_process_group()
+
+
+def counted(name, calls):
+    """Note every call of a collective, and make it."""
+    original = getattr(dist, name)
+    setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])
+    gather(sys.argv[1])

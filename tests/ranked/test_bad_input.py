@@ -1,0 +1,164 @@
+"""Wrong calls of the order-based metrics, and what their messages must say: which argument, and the rule."""
+
+import math
+
+import pytest
+import torch
+from predictions.test_bad_input import check
+
+import torchcalib as tc
+
+P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9]), torch.tensor([0, 1, 0, 1])
+Q = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
+BINARY = {"preds": P, "target": Y, "task": "binary"}
+SOFT = BINARY | {"target": torch.tensor([0.0, 0.5, 0.25, 1.0])}
+MULTI = {"preds": Q, "target": torch.tensor([1, 0, 2, 1]), "task": "multiclass"}
+LABELS = {"preds": Q, "target": (Q > 0.3).long(), "task": "multilabel"}
+EITHER = (TypeError, ValueError)  # wrong by its kind and by its value
+
+
+def gap(b):
+    return b.gap.abs()
+
+
+def gce(**options):
+    return tc.gce(**{"loss": gap, **options})
+
+
+def massed(function):
+    return lambda **options: function(bins="equal_mass", **options)
+
+
+TCE = [tc.tce, tc.tce_table]
+BINS = [*TCE, gce, tc.mce, tc.rmsce]
+TIES = [*TCE, tc.ace]
+VALUES = [tc.tce, tc.ace, gce, tc.ks, tc.corp]
+ALL = [*VALUES, tc.tce_table]
+MASSED = [tc.ace, *map(massed, (tc.tce, tc.mce, tc.rmsce, gce))]
+
+# what, functions, input, options, error, the argument that must be otherwise, further parts of the message
+CALLS = [
+    # bounds of blocks
+    ("n_min above n_max", TCE, BINARY, {"n_min": 3, "n_max": 2}, ValueError, "n_min", ["3", "2"]),
+    ("n_min above n_max", [gce], BINARY, {"bins": "pava_bc", "n_min": 3, "n_max": 2}, ValueError, "n_min", ["3", "2"]),
+    ("n_min of all samples", TCE, BINARY, {"n_min": 4, "n_max": 9}, ValueError, "n_min", ["4"]),
+    ("n_min is 0", TCE, BINARY, {"n_min": 0}, ValueError, "n_min", ["got 0"]),
+    ("n_min is a float", TCE, BINARY, {"n_min": 1.0}, TypeError, "n_min", []),
+    ("n_min is True", TCE, BINARY, {"n_min": True}, TypeError, "n_min", []),
+    ("n_max is 0", TCE, BINARY, {"n_max": 0}, ValueError, "n_max", ["got 0"]),
+    ("n_max is text", TCE, BINARY, {"n_max": "all"}, TypeError, "n_max", []),
+    # the test
+    ("alpha is 0", TCE, BINARY, {"alpha": 0.0}, ValueError, "alpha", ["got 0"]),
+    ("alpha is 1", TCE, BINARY, {"alpha": 1.0}, ValueError, "alpha", ["got 1"]),
+    ("alpha in percent", TCE, BINARY, {"alpha": 5.0}, ValueError, "alpha", ["got 5"]),
+    ("alpha is NaN", TCE, BINARY, {"alpha": math.nan}, ValueError, "alpha", ["nan"]),
+    ("alpha is text", TCE, BINARY, {"alpha": "5%"}, EITHER, "alpha", ["'5%'"]),
+    ("alpha is True", TCE, BINARY, {"alpha": True}, EITHER, "alpha", ["True"]),
+    ("unknown test", TCE, BINARY, {"test": "z"}, ValueError, "test", ["'binomial'", "'z'"]),
+    ("unknown norm", [tc.tce, gce], BINARY, {"norm": "l3"}, ValueError, "norm", ["'l2'", "'l3'"]),
+    # bins
+    ("unknown bins", BINS, BINARY, {"bins": "quantile"}, ValueError, "bins", ["'quantile'"]),
+    ("bins is a number", BINS, BINARY, {"bins": 10}, EITHER, "bins", ["10"]),
+    ("no edges", BINS, BINARY, {"bins": []}, ValueError, "bins", []),
+    ("one edge", BINS, BINARY, {"bins": [0.0]}, ValueError, "bins", []),
+    ("edges fall", BINS, BINARY, {"bins": [0, 0.6, 0.4, 1]}, ValueError, "bins", []),
+    ("edges repeat", BINS, BINARY, {"bins": [0, 0.5, 0.5, 1]}, ValueError, "bins", []),
+    ("edges start above 0", BINS, BINARY, {"bins": [0.1, 0.5, 1]}, ValueError, "bins", []),
+    ("edges end below 1", BINS, BINARY, {"bins": [0, 0.5, 0.9]}, ValueError, "bins", []),
+    ("an edge is NaN", BINS, BINARY, {"bins": [0, math.nan, 1]}, ValueError, "bins", []),
+    ("an edge is text", BINS, BINARY, {"bins": [0, "half", 1]}, EITHER, "bins", []),
+    ("no bins", MASSED, BINARY, {"n_bins": 0}, ValueError, "n_bins", ["got 0"]),
+    ("half a bin", MASSED, BINARY, {"n_bins": 2.5}, TypeError, "n_bins", ["2.5"]),
+    ("unknown variant", TCE, BINARY, {"variant": "v2"}, ValueError, "variant", ["'paper'", "'v2'"]),
+    ("unknown ties", TIES, BINARY, {"ties": "first"}, ValueError, "ties", ["'split'", "'first'"]),
+    ("right is no bool", TCE, BINARY, {"bins": "equal_width", "right": "no"}, TypeError, "right", ["'no'"]),
+    # samples
+    ("weights not whole", [*ALL, *MASSED], BINARY, {"weights": P}, ValueError, "weights", ["whole"]),
+    ("copies in split ties", TIES, BINARY, {"weights": 2 * Y, "ties": "split"}, ValueError, "weights", ["'split'"]),
+    ("soft targets", TCE, SOFT, {}, EITHER, "target", []),
+    ("soft targets of classes", TCE, MULTI | {"target": Q}, {}, EITHER, "target", []),
+    ("soft targets in PAVA bins", [gce], SOFT, {"bins": "pava"}, EITHER, "target", []),
+    ("soft targets in PAVA-BC bins", [gce], SOFT, {"bins": "pava_bc"}, EITHER, "target", []),
+    # reductions
+    ("no positive class", ALL, MULTI, {"positive_classes": []}, ValueError, "positive_classes", []),
+    ("class 3 of 3", ALL, MULTI, {"positive_classes": [0, 3]}, ValueError, "positive_classes", ["3"]),
+    ("class -1", ALL, MULTI, {"positive_classes": [-1]}, ValueError, "positive_classes", ["-1"]),
+    ("a class twice", ALL, MULTI, {"positive_classes": [1, 1]}, ValueError, "positive_classes", ["1"]),
+    ("half a class", ALL, MULTI, {"positive_classes": [0.5]}, EITHER, "positive_classes", ["0.5"]),
+    ("a class as a number", ALL, MULTI, {"positive_classes": 1}, EITHER, "positive_classes", ["1"]),
+    ("classes of a binary task", ALL, BINARY, {"positive_classes": [1]}, ValueError, "positive_classes", []),
+    ("classes of labels", ALL, LABELS, {"positive_classes": [1]}, ValueError, "positive_classes", []),
+    ("classes and a reduction", ALL, MULTI, {"positive_classes": [1], "reduction": "classwise"}, ValueError,
+     "reduction", ["'positive_class'", "'classwise'"]),
+    ("unknown reduction", ALL, MULTI, {"reduction": "max"}, ValueError, "reduction", ["'max'"]),
+    ("average of one value", VALUES, BINARY, {"average": None}, ValueError, "average", []),
+    ("unknown average", VALUES, LABELS, {"average": "micro"}, ValueError, "average", ["'micro'"]),
+    # others
+    ("unknown score", [tc.corp], BINARY, {"score": "crps"}, ValueError, "score", ["'brier'", "'crps'"]),
+    ("loss is no function", [gce], BINARY, {"loss": "gap"}, TypeError, "loss", ["'gap'"]),
+]  # fmt: skip
+
+CLASSES = {
+    "ACE": {}, "TCE": {}, "KS": {}, "CORP": {"component": "mcb"}, "GCE": {"loss": gap}, "MCE": {"bins": "equal_mass"},
+    "RMSCE": {"bins": "equal_mass"},
+}  # fmt: skip
+OF_CLASSES = [
+    ("resolution is 0", {"resolution": 0}, ValueError, "resolution", ["0"]),
+    ("resolution is negative", {"resolution": -8}, ValueError, "resolution", ["-8"]),
+    ("resolution is a float", {"resolution": 64.0}, TypeError, "resolution", ["64.0"]),
+    ("resolution is True", {"resolution": True}, TypeError, "resolution", ["True"]),
+    ("unknown task", {"task": "regression"}, ValueError, "task", ["'regression'"]),
+    ("average of one value", {"average": None}, ValueError, "average", []),
+    ("unknown reduction", {"reduction": "max"}, ValueError, "reduction", ["'max'"]),
+]
+
+
+def each_function(table):
+    for what, functions, given, options, error, name, parts in table:
+        for function in functions:
+            yield pytest.param(function, given | options, error, name, parts, id=f"{what}-{function.__name__}")
+
+
+@pytest.mark.parametrize(("function", "options", "error", "name", "parts"), list(each_function(CALLS)))
+def test_wrong_ranked_call(function, options, error, name, parts):
+    check(lambda: function(**options), error, [f"`{name}` must", *parts])
+
+
+@pytest.mark.parametrize("function", ALL, ids=lambda f: f.__name__)
+def test_unknown_option_of_a_ranked_call(function):
+    check(lambda: function(**BINARY, levels=3), TypeError, ["levels"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "argument", "parts"), [row[1:] for row in OF_CLASSES], ids=[row[0] for row in OF_CLASSES]
+)
+@pytest.mark.parametrize("name", CLASSES)
+def test_wrong_ranked_metric(name, options, error, argument, parts):
+    given = {"task": "binary", **CLASSES[name], **options}
+    check(lambda: getattr(tc, name)(**given), error, [f"`{argument}` must", *parts])
+
+
+@pytest.mark.parametrize("component", ["gap", None, 1])
+def test_wrong_component_of_corp(component):
+    check(lambda: tc.CORP(task="binary", component=component), ValueError, ["`component` must", "'mcb'"])
+
+
+def test_wrong_weights_of_a_streaming_metric():
+    check(lambda: tc.ACE(task="binary").update(P, Y, weights=P), ValueError, ["`weights` must", "whole"])
+
+
+def test_too_few_samples_for_the_bounds_are_found_at_the_end():
+    """How many samples there will be is not known before `compute`."""
+    metric = tc.TCE(task="binary", n_min=4, n_max=9)
+    metric.update(P[:2], Y[:2])
+    metric.update(P[2:], Y[2:])
+    check(metric.compute, ValueError, ["`n_min` must", "4"])
+    metric.update(P, Y)  # eight now
+    assert 0 <= metric.compute().item() <= 100
+
+
+@pytest.mark.parametrize("function", [tc.ace, tc.ks, tc.corp, tc.tce])
+def test_weights_beyond_counting(function):
+    weights = torch.full((4,), 2**52)
+    with pytest.raises(ValueError, match=r"`weights` must sum to at most 2\^53 where samples are counted, got 1\.8"):
+        function(**BINARY, weights=weights)

@@ -1,0 +1,72 @@
+"""What becomes of streams when something fails: real gloo processes, one of which is killed.
+
+The work is in fault_rank.py.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from processes import SCRIPTS, fault_rank, run_together
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
+
+import torchcalib as tc
+
+WORLD = 3
+
+
+def launched(part, folder, *more, script="fault_rank.py", timeout=240):
+    """Run all ranks; returns their exit codes, and what they said."""
+    return run_together(
+        [[SCRIPTS / script, part, rank, WORLD, folder, *more] for rank in range(WORLD)], timeout=timeout
+    )
+
+
+def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_undisturbed_answer(tmp_path):
+    codes, said = launched("killed", tmp_path)
+    assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], said
+    assert {path.stem for path in tmp_path.glob("*.told")} == {"0", "2"}
+    codes, said = launched("restarted", tmp_path)
+    assert codes == [0] * WORLD, said
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_a_soak_of_100_000_updates_keeps_memory_and_files_flat_and_gives_the_offline_values(tmp_path):
+    codes, said = launched("soak", tmp_path, "100000", script="soak_rank.py", timeout=3500)
+    assert codes == [0] * WORLD, said
+
+
+P, Y = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1])
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+def test_in_one_process_sync_does_nothing_and_data_may_come_after_compute(cls):
+    metric = cls(task="binary")
+    with pytest.warns(UserWarning, match="was called before the ``update`` method"):
+        assert metric.compute().isnan()
+    metric.update(P[:2], Y[:2])
+    value = metric.compute()
+    assert metric.compute() is value
+    metric.update(P[2:], Y[2:])
+    whole = cls(task="binary")
+    whole.update(P, Y)
+    torch.testing.assert_close(metric.compute(), whole.compute())
+    for _ in range(2):
+        metric.sync()
+    with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
+        metric.unsync()
+    torch.testing.assert_close(metric.compute(), whole.compute())
+
+
+def test_no_data_in_a_collection_is_nan():
+    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.KS(task="binary")])
+    with pytest.warns(UserWarning, match="was called before the ``update`` method"):
+        assert all(value.isnan() for value in metrics.compute().values())
+    metrics.update(P, Y)
+    value = metrics.compute()
+    assert metrics.compute() == value
+    metrics.update(P, 1 - Y)
+    assert metrics.compute()["NLL"] > value["NLL"]

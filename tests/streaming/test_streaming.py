@@ -1,0 +1,464 @@
+"""What only the streaming classes do: state, dtype, device moves, faults, collections."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from cases import CASES
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import BinaryAccuracy
+
+import torchcalib as tc
+from torchcalib.states import SumsKind
+
+ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
+OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumsKind)]
+OF_SAMPLES = [case for case in ONE_OF_EACH if case not in OF_SUMS]
+P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
+
+
+@pytest.fixture(params=ONE_OF_EACH, ids=lambda case: case.cls.__name__)
+def one(request):
+    return request.param
+
+
+def tensors(metric):
+    """Every tensor of the state."""
+    parts = metric.kind.parts(metric.state)
+    return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
+
+
+def test_metric_contract(one):
+    metric = one.metric()
+    assert isinstance(metric, Metric)
+    assert metric.full_state_update is False
+    assert metric.is_differentiable is (one.cls not in (tc.TCE, tc.BayesRisk, tc.Accuracy))
+    assert metric.higher_is_better in ((True,) if one.cls is tc.Accuracy else (False, None))
+    assert metric.state_dict() == {}
+    assert isinstance(hash(metric), int)
+    assert one.task in repr(metric)
+    metric.persistent(True)
+    assert set(metric.state_dict()) == {*metric.kind.names, "description"}
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda m: m.to(torch.bfloat16),
+        lambda m: m.half(),
+        lambda m: m.bfloat16(),
+        lambda m: m.set_dtype(torch.float16),
+        lambda m: torch.nn.ModuleList([m]).to(torch.bfloat16)[0],
+        lambda m: m.to("cpu", torch.float16),
+    ],
+    ids=["to", "half", "bfloat16", "set_dtype", "parent", "to device and dtype"],
+)
+def test_sums_survive_a_cast(one, cast):
+    preds, target = one.data(n=500)
+    metric = one.metric()
+    metric.update(preds[:250], target[:250])
+    before = [tensor.clone() for tensor in tensors(metric)]
+    metric = cast(metric)
+    torch.testing.assert_close(tensors(metric), before, rtol=0, atol=0)
+    metric.update(preds[250:], target[250:])
+    metric.reset()
+    metric.update(preds, target)
+    torch.testing.assert_close(metric.compute(), one.call(preds, target), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("one", OF_SUMS, ids=lambda case: case.cls.__name__)
+def test_state_is_constant_in_the_number_of_samples(one):
+    metric = one.metric()
+    size = len(pickle.dumps(metric.metric_state))
+    for seed in range(3):
+        metric.update(*one.data(n=2000, seed=seed))
+    assert len(pickle.dumps(metric.metric_state)) == size
+    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == list(metric.state_names)
+
+
+def test_a_single_value_keeps_its_axes():
+    """Of one series, one label: torchmetrics would take them away, and code that loops over series would fail."""
+    p, y = torch.rand(1, 5, 1), torch.tensor([[[1], [0], [1], [1], [0]]])
+    for metric in (tc.NLL, tc.KS):
+        kept = metric(task="multilabel", num_labels=1, average=None, batch_shape=(1,))
+        assert kept(p, y).shape == (1, 1)
+        for copied in (kept, pickle.loads(pickle.dumps(kept))):
+            assert copied.compute().shape == copied.compute().shape == (1, 1)
+        assert pickle.loads(pickle.dumps(kept)).compute().shape == (1, 1)  # kept from before
+
+
+def test_inference_mode_reset_and_use_afterwards(one):
+    preds, target = one.data()
+    metric = one.metric()
+    with torch.inference_mode():
+        metric.update(preds, target)
+        metric.reset()
+        metric.update(preds, target)
+    metric.update(preds, target)
+    metric.reset()
+    leaf = preds.clone().requires_grad_()
+    value = metric(leaf, target)
+    if one.differentiable:
+        value.backward()
+        assert leaf.grad.isfinite().all()
+    torch.testing.assert_close(metric.compute(), one.call(preds, target))
+
+
+BAD_UPDATES = {
+    "NaN": (torch.tensor([0.2, torch.nan]), torch.tensor([0, 1]), {}),
+    "range": (torch.tensor([0.2, 1.2]), torch.tensor([0, 1]), {}),
+    "label": (torch.tensor([0.2, 0.3]), torch.tensor([0, 2]), {}),
+    "shape": (torch.tensor([0.2, 0.3]), torch.tensor([0]), {}),
+    "dtype": (torch.tensor([0, 1]), torch.tensor([0, 1]), {}),
+    "weight": (torch.tensor([0.2, 0.3]), torch.tensor([0, 1]), {"weights": torch.tensor([1.0, -1.0])}),
+    "keyword": (torch.tensor([0.2, 0.3]), torch.tensor([0, 1]), {"sample_weight": None}),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_UPDATES)
+@pytest.mark.parametrize("method", ["update", "forward"])
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+def test_an_update_that_fails_leaves_everything_as_it_was(bad, method, cls):
+    metric = cls(task="binary")
+    metric.update(P, Y)
+    value = metric.compute()
+    before = {name: copy.copy(item) for name, item in metric.__dict__.items()}
+    preds, target, kwargs = BAD_UPDATES[bad]
+    with pytest.raises((TypeError, ValueError)):
+        getattr(metric, method)(preds, target, **kwargs)
+    for name, item in before.items():
+        after = metric.__dict__[name]
+        assert torch.equal(after, item) if torch.is_tensor(item) else after == item, name
+    assert metric.compute() == value
+    metric.update(P, Y)
+    assert metric.compute() == value
+
+
+@pytest.mark.parametrize("bad", [bad for bad in BAD_UPDATES if bad != "keyword"])
+@pytest.mark.parametrize("method", ["update", "forward"])
+def test_a_collection_changes_in_all_members_or_in_none(bad, method):
+    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary", n_bins=4), tc.MCE(task="binary")])
+    metrics.update(P, Y)
+    before = metrics.compute()
+    preds, target, kwargs = BAD_UPDATES[bad]
+    with pytest.raises((TypeError, ValueError)):
+        getattr(metrics, method)(preds, target, **kwargs)
+    assert [m.update_count for m in metrics.values()] == [1, 1, 1]
+    assert metrics.compute() == before
+    metrics.update(P, Y)
+    for name, value in metrics.compute().items():
+        torch.testing.assert_close(value, before[name])
+
+
+def test_a_member_that_alone_cannot_take_the_batch_stops_the_whole_collection():
+    metrics = tc.CalibrationCollection(
+        {"a": tc.ECE(task="multiclass"), "b": tc.NLL(task="multiclass", num_classes=4, normalize="prior")}
+    )
+    with pytest.raises(ValueError, match="must have 4 entries"):
+        metrics.update(torch.full((2, 3), 1 / 3), torch.tensor([0, 1]))
+    assert [m.update_count for m in metrics.values()] == [0, 0]
+
+
+def test_collection_is_the_metrics_on_their_own():
+    for task in ("binary", "multiclass", "multilabel"):
+        cases = [c for c in CASES if c.task == task and c.options.get("from_logits") and not c.in_blocks]
+        metrics = tc.CalibrationCollection({case.name: case.metric() for case in cases}, prefix="val/")
+        preds, target = cases[0].data(n=50)
+        weights = torch.rand(50).mul(4).round()
+        metrics.update(preds[:20], target[:20], weights=weights[:20])
+        batch = metrics(preds[20:], target[20:], weights=weights[20:])
+        final = metrics.compute()
+        for case in cases:
+            torch.testing.assert_close(
+                batch[f"val/{case.name}"], case.call(preds[20:], target[20:], weights=weights[20:])
+            )
+            torch.testing.assert_close(final[f"val/{case.name}"], case.call(preds, target, weights=weights))
+
+
+def test_collection_reads_the_input_once(monkeypatch):
+    from torchcalib.predictions import InputFormat
+    from torchcalib.statistics import EqualWidthBins
+
+    counts = {"read": 0, "bins": 0}
+    for cls, name, key in ((InputFormat, "read", "read"), (EqualWidthBins, "of", "bins")):
+        original = getattr(cls, name)
+
+        def counted(self, *args, _original=original, _key=key, **kwargs):
+            counts[_key] += 1
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, name, counted)
+    members = [tc.NLL, tc.Brier, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
+    metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
+    metrics.update(P, Y)
+    metrics(P, Y)
+    assert counts == {"read": 2, "bins": 2}
+
+
+def test_collection_reads_once_for_members_that_demand_different_things(monkeypatch):
+    from torchcalib.predictions import InputFormat
+
+    reads = []
+    original = InputFormat.read
+    monkeypatch.setattr(
+        InputFormat, "read", lambda self, *args, **kwargs: reads.append(1) or original(self, *args, **kwargs)
+    )
+    metrics = tc.CalibrationCollection(
+        [
+            tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5]),
+            tc.ECE(task="multiclass"),
+            tc.Brier(task="multiclass"),
+        ]
+    )
+    rows = torch.stack([1 - P, P], -1)
+    metrics.update(rows, Y)
+    assert len(reads) == 1
+    with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
+        metrics.update(rows, rows)
+    assert [m.update_count for m in metrics.values()] == [1, 1, 1]
+
+
+def test_members_whose_states_agree_by_chance_are_never_joined():
+    """Equal after the first batch, for it holds no ignored row; torchmetrics would make them one compute group."""
+    metrics = tc.CalibrationCollection({"all": tc.ECE(task="binary"), "some": tc.ECE(task="binary", ignore_index=-1)})
+    metrics.update(P, Y)
+    assert metrics["all"].compute() == metrics["some"].compute()
+    metrics["some"].update(torch.tensor([0.9, 0.9]), torch.tensor([-1, 0]))
+    assert metrics.compute()["all"] != metrics.compute()["some"]
+    assert metrics["all"].update_count == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: tc.NLL(task="binary", eps=1e-3), lambda: tc.NLL(task="binary")),
+        (lambda: tc.ECE(task="binary"), lambda: tc.ECE(task="binary", right=True)),
+        (lambda: tc.ECE(task="binary", ignore_index=-1), lambda: tc.ECE(task="binary", ignore_index=-2)),
+    ],
+)
+def test_compute_groups_of_torchmetrics_join_only_what_counts_the_same(one, other):
+    """After the first batch all of these have equal states."""
+    metrics = MetricCollection({"one": one(), "other": other(), "same": one()})
+    metrics.update(torch.tensor([0.5, 0.6]), torch.tensor([0, 1]))
+    assert sorted(map(sorted, metrics.compute_groups.values())) == [["one", "same"], ["other"]]
+
+
+def test_joined_metrics_go_on_together():
+    metrics = MetricCollection([tc.ECE(task="binary"), tc.MCE(task="binary")])
+    for _ in range(3):
+        metrics.update(P, Y)
+    assert len(metrics.compute_groups) == 1
+    for name, function in (("ECE", tc.ece), ("MCE", tc.mce)):
+        torch.testing.assert_close(metrics.compute()[name], function(P, Y, task="binary").double())
+
+
+def test_collection_gradient_reaches_the_predictions():
+    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary")])
+    leaf = P.clone().requires_grad_()
+    sum(metrics(leaf, Y).values()).backward()
+    expected = P.clone().requires_grad_()
+    (tc.nll(expected, Y, task="binary") + tc.ece(expected, Y, task="binary")).backward()
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_collection_behaves_as_a_metric_collection():
+    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary")], prefix="val/", postfix="/x")
+    assert isinstance(metrics, MetricCollection)
+    metrics.update(P, Y)
+    for copied in (pickle.loads(pickle.dumps(metrics)), metrics.clone(prefix="test/")):
+        copied.update(P, Y)
+        assert len(copied.compute()) == 2
+    assert set(metrics.compute()) == {"val/NLL/x", "val/ECE/x"}
+    metrics.reset()
+    assert all(not m.update_called for m in metrics.values())
+    metrics.to(torch.bfloat16)
+    assert metrics["val/ECE/x"].state.dtype == torch.float64
+
+
+def test_collection_refuses_what_it_cannot_share():
+    with pytest.raises(TypeError, match="must be torchcalib metrics, got BinaryAccuracy as 'BinaryAccuracy'"):
+        tc.CalibrationCollection([tc.ECE(task="binary"), BinaryAccuracy()])
+    metrics = tc.CalibrationCollection([tc.ECE(task="binary")])
+    with pytest.raises(TypeError, match="BinaryAccuracy"):
+        metrics.add_metrics(BinaryAccuracy())
+    assert list(metrics.keys()) == ["ECE"]
+
+
+def test_collection_inside_a_metric_collection_still_works_as_single_metrics():
+    both = MetricCollection([tc.ECE(task="binary"), BinaryAccuracy()], compute_groups=False)
+    both.update(P, Y)
+    torch.testing.assert_close(both.compute()["ECE"], tc.ece(P, Y, task="binary").double())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: tc.ECE(task="binary", n_bins=10), "n_bins=10"),
+        (lambda: tc.ECE(task="binary", right=True), "right=True"),
+        (lambda: tc.ECE(task="binary", from_logits=True), "from_logits=True"),
+        (lambda: tc.ECE(task="multiclass"), "task='multiclass'"),
+        (lambda: tc.ECE(task="binary", batch_shape=(2,)), "batch_shape"),
+        (lambda: tc.MCE(task="binary"), "class"),
+    ],
+)
+def test_states_of_other_things_are_refused_never_merged(other, message):
+    metric = tc.ECE(task="binary")
+    metric.update(P, Y)
+    before = metric.compute()
+    with pytest.raises(ValueError, match=message):
+        metric.merge_state(other())
+    assert metric.compute() == before
+
+
+def test_merge_takes_a_dict_of_state_and_refuses_others():
+    metric, other = tc.ECE(task="binary"), tc.ECE(task="binary")
+    metric.update(P[:2], Y[:2])
+    other.update(P[2:], Y[2:])
+    metric.merge_state(other.metric_state)
+    torch.testing.assert_close(metric.compute(), tc.ece(P, Y, task="binary").double())
+    for wrong in ({}, {other.state_names[0]: other.state}, {"sums": other.state}):
+        with pytest.raises(ValueError, match="must hold 'description'"):
+            metric.merge_state(wrong)
+    with pytest.raises(ValueError, match=r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(3,\) float32'}"):
+        metric.merge_state({**other.metric_state, "sums": torch.zeros(3)})
+
+
+def test_bin_table_of_a_stream_is_that_of_one_call():
+    metric = tc.ECE(task="multiclass", num_classes=4, reduction="classwise", n_bins=5, with_ecd=True)
+    preds = torch.softmax(torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), -1)
+    target = torch.arange(60) % 4
+    metric.update(preds[:31], target[:31])
+    metric.update(preds[31:], target[31:])
+    whole = tc.bin_table(preds, target, task="multiclass", reduction="classwise", n_bins=5)
+    for name, column in metric.bin_table().to_dict().items():
+        torch.testing.assert_close(torch.from_numpy(column), torch.from_numpy(whole.to_dict()[name]), equal_nan=True)
+
+
+def test_bin_table_without_ecd_says_so():
+    metric = tc.ECE(task="binary")
+    metric.update(P, Y)
+    assert metric.bin_table().ecd.isnan().all()
+    torch.testing.assert_close(metric.bin_table().gap, tc.bin_table(P, Y, task="binary").gap)
+
+
+def test_repr_says_what_the_state_depends_on():
+    said = repr(tc.ECE(task="binary", n_bins=5, right=True))
+    assert said.startswith("ECE(task='binary', ")
+    assert "n_bins=5, right=True" in said
+
+
+def test_plot_draws_on_the_given_axes():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    ax = figure.subplots()
+    metric = tc.ECE(task="binary")
+    values = [metric(P, Y), metric(P, 1 - Y)]
+    drawn, on = metric.plot(values, ax=ax)
+    assert drawn is figure
+    assert on is ax
+    assert ax.lines
+    metric.plot(ax=figure.add_subplot())
+
+
+def test_wrong_device_is_named():
+    metric = tc.ECE(task="binary")
+    with pytest.raises(ValueError, match=r"`preds` must be on the metric's device \(cpu\), got meta"):
+        metric.update(P.to("meta"), Y.to("meta"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_update_off_the_cpu_never_asks_for_a_value(case):
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+    preds, target = (tensor.to("meta") for tensor in case.data())
+    metric = case.metric(ignore_index=-100).to("meta")
+    metric.update(preds, target, weights=torch.rand(40, device="meta"))
+    metric.update(preds, target)
+    if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
+        metric(preds, target)
+    assert all(tensor.device.type == "meta" for tensor in tensors(metric))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        metric.compute()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, monkeypatch):
+    """What `update` does on CUDA, with the numbers on the CPU where they can be looked at."""
+    from torchcalib.predictions import InputFormat
+
+    original = InputFormat.read
+    monkeypatch.setattr(
+        InputFormat, "read", lambda self, *args, **kwargs: original(self, *args, **{**kwargs, "drop_invalid": True})
+    )
+    preds, target = case.data(n=40)
+    clean, spoiled = case.metric(), case.metric()
+    keep = torch.ones(40, dtype=torch.bool)
+    keep[[3, 7]] = False
+    bad_preds, bad_target = preds.clone(), target.clone()
+    bad_preds[3], bad_target[7] = torch.nan, 99
+    clean.update(preds[keep], target[keep])
+    leaf = bad_preds.requires_grad_()
+    value = spoiled(leaf, bad_target)
+    per_row = 4 if case.task == "multilabel" else 1
+    assert spoiled.kind.left_out(spoiled.state).tolist() == [2 * per_row, 0]
+    torch.testing.assert_close(value, clean.compute(), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=rf"got {2 * per_row} with NaN"):
+        spoiled.compute()
+    if case.differentiable:
+        value.sum().backward()
+        assert leaf.grad[keep].isfinite().all()
+    spoiled.reset()
+    spoiled.update(preds, target)
+    torch.testing.assert_close(spoiled.compute(), case.call(preds, target).double())
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Switch the capture of a CUDA graph on and off; here what is captured is also done."""
+    on = []
+    monkeypatch.setattr("torchcalib.streaming.metric.is_captured", lambda _: bool(on))
+    return on
+
+
+def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
+    metric = tc.ECE(task="binary")
+    p, y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+    expected = tc.ece(p, y, task="binary").double()
+    metric.update(p, y)
+    capture.append(True)
+    metric.update(p, y)
+    capture.clear()
+    held = metric.state
+    before = held.clone()
+    close = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=0)
+    close(metric.compute(), expected)
+    metric.update(p, y)
+    close(metric(p, y), expected)
+    metric.merge_state(metric.clone())
+    assert metric.state is held
+    close(held, 4 * before)
+    with pytest.raises(ValueError, match="probabilities"):
+        metric.update(p + 1, y)
+    assert metric.state is held
+    metric.reset()
+    assert metric.state is held
+    assert not held.any()
+    held += before  # a replay, which Python does not see
+    close(metric.compute(), expected)
+    held[2:] = 0
+    assert metric.compute().isnan()
+
+
+def test_capture_of_what_a_replay_would_not_repeat_is_refused(capture):
+    p, y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+    refused = [
+        (tc.TCE(task="binary"), "update"),
+        (tc.Bootstrapped(tc.NLL(task="binary")), "update"),
+        (tc.NLL(task="binary"), "forward"),
+    ]
+    capture.append(True)
+    for metric, method in refused:
+        with pytest.raises(RuntimeError, match="must be updated outside of the capture of a CUDA graph"):
+            getattr(metric, method)(p, y)
+        assert metric.update_count == 0
+    tc.TCE(task="binary", resolution=64).update(p, y)
