@@ -273,6 +273,22 @@ def once_a_path(cases, paths):
         seen |= own
 
 
+def path_of(case):
+    """How a case gets from its input to its state: batching, weights, merging and saving depend on nothing else."""
+    metric = case.metric()
+    return type(metric.kind), type(getattr(metric, "recipe", None)), case.task, case.options.get("reduction")
+
+
+def formula_of(case):
+    """What a case computes of its state: the class and its own options, whatever the task and the events."""
+    shared = {"from_logits", "reduction", "priors", "average", "positive_classes"}
+    return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
+
+
+ONE_OF_EACH_PATH = list(once_a_path(CASES, lambda case: {path_of(case)}))
+ONE_OF_EACH_FORMULA = list(once_a_path(CASES, lambda case: {formula_of(case)}))
+
+
 def once_a_kind(cases):
     """All cases; those that differ from one before them in `from_logits` alone run in the extended run."""
     return once_a_path(cases, lambda case: {kind_of(case)})

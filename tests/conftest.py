@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import CASES, once_a_kind
+from cases import CASES, ONE_OF_EACH_FORMULA, ONE_OF_EACH_PATH, once_a_kind
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
@@ -30,6 +30,18 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(params=once_a_kind(CASES))
 def case(request):
+    return request.param
+
+
+@pytest.fixture(params=ONE_OF_EACH_PATH)
+def path(request):
+    """A case for each path from input to state; the others in the extended run."""
+    return request.param
+
+
+@pytest.fixture(params=ONE_OF_EACH_FORMULA)
+def formula(request):
+    """A case for each formula on top of a state; the others in the extended run."""
     return request.param
 
 
