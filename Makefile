@@ -1,37 +1,92 @@
 # Two commands do everything on a machine that has only Python 3.11+, its venv module and make:
-#   make demo    makes the venv, installs, and runs the main job
-#   make test    makes the venv, installs, and runs all tests, doctests, linters and type checks
+#   make demo       makes the venv, installs what the demo needs, and runs the main job
+#   make test       makes the venv, installs the development tools, and runs ruff, the tests and the doctests (5 minutes)
+#
+# For maintainers and CI:
+#   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions
+#   make coverage   measures line and branch coverage of `make test`
+#   make soak | fuzz | mutants | tables   take up to hours; run them when what they test has changed
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
+PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+TWO_CORES := --numprocesses 2 --dist worksteal
+QUIET := -q --no-header -p no:cacheprovider
+# What computes numbers: these tests run in every environment below
+NUMERICAL := tests/kernels tests/binomial tests/contract tests/streaming
 
-.PHONY: demo test test-slow lint install clean
+.PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz mutants tables install clean
 
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
 
-test: $(STAMP) lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+test: $(VENV)/.dev lint
+	$(PYTEST) $(TWO_CORES)
 
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
-
-lint: $(STAMP)
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+test-all: types extended matrix lowest coverage
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-install: $(STAMP)
+extended: $(VENV)/.dev
+	$(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
 
-$(STAMP): pyproject.toml constraints.txt
+# Other instruction sets, numbers of threads, and a machine without numba
+matrix: $(VENV)/.dev
+	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=x86-64-v3 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
+	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
+	TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
+	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
+
+# The lowest versions that pyproject.toml allows, but for torch: its older builds bring CUDA packages of several GB.
+# `make lowest LOWEST_TORCH=2.8.0` takes them.
+LOWEST_TORCH ?=
+lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) --ignore tests/integrations
+
+coverage: $(VENV)/.dev
+	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
+
+soak: $(VENV)/.dev
+	$(PYTEST) -m long tests/streaming/test_faults.py
+
+fuzz: $(VENV)/.dev
+	$(PYTEST) -m long tests/contract/test_fuzz.py
+
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/mutants.py
+
+tables: $(VENV)/.dev
+	$(BIN)/python $(PIP_INSTALL) --editable ".[benchmarks]"
+	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.power
+
+install: $(VENV)/.dev
+
+# torch first and alone, so that no other package's range picks a build of it
+$(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# torch first and alone, so that no other package's range picks a build of it
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python $(PIP_INSTALL) torch
+	$(BIN)/python $(PIP_INSTALL) --editable ".[demo]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python $(PIP_INSTALL) --editable ".[dev]"
+	touch $@
+
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH),--constraint constraints.txt torch)
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[report,data,demo,fast,test]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-report
+	rm -rf $(VENV) $(LOWEST) demo-report

@@ -1,0 +1,250 @@
+"""Mutation test: make random small defects in the modules that compute numbers, and list those that no test notices.
+
+Run `make mutants`, or `python tests/mutants.py --number 30 --seed 1` for a sample. First the suite runs once under
+coverage, so that a mutant of a function is held only against the tests that call this function. A mutant survives if
+all of them pass. Some survivors are equivalent to the original; the others show what has no test.
+"""
+
+import argparse
+import ast
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = (  # whatever computes numbers; Triton's kernels need a GPU
+    "kernels/*.py", "binomial/*.py", "predictions/*.py", "streaming/*.py", "scores/**/*.py", "binned/*.py",
+    "ranked/*.py", "canonical/*.py", "binless/*.py", "losses/*.py", "calibrators/*.py", "calibration_loss/*.py",
+    "consistency/*.py", "bootstrap/*.py", "bins.py", "binnings.py", "statistics.py", "samples.py", "reductions.py",
+    "states.py", "bounded.py",
+)  # fmt: skip
+OPERATORS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+@dataclass
+class Mutant:
+    """One defect: the text of a syntax node, replaced."""
+
+    file: str
+    line: int
+    function: str
+    start: int  # in bytes of the file
+    end: int
+    before: str
+    after: str
+    outcome: str = ""
+
+    def __str__(self) -> str:
+        shorten = lambda text: " ".join(text.split())[:90]  # noqa: E731
+        return f"{self.file}:{self.line} ({self.function}): {shorten(self.before)} -> {shorten(self.after)}"
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Yield every mutant of a file."""
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def changed(node: ast.AST, function: str, after: str) -> Mutant:
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        before = source[start:end].decode()
+        return Mutant(str(path.relative_to(ROOT)), node.lineno, function, start, end, before, after)
+
+    def walk(node: ast.AST, function: str) -> Iterator[Mutant]:
+        if isinstance(node, ast.JoinedStr | ast.Raise):  # messages
+            return
+        after = mutated(node)
+        if after is not None:
+            yield changed(node, function, after)
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    named = isinstance(child, ast.FunctionDef | ast.ClassDef)
+                    yield from walk(child, f"{function}.{child.name}".lstrip(".") if named else function)
+
+    yield from walk(ast.parse(source), "")
+
+
+def mutated(node: ast.AST) -> str | None:
+    """Return the text that a node is replaced by, or None if it has no mutant."""
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            return f"({ast.unparse(ast.BinOp(left, OPERATORS[type(op)](), right))})"
+        case ast.Compare(left, [op], right) if type(op) in OPERATORS:
+            return f"({ast.unparse(ast.Compare(left, [OPERATORS[type(op)]()], right))})"
+        case ast.BoolOp(op, values):
+            return f"({ast.unparse(ast.BoolOp(OPERATORS[type(op)](), values))})"
+        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert(), operand):
+            return f"({ast.unparse(operand)})"
+        case ast.Constant(bool() as value):
+            return str(not value)
+        case ast.Constant(int() as value):
+            return str(value + 1)
+        case ast.Constant(float() as value):
+            return repr(2 * value if value else 0.5)
+        case ast.AugAssign():
+            return "pass"
+        case ast.Expr(ast.Call()):
+            return "pass"
+        case ast.Assign([ast.Name(name)], value) if any(getattr(x, "id", "") == name for x in ast.walk(value)):
+            return "pass"  # a step of a computation: `x = x.clamp(0)`
+        case ast.Assign([ast.Subscript()]):
+            return "pass"
+    return None
+
+
+def tests_by_function(data: CoverageData, root: Path) -> dict[tuple[str, str], set[str]]:
+    """Return the tests that run each function, by file and name; by file and "" those that run any of it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for name in data.measured_files():
+        path = Path(name)
+        contexts = {line: {c for c in of if c} for line, of in data.contexts_by_lineno(name).items()}
+        file = str(path.relative_to(root))
+        found[file, ""] = set().union(*contexts.values())
+
+        def visit(node: ast.AST, prefix: str, file: str = file, contexts: dict = contexts) -> None:
+            for child in ast.iter_child_nodes(node):
+                own = prefix
+                if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                    own = f"{prefix}.{child.name}".lstrip(".")
+                    body = range(child.body[0].lineno, child.end_lineno + 1)
+                    found[file, own] = set().union(*(contexts.get(line, set()) for line in body))
+                visit(child, own)
+
+        visit(ast.parse(path.read_text()), "")
+    return found
+
+
+def selected(mutant: Mutant, tests: dict[tuple[str, str], set[str]]) -> list[str]:
+    """Return the tests that a mutant is held against, those of its own folder first.
+
+    Loops that numba compiles leave no trace: for them the tests of their folder and of the contract count. What runs in
+    the set-up of a test may be shared by the tests of its file, so that all of them count.
+    """
+    contexts = tests.get((mutant.file, mutant.function)) or tests.get((mutant.file, "")) or set()
+    chosen = {context.rpartition("|")[0] for context in contexts if context.endswith("|run")}
+    chosen |= {context.partition("::")[0] for context in contexts if not context.endswith("|run")}
+    folder = mutant.file.split("/")[1].removesuffix(".py")
+    if not chosen:
+        chosen = {"tests/" + folder, "tests/contract"}
+    whole = {name for name in chosen if "::" not in name}
+    chosen = whole | {name for name in chosen if name.partition("::")[0] not in whole}
+    return sorted(chosen, key=lambda name: (f"/{folder}/" not in name, "contract" not in name, name))
+
+
+def run_tests(tree: Path, arguments: list[str], timeout: float, **variables: str) -> tuple[int, str]:
+    """Run pytest in a copy of the project; return its exit code and output. A run that takes too long has failed."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "timeout"
+    return done.returncode, done.stdout + done.stderr
+
+
+def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> None:
+    """Put a mutant into a tree, run the tests against it, and set its outcome."""
+    path = tree / mutant.file
+    original, times = path.read_bytes(), (path.stat().st_atime, path.stat().st_mtime)
+    path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
+    with TemporaryDirectory() as folder:
+        variables = {"PYTHONDONTWRITEBYTECODE": "1"}
+        if "numba" in mutant.file:  # kernels of other files hold a compiled copy of what they call
+            variables["NUMBA_CACHE_DIR"] = folder
+        listed = Path(folder) / "tests"
+        listed.write_text("\n".join(tests))
+        try:
+            code, output = run_tests(tree, ["-x", f"@{listed}"], timeout, **variables)
+        finally:
+            path.write_bytes(original)
+            os.utime(path, times)
+    if code in (4, 5) and "ImportError while loading conftest" not in output:
+        raise RuntimeError(f"pytest found no tests for {mutant}:\n{output[-2000:]}")
+    first = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    mutant.outcome = "survived" if code == 0 else f"killed by {first[1] if first else output.strip()[-60:]}"
+
+
+def copy_tree(target: Path) -> Path:
+    """Copy the files that git tracks, and what numba has compiled of them."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("torchcalib/**/__pycache__/*.nb?")]
+    for name in names + compiled:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def measure_coverage(tree: Path) -> CoverageData:
+    """Run the suite under coverage; its tests are the contexts."""
+    options = ["--numprocesses", "2", "--cov", "--cov-context=test", "--cov-report="]
+    code, output = run_tests(tree, options, 3600)
+    if code:
+        raise RuntimeError(f"the tests must pass without a mutant:\n{output[-2000:]}")
+    data = CoverageData(tree / ".coverage")
+    data.read()
+    return data
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--number", type=int, default=150, help="of mutants")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for a mutant")
+    parser.add_argument("--out", type=Path, help="file for the outcomes, as JSON")
+    given = parser.parse_args()
+    os.environ.setdefault("TORCHCALIB_DATA", str(ROOT.parent / "shared" / "data"))
+    files = sorted({path for pattern in MODULES for path in (ROOT / "torchcalib").glob(pattern)})
+    every = [mutant for path in files if "triton" not in path.name for mutant in mutants_of(path)]
+    mutants = random.Random(given.seed).sample(every, given.number)
+    print(f"{len(mutants)} of {len(every)} mutants in {len(files)} files")
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(given.workers) as pool:
+        trees: queue.Queue[Path] = queue.Queue()
+        for k in range(given.workers):
+            trees.put(copy_tree(Path(folder) / str(k)))
+        first = Path(folder) / "0"
+        tests = tests_by_function(measure_coverage(first), first)
+
+        def work(mutant: Mutant) -> None:
+            tree = trees.get()
+            try:
+                try_mutant(mutant, tree, selected(mutant, tests), given.timeout)
+            finally:
+                trees.put(tree)
+            print(mutant.outcome, mutant, sep="\t", flush=True)
+            if given.out:
+                given.out.write_text(json.dumps([asdict(mutant) for mutant in mutants], indent=1))
+
+        list(pool.map(work, mutants))
+    print(dict(Counter(mutant.outcome.partition(" ")[0] for mutant in mutants)))
+    for mutant in mutants:
+        if mutant.outcome == "survived":
+            print("survived:", mutant)
+
+
+if __name__ == "__main__":
+    main()
