@@ -290,38 +290,57 @@ def reported(task, soft):
     return preds, target
 
 
-@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-@pytest.mark.parametrize("soft", [False, True])
-def test_a_report_is_that_of_the_rows_that_are_left_and_says_how_many_are_not(task, soft):
+def reported_with_gaps(task, soft):
+    """Predictions and targets as they are, and with rows 3 and 5 missing."""
     preds, target = reported(task, soft)
-    bad, gone, weights = preds.clone(), target.clone(), torch.full((80,), 0.5)
-    bad[3], weights[3] = NAN, 1.25
-    if soft:
-        gone[5] = NAN
-    else:
-        bad[5] = NAN
+    bad, gone = preds.clone(), target.clone()
+    bad[3] = NAN
+    (gone if soft else bad)[5] = NAN
+    return preds, target, bad, gone
+
+
+WEIGHTS = torch.where(torch.arange(80) == 3, 1.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "soft", "weights"),
+    [
+        ("binary", False, None),
+        ("binary", True, WEIGHTS),
+        ("multiclass", False, (4 * WEIGHTS).long()),
+        ("multiclass", True, None),
+        ("multilabel", False, WEIGHTS),
+        ("multilabel", True, (4 * WEIGHTS).long()),
+    ],
+)
+def test_a_report_is_that_of_the_rows_that_are_left_and_says_how_many_are_not(task, soft, weights):
+    preds, target, bad, gone = reported_with_gaps(task, soft)
     left = torch.ones(80, dtype=torch.bool)
     left[[3, 5]] = False
-    for given in (None, weights, (4 * weights).round().long()):
-        found = tc.report(bad, gone, task=task, weights=given, nan_policy="drop", with_calibration=False)
-        weighed = None if given is None else given[left]
-        expected = tc.report(preds[left], target[left], task=task, weights=weighed, with_calibration=False)
-        n = 2 * (3 if task == "multilabel" else 1)
-        assert (found.n_dropped, expected.n_dropped) == (n, 0)
-        assert found.notes[-1].startswith(f"{n} {'labels of samples' if task == 'multilabel' else 'samples'} hold NaN")
-        assert found.notes[:-1] == expected.notes
-        assert found.n == expected.n
-        assert found.sentence == expected.sentence
-        for line, other in zip(found.lines, expected.lines, strict=True):
-            assert line.key == other.key
-            assert line.value == pytest.approx(other.value, rel=1e-9, abs=1e-12, nan_ok=True)
-            assert str(line.interval) == str(other.interval)
-    whole = tc.report(bad, gone, task=task, nan_policy="drop", with_intervals=False)
+    found = tc.report(bad, gone, task=task, weights=weights, nan_policy="drop", with_calibration=False)
+    weighed = None if weights is None else weights[left]
+    expected = tc.report(preds[left], target[left], task=task, weights=weighed, with_calibration=False)
+    n = 2 * (3 if task == "multilabel" else 1)
+    assert (found.n_dropped, expected.n_dropped) == (n, 0)
+    assert found.notes[-1].startswith(f"{n} {'labels of samples' if task == 'multilabel' else 'samples'} hold NaN")
+    assert found.notes[:-1] == expected.notes
+    assert found.n == expected.n
+    assert found.sentence == expected.sentence
+    for line, other in zip(found.lines, expected.lines, strict=True):
+        assert line.key == other.key
+        assert line.value == pytest.approx(other.value, rel=1e-9, abs=1e-12, nan_ok=True)
+        assert str(line.interval) == str(other.interval)
+
+
+@pytest.mark.parametrize(("task", "soft"), [("binary", False), ("multiclass", True), ("multilabel", False)])
+def test_what_a_report_says_of_calibrators_is_that_of_the_rows_that_are_left(task, soft):
+    preds, target, bad, gone = reported_with_gaps(task, soft)
+    found = tc.report(bad, gone, task=task, nan_policy="drop", with_intervals=False)
     weights = torch.ones(80)
     weights[[3, 5]] = 0
     expected = tc.report(preds, target, task=task, weights=weights, with_intervals=False)
-    assert whole.calibration is not None
-    for gain, other in zip(whole.calibration.gains, expected.calibration.gains, strict=True):
+    assert found.calibration is not None
+    for gain, other in zip(found.calibration.gains, expected.calibration.gains, strict=True):
         assert gain.value == pytest.approx(other.value, rel=1e-9)
 
 
