@@ -78,6 +78,7 @@ class System:
 
     def __init__(self, arrays):
         self.target, self.folds = arrays["targets"].long(), arrays["fold_seed0"]
+        self.after = {}  # calibrated scores, by what they were, the calibrator and what it was trained on
         raw = log_probs(arrays)
         self.scores = {"raw": raw}
         self.scores["cal"] = self.cross_validated(raw, "d")
@@ -92,10 +93,11 @@ class System:
         """Compute an entry by its name."""
         which, name = case.split("/", 1)
         if which == "raw_extra" or name.endswith("_dxv"):
-            return self.trained(self.scores[which.removesuffix("_extra")], name)
+            return self.trained(which.removesuffix("_extra"), name)
         return measure(self.scores[which], self.target, name)
 
-    def trained(self, raw, name):
+    def trained(self, which, name):
+        raw = self.scores[which]
         what, kind, how = re.fullmatch(r"(?:i64_)?(.*)_(?:([dt])(xv|tt)|htt15|pav|minmax)", name).groups()
         if name.endswith("minmax"):
             log_odds = raw[:, 1] - raw[:, 0]
@@ -113,7 +115,9 @@ class System:
         if what.startswith("rcl"):
             score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
             return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **trained, **multi)
-        return measure(tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi), self.target, what)
+        if (which, kind, how) not in self.after:
+            self.after[which, kind, how] = tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi)
+        return measure(self.after[which, kind, how], self.target, what)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
