@@ -264,13 +264,22 @@ def squared_gap(b):
 CASES = list(_cases())
 
 
-def once_a_path(cases, paths):
-    """All cases; one of which all `paths` have been taken by cases before it runs in the extended run alone."""
-    seen = set()
+def covering(cases, keys, extended):
+    """Cases for the normal run, each with a key that none before it has; for the extended run one for each key of its.
+
+    Args:
+        cases: in the order in which they are chosen.
+        keys: the set of things that a case covers.
+        extended: what the extended run covers; a case that adds nothing there either is left out.
+    """
+    seen, seen_at_length = set(), set()
     for case in cases:
-        own = paths(case)
+        own, finer = keys(case), extended(case)
+        if own <= seen and finer in seen_at_length:
+            continue
         yield pytest.param(case, id=str(case), marks=[pytest.mark.extended] * (own <= seen))
         seen |= own
+        seen_at_length.add(finer)
 
 
 def path_of(case):
@@ -285,15 +294,35 @@ def formula_of(case):
     return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
 
 
-ONE_OF_EACH_PATH = list(once_a_path(CASES, lambda case: {path_of(case)}))
-ONE_OF_EACH_FORMULA = list(once_a_path(CASES, lambda case: {formula_of(case)}))
+def kind_of(case):
+    options = (f"{name}={case.options[name]}" for name in sorted(case.options) if name != "from_logits")
+    return case.cls, case.task, *options
+
+
+def anything(case):
+    return True
+
+
+def in_any_order(case):
+    """Whether the value depends on the rows alone. Blocks are cut in the order given: test_skce has their laws."""
+    return not case.in_blocks
+
+
+def differentiable(case):
+    return case.differentiable
+
+
+def paths(where=anything):
+    """Parameters for a law of paths: a case for each path; in the extended run one of each class and path."""
+    some = filter(where, CASES)
+    return list(covering(some, lambda case: {path_of(case)}, lambda case: (case.cls, path_of(case))))
+
+
+def formulas(where=anything):
+    """Parameters for a law of values: a case for each formula; in the extended run one of each setting."""
+    return list(covering(filter(where, CASES), lambda case: {formula_of(case)}, kind_of))
 
 
 def once_a_kind(cases):
     """All cases; those that differ from one before them in `from_logits` alone run in the extended run."""
-    return once_a_path(cases, lambda case: {kind_of(case)})
-
-
-def kind_of(case):
-    options = (f"{name}={case.options[name]}" for name in sorted(case.options) if name != "from_logits")
-    return case.cls, case.task, *options
+    return covering(cases, lambda case: {kind_of(case)}, str)

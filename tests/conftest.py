@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import CASES, ONE_OF_EACH_FORMULA, ONE_OF_EACH_PATH, once_a_kind
+from cases import CASES, formulas, once_a_kind, paths
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
@@ -33,15 +33,15 @@ def case(request):
     return request.param
 
 
-@pytest.fixture(params=ONE_OF_EACH_PATH)
+@pytest.fixture(params=paths())
 def path(request):
-    """A case for each path from input to state; the others in the extended run."""
+    """A case for each path from input to state; in the extended run one of each class and path."""
     return request.param
 
 
-@pytest.fixture(params=ONE_OF_EACH_FORMULA)
+@pytest.fixture(params=formulas())
 def formula(request):
-    """A case for each formula on top of a state; the others in the extended run."""
+    """A case for each formula on top of a state; in the extended run one of each setting."""
     return request.param
 
 

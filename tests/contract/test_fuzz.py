@@ -1,6 +1,6 @@
 """Whatever comes in, in whatever order: the value of the slow loops, or an error that says what must hold.
 
-Input is drawn by hypothesis, the same in every run. The long profile (`make test-slow`) draws 8,000 examples.
+Input is drawn by hypothesis, the same in every run. The long profile (marker `long`) draws 8,000 examples.
 """
 
 import math
@@ -391,7 +391,7 @@ def test_values_are_those_of_the_slow_loops_or_an_error_says_why(call):
     value_or_error(call)
 
 
-@pytest.mark.extended
+@pytest.mark.long
 @LONG
 @given(inputs())
 def test_values_are_those_of_the_slow_loops_or_an_error_says_why_at_length(call):
@@ -555,7 +555,7 @@ def test_calls_in_any_order_count_every_batch_once(data):
     in_any_order(data)
 
 
-@pytest.mark.extended
+@pytest.mark.long
 @LONG
 @given(st.data())
 def test_calls_in_any_order_count_every_batch_once_at_length(data):

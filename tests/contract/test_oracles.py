@@ -9,7 +9,7 @@ from functools import partial
 import oracles
 import pytest
 import torch
-from cases import CASES, N_CLASSES, Case
+from cases import CASES, N_CLASSES, Case, differentiable
 
 import torchcalib as tc
 from torchcalib.binless import EventMetric
@@ -44,9 +44,10 @@ ADDITIVE = [
 ]
 
 
-@pytest.fixture(params=ADDITIVE, ids=str)
-def case(request):
-    return request.param
+BY_CLASS = {
+    cls.__name__: [case for case in ADDITIVE if case.cls is cls] for cls in {case.cls: None for case in ADDITIVE}
+}
+by_class = pytest.mark.parametrize("cases", BY_CLASS.values(), ids=list(BY_CLASS))
 
 
 def probabilities(case, preds):
@@ -64,7 +65,9 @@ def series(case, preds, target):
     """One (rows q, rows t) per output: itself, or one per label."""
     probs = probabilities(case, preds)
     if chosen := case.options.get("positive_classes"):
-        return [oracles.as_rows([sum(row[k] for k in chosen) for row in probs], [int(h in chosen) for h in target])]
+        classes = range(N_CLASSES)
+        rows = [[sum(row[k] for k in classes if (k in chosen) == inside) for inside in (False, True)] for row in probs]
+        return [(rows, [oracles.one_hot(int(h in chosen), 2) for h in target])]
     if case.task == "multiclass":
         return [(probs, [oracles.one_hot(h, N_CLASSES) for h in target])]
     if case.task == "binary":
@@ -139,42 +142,52 @@ def oracle(case, preds, target, weights):
     return values
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_slow_loop_value(case, seed):
-    preds, target = case.data(n=35, seed=seed)
-    ones = [1.0] * 35
-    expected = torch.tensor(oracle(case, preds.tolist(), target.tolist(), ones), dtype=torch.float64)
-    torch.testing.assert_close(case.call(preds, target), expected, rtol=1e-12, atol=1e-13)
+def check(case, preds, target, weights, what):
+    counted = [1.0] * len(target) if weights is None else weights.tolist()
+    expected = torch.tensor(oracle(case, preds.tolist(), target.tolist(), counted), dtype=torch.float64)
+    torch.testing.assert_close(
+        case.call(preds, target, weights=weights),
+        expected,
+        rtol=1e-12,
+        atol=1e-13,
+        msg=lambda m: f"{case}, {what}: {m}",
+    )
 
 
-def test_slow_loop_value_with_weights(case):
-    preds, target = case.data(n=35)
-    weights = torch.rand(35, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    weights[::5] = 0
-    if case.options.get("debiased"):
-        weights = weights.mul(4).round()  # n - 1 is a sample variance's only for whole copies, as in the loop
-    expected = torch.tensor(oracle(case, preds.tolist(), target.tolist(), weights.tolist()), dtype=torch.float64)
-    torch.testing.assert_close(case.call(preds, target, weights=weights), expected, rtol=1e-12, atol=1e-13)
+@by_class
+def test_slow_loop_values(cases):
+    """Of three samples, and of one with weights."""
+    for case in cases:
+        for seed in range(3):
+            check(case, *case.data(n=35, seed=seed), None, f"seed {seed}")
+        weights = torch.rand(35, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        weights[::5] = 0
+        if case.options.get("debiased"):
+            weights = weights.mul(4).round()  # n - 1 is a sample variance's only for whole copies, as in the loop
+        check(case, *case.data(n=35), weights, "weights")
 
 
-def test_slow_loop_gradient(case):
-    if not case.differentiable:
-        pytest.skip("a decision has no gradient")
-    preds, target = case.data(n=6, seed=1)
-    labels, ones, step = target.tolist(), [1.0] * 6, 1e-6
-    if "priors" in case.options:
-        preds, target = case.data(n=24, seed=1)
-        labels, ones = target.tolist(), [1.0] * 24
-    leaf = preds.clone().requires_grad_()
-    case.call(leaf, target, validate_args=False).sum().backward()
-    for at in [(0,), (3,), (5,)] if case.task == "binary" else [(0, 0), (3, 2), (5, 3)]:
-        values = []
-        for sign in (1, -1):
-            moved = preds.clone()
-            moved[at] += sign * step
-            value = oracle(case, moved.tolist(), labels, ones)
-            values.append(sum(value) if isinstance(value, list) else value)
-        assert leaf.grad[at].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
+@by_class
+def test_slow_loop_gradients(cases):
+    for case in filter(differentiable, cases):
+        n = 24 if "priors" in case.options else 6
+        preds, target = case.data(n=n, seed=1)
+        leaf = preds.clone().requires_grad_()
+        case.call(leaf, target, validate_args=False).sum().backward()
+        for at in [(0,), (3,), (5,)] if case.task == "binary" else [(0, 0), (3, 2), (5, 3)]:
+            slope = slope_of_oracle(case, preds, target, at)
+            assert leaf.grad[at].item() == pytest.approx(slope, rel=1e-6, abs=1e-8), (str(case), at)
+
+
+def slope_of_oracle(case, preds, target, at, step=1e-6):
+    """The central difference of the slow loop in one entry."""
+    values = []
+    for sign in (1, -1):
+        moved = preds.clone()
+        moved[at] += sign * step
+        value = oracle(case, moved.tolist(), target.tolist(), [1.0] * len(target))
+        values.append(sum(value) if isinstance(value, list) else value)
+    return (values[0] - values[1]) / (2 * step)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])

@@ -12,6 +12,7 @@ import torch
 import torchcalib as tc
 
 SIDE = {"left_closed": False, "right_closed": True}
+SHORT = {"with_intervals": False, "with_calibration": False}  # a report of values alone
 NORM = {"l1": tc.ece, "l2": tc.rmsce, "max": tc.mce}
 
 
@@ -75,7 +76,7 @@ COVERED = [
     (r"multi/nll_naive", lambda a: _naive(a, tc.nll)),
     (r"multi/brier_naive_over_K", lambda a: _naive(a, tc.brier_score) / (a["targets"].max() + 1)),
     (r"multi/ecd_eq12", lambda a: tc.ecd(**scores_of(a))),
-    (r"multi/accuracy", lambda a: torch.tensor(tc.report(**scores_of(a))["accuracy"], dtype=torch.float64)),
+    (r"multi/accuracy", lambda a: torch.tensor(tc.report(**scores_of(a), **SHORT)["accuracy"], dtype=torch.float64)),
     (r"raw/ce", lambda a: tc.nll(**scores_of(a))),
     (r"raw/nce", lambda a: tc.nll(**scores_of(a), normalize="prior")),
     (r"raw/bs", lambda a: tc.brier_score(**scores_of(a), normalize="classes")),
@@ -174,8 +175,8 @@ def test_recorded_simulated_systems(recorded, expected, k, system):
 
 
 def test_no_recorded_entry_of_real_systems_is_missed(expected):
-    """Every `bin/` and `multi/` entry is read here or, where the order of samples matters, in test_ranked_golden."""
-    from test_ranked_golden import COVERED as ORDERED
+    """Every `bin/` and `multi/` entry is read here or, where the order of samples matters, in test_recorded_ranked."""
+    from contract.test_recorded_ranked import COVERED as ORDERED  # which imports this module
 
     names = {entry["case"] for entry in expected if entry["case"].startswith(("bin/", "multi/"))}
     assert len(names) == 62

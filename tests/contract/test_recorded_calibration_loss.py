@@ -3,7 +3,7 @@
 Counts of what was checked say that no entry was missed; see also the last test.
 
 The recordings are not part of the project; see `recorded` in conftest. Scores of the raw systems are checked in
-test_golden. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
+test_recorded. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
 """
 
 import re
@@ -21,7 +21,7 @@ SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "
 FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
 CALIBRATORS = {"d": tc.DPCalibration(), "t": tc.Temperature()}
 FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
-# How many entries a system has; the raw scores among them, 16 or (with those of two classes) 14, are of test_golden.
+# How many entries a system has; the raw scores among them, 16 or (with those of two classes) 14, are of test_recorded.
 ENTRIES = {"raw": 18, "cal": 16, "calt": 16, "calp": 16, "raw_extra": 31}
 ENTRIES_OF_MANY_CLASSES = {"raw": 16, "cal": 14, "calt": 14, "raw_extra": 24}
 RAW_SCORES = re.compile("|".join(pattern for pattern, _ in COVERED))
@@ -78,6 +78,7 @@ class System:
 
     def __init__(self, arrays):
         self.target, self.folds = arrays["targets"].long(), arrays["fold_seed0"]
+        self.after = {}  # calibrated scores, by what they were, the calibrator and what it was trained on
         raw = log_probs(arrays)
         self.scores = {"raw": raw}
         self.scores["cal"] = self.cross_validated(raw, "d")
@@ -92,10 +93,11 @@ class System:
         """Compute an entry by its name."""
         which, name = case.split("/", 1)
         if which == "raw_extra" or name.endswith("_dxv"):
-            return self.trained(self.scores[which.removesuffix("_extra")], name)
+            return self.trained(which.removesuffix("_extra"), name)
         return measure(self.scores[which], self.target, name)
 
-    def trained(self, raw, name):
+    def trained(self, which, name):
+        raw = self.scores[which]
         what, kind, how = re.fullmatch(r"(?:i64_)?(.*)_(?:([dt])(xv|tt)|htt15|pav|minmax)", name).groups()
         if name.endswith("minmax"):
             log_odds = raw[:, 1] - raw[:, 0]
@@ -113,7 +115,9 @@ class System:
         if what.startswith("rcl"):
             score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
             return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **trained, **multi)
-        return measure(tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi), self.target, what)
+        if (which, kind, how) not in self.after:
+            self.after[which, kind, how] = tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi)
+        return measure(self.after[which, kind, how], self.target, what)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -169,7 +173,7 @@ def test_recorded_table_1(expected):
 
 
 def test_no_recorded_entry_of_these_families_is_missed(expected):
-    """Every family by its name; those of systems are counted above, entry by entry, and raw scores in test_golden."""
+    """Every family by its name; those of systems are counted above, entry by entry, and raw scores in test_recorded."""
     families = Counter(entry["case"].split("/")[0] for entry in expected)
     assert {name: families[name] for name in FAMILIES} == {
         name: 2 * ENTRIES[name] + 3 * ENTRIES_OF_MANY_CLASSES.get(name, 0) for name in FAMILIES
@@ -182,7 +186,7 @@ def test_no_recorded_entry_of_these_families_is_missed(expected):
     for entry in expected:
         if match := re.fullmatch(r"ferrer/synthetic/(K\d+)\|(?!counts).*", entry["case"]):
             values[match[1]] |= entry["value"].keys()
-    scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # of test_golden
+    scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # of test_recorded
     for k, calibrators, more in (("K2", ("aff", "tem", "his"), {"eceBIN15"}), ("K10", ("aff", "tem"), set())):
         losses = {
             f"{w}_{c}_{how}" for w in ("rcl_ce", "rcl_bs", "semiemp_ce") for c in calibrators for how in ("xv", "tt")

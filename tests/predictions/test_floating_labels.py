@@ -6,7 +6,7 @@ from dataclasses import replace
 import oracles
 import pytest
 import torch
-from cases import CASES, N_CLASSES
+from cases import CASES, N_CLASSES, covering, path_of
 from scipy import stats
 
 import torchcalib as tc
@@ -26,7 +26,9 @@ TESTED = [
     and case.options.get("component", "ici") == "ici"
     and case.cls is not tc.SmECE  # of many cells, whose sums are looked at below
 ]
-by_case = pytest.mark.parametrize("case", TESTED, ids=str)
+by_case = pytest.mark.parametrize(
+    "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
+)
 
 
 def same(found, expected):

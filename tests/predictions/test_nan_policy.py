@@ -4,6 +4,7 @@ The oracle is the same metric on the rows that are left, chosen by hand.
 """
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -38,21 +39,21 @@ def spoiled(case, preds):
     return preds, left
 
 
-def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(case, monkeypatch):
+def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(path, monkeypatch):
     from torchcalib.predictions import InputFormat
 
-    preds, target = case.data(n=40)
-    bad, left = spoiled(case, preds)
-    n = 3 * (N_CLASSES if case.task == "multilabel" else 1)
+    preds, target = path.data(n=40)
+    bad, left = spoiled(path, preds)
+    n = 3 * (N_CLASSES if path.task == "multilabel" else 1)
     leaf = bad.clone().requires_grad_()
-    value = case.call(leaf, target, nan_policy="drop")
-    close(value, case.call(preds[left], target[left]))
-    if case.differentiable:
+    value = path.call(leaf, target, nan_policy="drop")
+    close(value, path.call(preds[left], target[left]))
+    if path.differentiable:
         value.sum().backward()
         assert leaf.grad.isfinite().all()
         assert not leaf.grad[~left].any()
-    weights = case.weights(40)
-    metric, clean = case.metric(nan_policy="drop"), case.metric()
+    weights = path.weights(40)
+    metric, clean = path.metric(nan_policy="drop"), path.metric()
     metric.update(bad, target, weights=weights)
     clean.update(preds[left], target[left], weights=weights[left])
     close(metric(bad, target), clean(preds[left], target[left]))
@@ -67,7 +68,7 @@ def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(case, mon
     monkeypatch.setattr(InputFormat, "read", lambda self, *a, **k: original(self, *a, **{**k, "drop_invalid": True}))
     metric.update(bad, target)
     assert metric.kind.left_out(metric.state).tolist() == [0, n]
-    close(metric.compute(), case.call(preds[left], target[left]).double())
+    close(metric.compute(), path.call(preds[left], target[left]).double())
     wrong = target.clone()
     wrong[[3, 5]] = 99  # of a row that is dropped nothing is looked at
     metric.update(bad, wrong)
@@ -76,23 +77,23 @@ def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(case, mon
         metric.compute()
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name.startswith(("ece", "ks", "nce"))], ids=str)
-def test_dropping_off_the_cpu_never_asks_for_a_value(case):
-    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
-    preds, target = (tensor.to("meta") for tensor in case.data())
-    metric = case.metric(ignore_index=-100, nan_policy="drop").to("meta")
-    metric.update(preds, target, weights=torch.rand(40, device="meta"))
-    if isinstance(metric.kind, SumsKind):
-        assert metric.state.shape == case.metric().state.shape
+def test_dropping_off_the_cpu_never_asks_for_a_value():
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here, at the line of the metric."""
+    for case in (c for c in CASES if c.name.startswith(("ece", "ks", "nce"))):
+        preds, target = (tensor.to("meta") for tensor in case.data())
+        metric = case.metric(ignore_index=-100, nan_policy="drop").to("meta")
+        metric.update(preds, target, weights=torch.rand(40, device="meta"))
+        if isinstance(metric.kind, SumsKind):
+            assert metric.state.shape == case.metric().state.shape, case
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["nll-multiclass-probs", "ece-multiclass-classwise", "ks-binary-positive_class"])
-def test_rows_of_narrow_types_are_dropped_by_the_same_rule(name, dtype):
+def test_rows_of_narrow_types_are_dropped_by_the_same_rule(name):
     case = next(c for c in CASES if c.name == name)
     preds, target = case.data(n=40)
-    bad, left = spoiled(case, preds.to(dtype))
-    close(case.call(bad, target, nan_policy="drop"), case.call(bad[left], target[left]))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        bad, left = spoiled(case, preds.to(dtype))
+        close(case.call(bad, target, nan_policy="drop"), case.call(bad[left], target[left]))
 
 
 def test_of_labels_the_single_entry_is_dropped():
@@ -116,26 +117,27 @@ def test_of_labels_the_single_entry_is_dropped():
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-@pytest.mark.parametrize("missing", [NAN, INF, -INF])
-def test_soft_targets_may_be_missing_too(task, missing):
+def test_soft_targets_may_be_missing_too(task):
     generator = torch.Generator().manual_seed(0)
     shape = (20,) if task == "binary" else (20, 3)
     preds, target = torch.rand(2, *shape, generator=generator)
     if task == "multiclass":
         preds, target = preds / preds.sum(-1, keepdim=True), target / target.sum(-1, keepdim=True)
-    bad = target.clone()
-    bad[4] = missing
-    if task == "multiclass":
-        bad[4, 1:] = 0
     left = torch.arange(20) != 4
-    for function, cls in ((tc.brier_score, tc.Brier), (tc.ece, tc.ECE), (tc.ks, tc.KS)):
+    own = {"num_labels": 3} if task == "multilabel" else {}
+    for missing, (function, cls) in product(
+        (NAN, INF, -INF), ((tc.brier_score, tc.Brier), (tc.ece, tc.ECE), (tc.ks, tc.KS))
+    ):
+        bad = target.clone()
+        bad[4] = missing
+        if task == "multiclass":
+            bad[4, 1:] = 0
         leaf = preds.clone().requires_grad_()
         value = function(leaf, bad, task=task, nan_policy="drop")
         torch.testing.assert_close(value, function(preds[left], target[left], task=task))
         value.backward()
         assert leaf.grad.isfinite().all()
         assert not leaf.grad[4].any()
-        own = {"num_labels": 3} if task == "multilabel" else {}
         metric = cls(task=task, nan_policy="drop", **own)
         metric.update(preds, bad)
         assert metric.n_dropped() == (3 if task == "multilabel" else 1)
@@ -288,38 +290,57 @@ def reported(task, soft):
     return preds, target
 
 
-@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-@pytest.mark.parametrize("soft", [False, True])
-def test_a_report_is_that_of_the_rows_that_are_left_and_says_how_many_are_not(task, soft):
+def reported_with_gaps(task, soft):
+    """Predictions and targets as they are, and with rows 3 and 5 missing."""
     preds, target = reported(task, soft)
-    bad, gone, weights = preds.clone(), target.clone(), torch.full((80,), 0.5)
-    bad[3], weights[3] = NAN, 1.25
-    if soft:
-        gone[5] = NAN
-    else:
-        bad[5] = NAN
+    bad, gone = preds.clone(), target.clone()
+    bad[3] = NAN
+    (gone if soft else bad)[5] = NAN
+    return preds, target, bad, gone
+
+
+WEIGHTS = torch.where(torch.arange(80) == 3, 1.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "soft", "weights"),
+    [
+        ("binary", False, None),
+        ("binary", True, WEIGHTS),
+        ("multiclass", False, (4 * WEIGHTS).long()),
+        ("multiclass", True, None),
+        ("multilabel", False, WEIGHTS),
+        ("multilabel", True, (4 * WEIGHTS).long()),
+    ],
+)
+def test_a_report_is_that_of_the_rows_that_are_left_and_says_how_many_are_not(task, soft, weights):
+    preds, target, bad, gone = reported_with_gaps(task, soft)
     left = torch.ones(80, dtype=torch.bool)
     left[[3, 5]] = False
-    for given in (None, weights, (4 * weights).round().long()):
-        found = tc.report(bad, gone, task=task, weights=given, nan_policy="drop", with_calibration=False)
-        weighed = None if given is None else given[left]
-        expected = tc.report(preds[left], target[left], task=task, weights=weighed, with_calibration=False)
-        n = 2 * (3 if task == "multilabel" else 1)
-        assert (found.n_dropped, expected.n_dropped) == (n, 0)
-        assert found.notes[-1].startswith(f"{n} {'labels of samples' if task == 'multilabel' else 'samples'} hold NaN")
-        assert found.notes[:-1] == expected.notes
-        assert found.n == expected.n
-        assert found.sentence == expected.sentence
-        for line, other in zip(found.lines, expected.lines, strict=True):
-            assert line.key == other.key
-            assert line.value == pytest.approx(other.value, rel=1e-9, abs=1e-12, nan_ok=True)
-            assert str(line.interval) == str(other.interval)
-    whole = tc.report(bad, gone, task=task, nan_policy="drop", with_intervals=False)
+    found = tc.report(bad, gone, task=task, weights=weights, nan_policy="drop", with_calibration=False)
+    weighed = None if weights is None else weights[left]
+    expected = tc.report(preds[left], target[left], task=task, weights=weighed, with_calibration=False)
+    n = 2 * (3 if task == "multilabel" else 1)
+    assert (found.n_dropped, expected.n_dropped) == (n, 0)
+    assert found.notes[-1].startswith(f"{n} {'labels of samples' if task == 'multilabel' else 'samples'} hold NaN")
+    assert found.notes[:-1] == expected.notes
+    assert found.n == expected.n
+    assert found.sentence == expected.sentence
+    for line, other in zip(found.lines, expected.lines, strict=True):
+        assert line.key == other.key
+        assert line.value == pytest.approx(other.value, rel=1e-9, abs=1e-12, nan_ok=True)
+        assert str(line.interval) == str(other.interval)
+
+
+@pytest.mark.parametrize(("task", "soft"), [("binary", False), ("multiclass", True), ("multilabel", False)])
+def test_what_a_report_says_of_calibrators_is_that_of_the_rows_that_are_left(task, soft):
+    preds, target, bad, gone = reported_with_gaps(task, soft)
+    found = tc.report(bad, gone, task=task, nan_policy="drop", with_intervals=False)
     weights = torch.ones(80)
     weights[[3, 5]] = 0
     expected = tc.report(preds, target, task=task, weights=weights, with_intervals=False)
-    assert whole.calibration is not None
-    for gain, other in zip(whole.calibration.gains, expected.calibration.gains, strict=True):
+    assert found.calibration is not None
+    for gain, other in zip(found.calibration.gains, expected.calibration.gains, strict=True):
         assert gain.value == pytest.approx(other.value, rel=1e-9)
 
 

@@ -76,7 +76,7 @@ def score_divergence(
     p, calibrate, n_fits = training(preds, target, task, calibrator, options)
 
     def divergence(p: Predictions) -> Tensor:
-        after = replace(p, given=calibrate(p).to(p.values.dtype))
+        after = p.with_values(calibrate(p).to(p.values.dtype))
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 

@@ -1,0 +1,163 @@
+"""Laws of the way from input to state: order, batches, weights, merging, saving, dtype and memory layout.
+
+A case for each path keeps them for all; see `paths` in cases.py. A new metric joins by a line in the table of cases.
+"""
+
+import pickle
+
+import pytest
+import torch
+from cases import in_any_order, paths
+
+in_order = pytest.mark.parametrize("path", paths(in_any_order))
+
+
+def close(a, b, **tolerance):
+    """Equal but for the order of float64 sums over at most 70 rows: 70 * 2.2e-16, times numbers of order 10."""
+    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
+
+
+@in_order
+def test_law_sample_order(path):
+    preds, target = path.data()
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(1))
+    close(path.call(preds[order], target[order]), path.call(preds, target))
+
+
+def test_law_leading_axes_of_weights_are_a_loop(path):
+    """The same rows, weighed in several ways: the leading axes of the weights are those of the value."""
+    preds, target = path.data(n=30)
+    weights = torch.stack([path.weights(30, seed) for seed in range(6)]).reshape(2, 3, 30)
+    weights[0, 1, 4:9] = 0
+    weights[..., 11] = 0
+    preds[11] = torch.nan  # left out in all ways
+    values = path.call(preds, target, weights=weights)
+    for i in range(2):
+        for j in range(3):
+            close(values[i, j], path.call(preds, target, weights=weights[i, j]))
+    series, labels = path.data(n=30, lead=(2,))
+    shared = weights[0].unsqueeze(1).expand(3, 2, 30)
+    close(path.call(series, labels, weights=shared)[2, 1], path.call(series[1], labels[1], weights=weights[0, 2]))
+
+
+def test_law_rows_of_weight_zero_are_never_read(path):
+    preds, target = path.data(n=20)
+    spoiled, bad_target, weights = preds.clone(), target.clone(), torch.ones(20)
+    spoiled[3], bad_target[3], weights[3] = torch.nan, 99, 0
+    keep = torch.arange(20) != 3
+    close(path.call(spoiled, bad_target, weights=weights), path.call(preds[keep], target[keep]))
+
+
+def test_law_ignored_rows_are_dropped(path):
+    preds, target = path.data(n=20)
+    marked = target.clone()
+    marked[[2, 5, 11]] = -100
+    keep = marked[:, 0] != -100 if path.task == "multilabel" else marked != -100
+    close(path.call(preds, marked, ignore_index=-100), path.call(preds[keep], target[keep]))
+    metric = path.metric(ignore_index=-100)
+    metric.update(preds, marked)
+    close(metric.compute(), path.call(preds[keep], target[keep]).double())
+
+
+@in_order
+def test_law_streamed_in_pieces_is_one_call(path):
+    preds, target = path.data(n=41)
+    weights = path.weights(41)
+    metric = path.metric()
+    for piece in (slice(0, 1), slice(1, 1), slice(1, 30), slice(30, 41)):
+        metric.update(preds[piece], target[piece], weights=weights[piece])
+    close(metric.compute(), path.call(preds, target, weights=weights))
+
+
+@in_order
+def test_law_batch_size_and_memory_layout_change_nothing(path):
+    """One row at a time, all at once, and strided: vectorised and scalar code differ in the last digit of a float32."""
+    for dtype in (torch.float32, torch.bfloat16):
+        preds, target = path.data(n=67, dtype=dtype, seed=8)
+        whole, single, strided = path.metric(), path.metric(), path.metric()
+        whole.update(preds, target)
+        for k in range(67):
+            single.update(preds[k : k + 1], target[k : k + 1])
+        strided.update(torch.stack([preds, preds], 1)[:, 0], target)
+        for metric in (single, strided):
+            close(metric.compute(), whole.compute(), msg=lambda m, dtype=dtype: f"{dtype}: {m}")
+
+
+@in_order
+def test_law_merged_is_one_call(path):
+    preds, target = path.data(n=41)
+    one, other = path.metric(), path.metric()
+    one.update(preds[:13], target[:13])
+    other.update(preds[13:], target[13:])
+    one.compute()
+    one.merge_state(other)
+    close(one.compute(), path.call(preds, target))
+
+
+@in_order
+def test_law_pickled_goes_on(path):
+    preds, target = path.data(n=41)
+    metric = path.metric()
+    metric(preds[:20].requires_grad_(), target[:20])
+    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone()):
+        copy.update(preds[20:], target[20:])
+        close(copy.compute(), path.call(preds, target).detach())
+
+
+def test_law_forward_is_the_batch_value_with_its_gradient(path):
+    preds, target = path.data(n=20)
+    metric = path.metric()
+    metric.update(*path.data(n=9, seed=5))
+    a, b = preds.clone().requires_grad_(), preds.clone().requires_grad_()
+    value = metric(a, target)
+    expected = path.call(b, target)
+    close(value, expected.double())
+    if path.differentiable:
+        value.sum().backward()
+        expected.sum().backward()
+        close(a.grad, b.grad)
+    assert not any(t.requires_grad for part in metric.kind.parts(metric.state) for t in part)
+    if not path.in_blocks:  # the rest of the first batch is no part of a block
+        first, second = path.data(n=9, seed=5)
+        close(metric.compute(), path.call(torch.cat([first, preds]), torch.cat([second, target])))
+
+
+@in_order
+def test_law_batch_shape_keeps_series_apart(path):
+    preds, target = path.data(n=20, lead=(3,))
+    metric = path.metric(batch_shape=(3,))
+    metric.update(preds[:, :7], target[:, :7])
+    metric.update(preds[:, :0], target[:, :0])
+    metric.update(preds[:, 7:], target[:, 7:])
+    close(metric.compute(), path.call(preds, target))
+
+
+def test_law_low_precision_is_read_as_it_is(path):
+    """Row arithmetic is float32: sums of a few terms, each within a few times 6e-8 of itself."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        preds, target = path.data(n=30, dtype=dtype)
+        value = path.call(preds, target)
+        assert value.dtype == torch.float32
+        expected = path.call(preds.double(), target, validate_args=False).float()
+        close(value, expected, rtol=2e-5, atol=2e-6, msg=lambda m, dtype=dtype: f"{dtype}: {m}")
+
+
+@pytest.mark.parametrize("path", paths(lambda case: case.task != "binary"))
+def test_law_class_axis_may_stand_anywhere(path):
+    if path.task == "binary":
+        pytest.skip("binary input has no class axis")
+    preds, target = path.data(n=20)
+    first = path.call(preds.T, target.T if path.task == "multilabel" else target, class_axis=0)
+    close(first, path.call(preds, target))
+
+
+def test_law_streaming_flattens_every_axis_but_the_classes(path):
+    preds, target = path.data(n=24)
+    metric = path.metric(class_axis=1) if path.task != "binary" else path.metric()
+    if path.task == "binary":
+        metric.update(preds.reshape(2, 3, 4), target.reshape(2, 3, 4))
+    else:
+        images = preds.reshape(2, 3, 4, -1).movedim(-1, 1)
+        labels = target.reshape(2, 3, 4, -1).movedim(-1, 1) if path.task == "multilabel" else target.reshape(2, 3, 4)
+        metric.update(images, labels)
+    close(metric.compute(), path.call(preds, target))
