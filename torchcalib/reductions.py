@@ -61,12 +61,14 @@ class Events:
         outcome: 1 if it came true, 0 if not; a share of votes for soft targets. `(..., N)`, of any real dtype.
         weights: broadcastable to `confidence`, or None for all ones. 0 marks a row that is left out.
         ecd: entropic calibration difference of the claim, in nats `(..., N)`; None unless asked for.
+        complement: probability of the opposite, exact where `confidence` is near 1; None unless asked for.
     """
 
     confidence: Tensor
     outcome: Tensor
     weights: Tensor | None
     ecd: Tensor | None = None
+    complement: Tensor | None = None
 
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
@@ -89,9 +91,8 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
         confidence = p.rows.confidence
         outcome = p.target == p.rows.top
     else:
-        claims_one = p.values > (0 if p.from_logits else 0.5)  # on a tie class 0, the first, is claimed
-        confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(claims_one, p.values, 1 - p.values)
-        outcome = torch.where(claims_one, p.target, 1 - p.target)
+        confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.claims_one, p.values, p.not_probs)
+        outcome = torch.where(p.claims_one, p.target, 1 - p.target)
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 

@@ -64,7 +64,9 @@ def series(case, preds, target):
     """One (rows q, rows t) per output: itself, or one per label."""
     probs = probabilities(case, preds)
     if chosen := case.options.get("positive_classes"):
-        return [oracles.as_rows([sum(row[k] for k in chosen) for row in probs], [int(h in chosen) for h in target])]
+        classes = range(N_CLASSES)
+        rows = [[sum(row[k] for k in classes if (k in chosen) == inside) for inside in (False, True)] for row in probs]
+        return [(rows, [oracles.one_hot(int(h in chosen), 2) for h in target])]
     if case.task == "multiclass":
         return [(probs, [oracles.one_hot(h, N_CLASSES) for h in target])]
     if case.task == "binary":

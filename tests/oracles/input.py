@@ -79,9 +79,12 @@ def class_row(x, t, w, from_logits):
 def set_row(row, chosen, from_logits):
     """These classes against the rest."""
     y = min(1.0, math.fsum(row.t[k] for k in chosen))
-    if not from_logits:
-        return binary_row(min(1.0, math.fsum(row.q[k] for k in chosen)), y, row.w, False, exact=False)
     rest = [k for k in range(len(row.q)) if k not in chosen]
+    if not from_logits:
+        p, not_p = (min(1.0, math.fsum(row.q[k] for k in classes)) for classes in (chosen, rest))
+        if len(row.q) > 2 and abs(p - not_p) < 1e-12:
+            raise Undecided  # which sum is larger depends on the order of its terms
+        return Row(p, [not_p, p], [log(not_p), log(p)], [1 - y, y], row.w, int(p > not_p), False)
     inside, outside = (log_sum_exp([row.log_q[k] for k in classes]) for classes in (chosen, rest))
     return binary_row(inside - outside, y, row.w, True, exact=False)
 
@@ -200,7 +203,8 @@ def score_parts(metric, row, options, binary):
     if metric == "ecd":
         return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
     if metric == "brier":
-        return [(oracles.binary_brier_of if binary else oracles.brier_of)(row.q, row.t)]
+        # (p - y)^2 of [ECD] eq. 2, with the sum over the other classes in place of 1 - p
+        return [(row.t[0] * row.q[1] - row.t[1] * row.q[0]) ** 2 if binary else oracles.brier_of(row.q, row.t)]
     if metric == "accuracy":
         return [row.t[row.top]]
     if metric == "tv":
@@ -275,7 +279,7 @@ def events(rows, task, reduction):
     if task == "binary" and reduction == "positive_class":
         return [[(r.order, r.q[1], r.t[1], r.w, r.exact) for r in rows]]
     if reduction == "top_label":
-        order = [abs(r.order) if task == "binary" and r.q != [1 - r.order, r.order] else r.q[r.top] for r in rows]
+        order = [abs(r.order) if task == "binary" and r.q[1] != r.order else r.q[r.top] for r in rows]
         return [[(o, r.q[r.top], r.t[r.top], r.w, r.exact) for o, r in zip(order, rows, strict=True)]]
     classes = range(len(rows[0].q)) if rows else ()
     return [[(r.q[k], r.q[k], r.t[k], r.w, r.exact) for r in rows] for k in classes]

@@ -59,8 +59,15 @@ class EventSums(Generic[S]):
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:  # noqa: ARG002
         """Return what each event of `p` adds, weighed, one for each quantity."""
-        confidence, outcome = self._wide(events)
-        return [weighted(x, events.weights, x.dtype) for x in self.quantities(confidence, outcome)]
+        return [weighted(x, events.weights, x.dtype) for x in self.quantities_of(events)]
+
+    def quantities_of(self, events: Events) -> Sequence[Tensor]:
+        """Return `quantities` of the confidence and outcome of events, in the dtype of sums."""
+        return self.quantities(*self._wide(events))
+
+    def events(self, p: Predictions) -> Events:
+        """Return the events of `p`."""
+        return reduce_to_events(p, self.reduction)
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
@@ -72,12 +79,11 @@ class EventSums(Generic[S]):
 
     def of(self, p: Predictions) -> S:
         """Take the sums over the events of `p`."""
-        events = reduce_to_events(p, self.reduction)
+        events = self.events(p)
         if not p.replicates or events.weights is None:
             return self.of_events(events, p)
-        confidence, outcome = self._wide(events)
-        columns = self.quantities(confidence, outcome)
-        return self.wrap(sums_of_replicates(self.cell(confidence), columns, events.weights, self.n_cells))
+        cell, columns = self.cell(self._wide(events)[0]), self.quantities_of(events)
+        return self.wrap(sums_of_replicates(cell, columns, events.weights, self.n_cells))
 
     @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
@@ -85,7 +91,7 @@ class EventSums(Generic[S]):
 
     def cells(self, p: Predictions) -> Cells:
         """Say in which cell every event counts, and what is counted of it."""
-        events = reduce_to_events(p, self.reduction)
+        events = self.events(p)
         cell = self.cell(self._wide(events)[0])
         return Cells(cell, torch.stack(self.columns(events, p), -2), self.n_cells)
 
@@ -104,9 +110,11 @@ def _series(events: Events, most: int) -> Iterator[Events]:
     shape = events.confidence.shape
     confidence, outcome = events.confidence.reshape(-1, shape[-1]), events.outcome.reshape(-1, shape[-1])
     weights = None if events.weights is None else events.weights.expand(shape).reshape(-1, shape[-1])
+    complement = None if events.complement is None else events.complement.reshape(-1, shape[-1])
     for start in range(0, len(confidence), most):
         some = slice(start, start + most)
-        yield Events(confidence[some], outcome[some], None if weights is None else weights[some])
+        more = (None if x is None else x[some] for x in (weights, None, complement))
+        yield Events(confidence[some], outcome[some], *more)
 
 
 def kept_apart(task: Task, reduction: Reduction | None, options: Mapping[str, Any]) -> Average | None:
@@ -160,7 +168,7 @@ class EventReading(Generic[S]):
         def value_of(p: Predictions) -> Tensor:
             if p.replicates and p.weights is not None:
                 return self.read(from_sums, self.recipe.of(p))
-            events = reduce_to_events(p, self.recipe.reduction)
+            events = self.recipe.events(p)
             *lead, n = events.confidence.shape
             most = max(1, _MOST // max(1, n, self.recipe.n_quantities * self.recipe.n_cells))
             if not lead or math.prod(lead) <= most:

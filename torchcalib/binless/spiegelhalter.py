@@ -1,7 +1,7 @@
 """Spiegelhalter's test of calibration."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
@@ -46,9 +46,26 @@ class SpiegelhalterRecipe(EventSums[Sums]):
 
     def quantities(self, confidence: Tensor, outcome: Tensor) -> tuple[Tensor, ...]:
         """Return 1, (y - p) (1 - 2 p), (1 - 2 p)^2 p (1 - p)."""
-        lever = 1 - 2 * confidence
-        variance = lever.square() * confidence * (1 - confidence)
-        return torch.ones_like(confidence), (outcome - confidence) * lever, variance
+        return self._quantities(confidence, 1 - confidence, outcome)
+
+    def quantities_of(self, events: Events) -> tuple[Tensor, ...]:
+        """Return `quantities`, with 1 - p as exact as the events have it."""
+        confidence, outcome = self._wide(events)
+        complement = events.complement
+        return self._quantities(confidence, 1 - confidence if complement is None else complement, outcome)
+
+    def _quantities(self, p: Tensor, not_p: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        lever = not_p - p
+        return torch.ones_like(p), (y * not_p - (1 - y) * p) * lever, lever.square() * p * not_p
+
+    def events(self, p: Predictions) -> Events:
+        """Return the events of `p`, of binary probabilities with their complements."""
+        events = super().events(p)
+        if p.task == "multiclass" or not (p.from_logits or p.rest is not None):
+            return events
+        if self.reduction == "top_label":
+            return replace(events, complement=torch.where(p.claims_one, p.not_probs, p.probs))
+        return replace(events, complement=p.not_probs)
 
     def of_events(self, events: Events, p: Predictions) -> Sums:
         """Take the sums over events of `p`, a chunk of them at a time."""
@@ -65,8 +82,8 @@ class SpiegelhalterRecipe(EventSums[Sums]):
 
 
 def _some_events(events: Events, run: slice) -> Events:
-    weights = events.weights
-    return Events(events.confidence[..., run], events.outcome[..., run], None if weights is None else weights[..., run])
+    weights, complement = (None if x is None else x[..., run] for x in (events.weights, events.complement))
+    return Events(events.confidence[..., run], events.outcome[..., run], weights, complement=complement)
 
 
 def spiegelhalter_from_sums(s: Sums) -> Tensor:

@@ -76,7 +76,7 @@ def score_divergence(
     p, calibrate, n_fits = training(preds, target, task, calibrator, options)
 
     def divergence(p: Predictions) -> Tensor:
-        after = replace(p, given=calibrate(p).to(p.values.dtype))
+        after = p.with_values(calibrate(p).to(p.values.dtype))
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 
@@ -111,7 +111,7 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
             "`score` must be 'nll' or 'brier' for task='multilabel', got a function. Take a label at a time."
         )
     w = series_weights(p, None)
-    q = after.probs if p.task == "multiclass" else torch.stack((_prob_of_0(after), after.probs), -1)
+    q = after.probs if p.task == "multiclass" else torch.stack((after.not_probs, after.probs), -1)
     total = w.sum(-1)
     raw = own = torch.zeros_like(total)
     for k in range(q.shape[-1]):
@@ -126,8 +126,3 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
             value = torch.where(share == 0, 0, share * function(preds, target, **given))
             raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
     return ScoreDivergence(raw - own, raw)
-
-
-def _prob_of_0(p: Predictions) -> Tensor:
-    """P(y=0), which for log-odds is not 1 - P(y=1): that is 0 from log-odds of 37 on."""
-    return (-p.values).sigmoid() if p.from_logits else 1 - p.probs

@@ -25,7 +25,7 @@ def vectors(p: Predictions) -> Vectors:
     """Return predictions and targets with the classes on the last axis."""
     if p.task == "multiclass":
         return Vectors(p.given, p.given_target)
-    values = torch.stack((torch.zeros_like(p.values) if p.from_logits else 1 - p.values, p.values), -1)
+    values = torch.stack((torch.zeros_like(p.values) if p.from_logits else p.not_probs, p.values), -1)
     target = p.given_target.long() if p.hard else torch.stack((1 - p.target, p.target), -1)
     return Vectors(values, target)
 

@@ -20,7 +20,10 @@ class InputOptions(TypedDict, total=False):
       Further axes in front, `(R, ..., N)`, weigh the same rows in R ways; results have these axes in front too.
     - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
     - `positive_classes` (default None): multi-class input is read as binary, these classes together against the rest.
-      Everything is then as for `task="binary"`: P(y=1) is the probability of the set.
+      Everything is then as for `task="binary"`: P(y=1) is the sum of the probabilities of the set, P(y=0) the sum of
+      all others, so that a set and its complement are equally precise. Rows that do not sum to 1 exactly are not
+      normalised, as in plain multi-class scores: log scores use the logarithm of the sum over the side that occurred,
+      the Brier score the square of the sum over the other side.
     - `class_axis` (default -1): the axis of classes or labels in `preds` (and in soft or multi-label targets).
       Integer targets that have it in multi-class input too, `(..., N, C)`, are counts of votes; binary and multi-label
       ones, for no and for yes, stand on a last axis, `(..., N, 2)` and `(..., N, L, 2)`. They are read as shares. A row

@@ -40,6 +40,8 @@ class Predictions:
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
             sums' dtype; None where targets were not counts of votes.
+        rest: P(y=0) `(..., N)` of a set of classes, the sum over the others in the dtype of sums; None where it is
+            1 - P(y=1).
         computed: row quantities that were asked for, so that each is computed once.
     """
 
@@ -57,6 +59,7 @@ class Predictions:
     n_votes: Tensor | None = None
     copies: bool = True
     groups: Tensor | None = None
+    rest: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -132,13 +135,28 @@ class Predictions:
         object.__setattr__(other, "computed", self.computed)
         return other
 
+    def with_values(self, values: Tensor) -> "Predictions":
+        """Return the same samples with other predictions, for example calibrated ones."""
+        return replace(self, given=values, rest=None)
+
+    def set_in_log_odds(self) -> "Predictions":
+        """Return a set of classes as log-odds, which do not saturate where P(set) rounds to 1; others unchanged."""
+        if self.rest is None:
+            return self
+        log_p, log_not_p = self.binary_log_probs
+        return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
+
     def resampled(self, counts: Tensor) -> "Predictions":
         """Return the same rows, each with its weight as often as it was drawn, `(R, N)`; all series are drawn alike."""
         counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
         return self.weighed(counts if self.weights is None else counts * self.weights)
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
-        """Return the binary predictions that one of `classes` is the true one."""
+        """Return the binary predictions that one of `classes` is the true one.
+
+        The probability of the set is the sum over its classes, that of its complement the sum over the other classes,
+        never 1 - P(set), which is 0 or mostly rounding error once P(set) is near 1. Rows are not normalised.
+        """
         inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
         for k in classes:  # numbers go to a GPU with the work; it would wait for a list of them
             inside[k] = True
@@ -146,8 +164,10 @@ class Predictions:
             log_q = self._wide(self.log_probs)
             values = log_q.masked_fill(~inside, -torch.inf).logsumexp(-1)
             values = values - log_q.masked_fill(inside, -torch.inf).logsumexp(-1)
+            rest = None
         else:
-            values = self._wide(self.values).masked_fill(~inside, 0).sum(-1).clamp(max=1)
+            q = self._wide(self.values)
+            values, rest = (q.masked_fill(left_out, 0).sum(-1).clamp(max=1) for left_out in (~inside, inside))
         if self.soft:
             target = self._wide(self.target).masked_fill(~inside, 0).sum(-1).clamp(max=1)
         else:
@@ -166,6 +186,7 @@ class Predictions:
             n_dropped=self.n_dropped,
             n_votes=self.n_votes,
             copies=self.copies,
+            rest=rest,
         )
 
     def _wide(self, x: Tensor) -> Tensor:
@@ -189,8 +210,24 @@ class Predictions:
         return self._wide(self.log_probs).exp() if self.task == "multiclass" else self.values.sigmoid()
 
     @once
+    def not_probs(self) -> Tensor:
+        """Binary P(y=0) `(..., N)`, exact where P(y=1) is near 1: from logits, and for a set of classes."""
+        if self.from_logits:
+            return (-self.values).sigmoid()
+        return 1 - self.values if self.rest is None else self.rest
+
+    @once
+    def claims_one(self) -> Tensor:
+        """Whether y=1 is the more probable class `(..., N)`; a tie goes to class 0, the first."""
+        if self.from_logits:
+            return self.values > 0
+        return self.values > (0.5 if self.rest is None else self.rest)
+
+    @once
     def binary_log_probs(self) -> tuple[Tensor, Tensor]:
         """Binary log P(y=1) and log P(y=0), each `(..., N)`."""
+        if self.rest is not None:
+            return row_stats.safe_log(self.values), row_stats.safe_log(self.rest)
         return row_stats.binary_log_probs(self.values, self.from_logits)
 
     @once
@@ -224,8 +261,8 @@ class Predictions:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
             return self.rows.squared_error
-        if self.from_logits:  # 1 - p as sigmoid(-z), which does not cancel
-            return ((1 - self.target) * self.probs - self.target * (-self.values).sigmoid()).square()
+        if self.from_logits or self.rest is not None:  # P(y=0) is known without the cancellation in 1 - p
+            return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
         return (self.probs - self.target).square()
 
     def clipped_cross_entropy(self, eps: float) -> Tensor:

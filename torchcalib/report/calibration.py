@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ def _stage(p: Predictions) -> CalibrationStage:
     for calibrator in tried:
         name = name_of(calibrator)
         values = out_of_fold(p, fit_to_other_folds(p, calibrator, at, n_folds), at)
-        after[name] = _scores(replace(p, given=values.to(p.dtype)))
+        after[name] = _scores(p.with_values(values.to(p.dtype)))
         for remark in calibrator.fit_to(p).remarks():
             remarked[remark].append(name)
     gains = {score: {name: _rcl(raw[score], of[score]) for name, of in after.items()} for score in raw}

@@ -30,13 +30,11 @@ from torchcalib.statistics import ScoreSum
 def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
     """The cheapest decision for every row `(..., N)`; without costs the most probable class."""
     if cost is None:
-        return p.values.argmax(-1) if p.task == "multiclass" else (p.values > (0 if p.from_logits else 0.5)).long()
+        return p.values.argmax(-1) if p.task == "multiclass" else p.claims_one.long()
     matrix = read_costs(cost, p.num_classes)
     if p.task == "multiclass":
         return matrix.cheapest(p.probs.to(wide_dtype(p.probs.device)))
-    # From logits both probabilities are exact, however sure the prediction is.
-    not_p = (-p.values).sigmoid() if p.from_logits else 1 - p.values
-    return matrix.cheapest(torch.stack((not_p, p.probs), -1))
+    return matrix.cheapest(torch.stack((p.not_probs, p.probs), -1))
 
 
 def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:

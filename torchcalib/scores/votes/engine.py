@@ -55,8 +55,7 @@ def shares_of(p: Predictions) -> Shares:
         t = p.target.to(wide) if p.soft else (p.target.unsqueeze(-1) == classes).to(wide)
     else:
         log_yes, log_no = p.binary_log_probs
-        not_p = (-p.values).sigmoid() if p.from_logits else 1 - p.values
-        q, log_q = torch.stack((not_p, p.probs), -1), torch.stack((log_no, log_yes), -1)
+        q, log_q = torch.stack((p.not_probs, p.probs), -1), torch.stack((log_no, log_yes), -1)
         t = torch.stack((1 - p.target, p.target), -1)
     n = torch.ones_like(t[..., 0]) if p.n_votes is None else p.n_votes
     return Shares(q, log_q, t, n.unsqueeze(-1))

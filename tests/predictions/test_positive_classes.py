@@ -1,0 +1,132 @@
+"""A set of classes and its complement: equally precise, from probabilities as from logits, in every dtype.
+
+The expected values are sums over the classes of either side; 1 - P(set) is 0 or rounding error once P(set) is near 1.
+"""
+
+import math
+
+import pytest
+import torch
+
+import torchcalib as tc
+
+F64 = torch.float64
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, F64]
+CERTAIN = {"task": "multiclass", "positive_classes": [0]}
+DOUBTED = {"task": "multiclass", "positive_classes": [1, 2]}
+SCORES = {
+    "nll": (tc.nll, tc.NLL),
+    "ecd": (tc.ecd, tc.ECD),
+    "brier": (tc.brier_score, tc.Brier),
+    "risk": (tc.bayes_risk, tc.BayesRisk),
+    "accuracy": (tc.accuracy, tc.Accuracy),
+    "tv": (tc.total_variation, tc.TotalVariation),
+    "kl": (tc.kl_divergence, tc.KLDivergence),
+}
+
+
+def rows(dtype, n=200, spread=4.0):
+    """Rows of 10 classes as a network gives them: their sums are 1 up to the rounding of the dtype."""
+    generator = torch.Generator().manual_seed(0)
+    q = (spread * torch.randn(n, 10, generator=generator, dtype=F64)).softmax(-1)
+    return q.to(dtype), torch.randint(0, 10, (n,), generator=generator)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SCORES)
+def test_law_scores_of_a_set_are_those_of_its_complement(name, dtype):
+    """As functions and streamed; the same sums in other places, so that only the order of a few additions differs."""
+    preds, target = rows(dtype)
+    function, cls = SCORES[name]
+    sides = [0, 1, 2], list(range(3, 10))
+    of_set, of_rest = (function(preds, target, task="multiclass", positive_classes=side) for side in sides)
+    torch.testing.assert_close(of_set, of_rest)
+    assert of_set.isfinite()
+    for side in sides:
+        metric = cls(task="multiclass", positive_classes=side)
+        metric.update(preds, target)
+        torch.testing.assert_close(metric.compute().to(of_set.dtype), of_set)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_closed_form_log_loss_of_a_set_is_the_log_of_the_sum_over_the_side_that_occurred(dtype):
+    preds, target = rows(dtype)
+    inside = torch.isin(target, torch.tensor([0, 1, 2]))
+    wide = preds.double()
+    expected = -torch.where(inside, wide[:, :3].sum(-1), wide[:, 3:].sum(-1)).clamp(max=1).log().mean()
+    found = tc.nll(preds, target, task="multiclass", positive_classes=[0, 1, 2])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_closed_form_a_set_that_is_all_but_certain():
+    row, y = torch.tensor([[30.0, 0.0, -1.0]]).softmax(-1).bfloat16(), torch.tensor([1])
+    rest = row[0, 1:].double().sum().item()  # about 1.3e-13, where 1 - P(set) is 0
+    for side in (CERTAIN, DOUBTED):
+        assert tc.nll(row, y, **side).item() == pytest.approx(-math.log(rest), rel=1e-6)
+        assert tc.ecd(row, y, **side).item() == pytest.approx(-math.log(rest) * (1 - rest), rel=1e-6)
+        assert tc.brier_score(row, torch.tensor([0]), **side).item() == pytest.approx(rest**2, rel=1e-6)
+    row = torch.tensor([[1.0, 1e-20]], dtype=F64)
+    assert tc.nll(row, torch.tensor([1]), **CERTAIN).item() == pytest.approx(20 * math.log(10), rel=1e-12)
+
+
+def test_closed_form_decisions_with_costs_of_a_set_that_is_all_but_certain():
+    """An alarm costs 1, a missed y=0 costs 1e15: the alarm is cheaper where P(rest) > 1e-15."""
+    row, y = torch.tensor([[30.0, 0.0, -1.0]]).softmax(-1).bfloat16(), torch.tensor([0])
+    cost = tc.CostMatrix([[0.0, 1e15], [1.0, 0.0]])
+    assert tc.bayes_risk(row, y, cost=cost, **CERTAIN) == 1
+    flipped = tc.CostMatrix([[0.0, 1.0], [1e15, 0.0]])
+    assert tc.bayes_risk(row, y, cost=flipped, **DOUBTED) == 1
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits):
+    """One row: z is ((1 - p) or -p) (1 - 2 p) / sqrt((1 - 2 p)^2 p (1 - p)), which is sqrt(p / (1 - p)) of a miss."""
+    logits, y = torch.tensor([[40.0, 0.0, 0.0]], dtype=F64), torch.tensor([1])
+    preds = logits if from_logits else logits.softmax(-1)
+    z = math.sqrt(math.exp(40) / 2)
+    for side in (CERTAIN, DOUBTED):
+        for reduction in ("positive_class", "top_label"):
+            given = {**side, "from_logits": from_logits, "reduction": reduction}
+            assert tc.spiegelhalter(preds, y, **given).z.item() == pytest.approx(z, rel=1e-9)
+            weights = torch.ones(2, 1)
+            assert tc.spiegelhalter(preds, y, weights=weights, **given).z.tolist() == pytest.approx([z, z], rel=1e-9)
+            metric = tc.Spiegelhalter(**given)
+            metric.update(preds, y)
+            assert metric.compute().item() == pytest.approx(z, rel=1e-9)
+
+
+def test_rows_are_not_normalised():
+    """As in plain multi-class scores: a row that sums to 0.98 keeps both of its sums."""
+    row, y = torch.tensor([[0.5, 0.25, 0.23]]).bfloat16(), torch.tensor([0, 1])
+    q, preds = row[0].double(), row.expand(2, 3)
+    rest = (q[1] + q[2]).item()
+    scores = [-math.log(0.5), -math.log(rest)]
+    assert tc.nll_per_sample(preds, y, **CERTAIN).tolist() == pytest.approx(scores, rel=1e-6)
+    squares = [rest**2, 0.25]
+    assert tc.brier_score(preds, y, **CERTAIN).item() == pytest.approx(sum(squares) / 2, rel=1e-6)
+    assert tc.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side
+
+
+def test_a_report_of_a_set_has_the_scores_of_its_complement():
+    preds, target = rows(torch.bfloat16, n=400, spread=8.0)
+    sides = [0, 1, 2], list(range(3, 10))
+    given = {"task": "multiclass", "with_intervals": False, "with_calibration": False}
+    of_set, of_rest = (tc.report(preds, target, positive_classes=side, **given) for side in sides)
+    for key in ("nll", "brier", "ecd"):
+        assert math.isfinite(of_set[key])
+        assert of_set[key] == pytest.approx(of_rest[key], rel=1e-9)
+
+
+def test_sets_compile_map_and_have_gradients():
+    preds, target = rows(F64, n=12)
+    preds, target = preds.reshape(2, 6, 10), target.reshape(2, 6)
+
+    def score(p, t):
+        given = {"task": "multiclass", "positive_classes": [0, 1, 2], "validate_args": False}
+        return tc.nll(p, t, **given) + tc.brier_score(p, t, **given) + tc.ecd(p, t, **given)
+
+    expected = score(preds, target)
+    torch.testing.assert_close(torch.vmap(score)(preds, target), expected)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(score, fullgraph=True, backend="eager")(preds, target), expected)
+    assert torch.autograd.gradcheck(lambda p: score(p, target), preds.requires_grad_())
