@@ -32,3 +32,8 @@ def single(n=60, lead=(), seed=0):
     """Log-odds and labels of a binary task."""
     logits, target = data(n, 2, lead, seed)
     return logits[..., 1], target
+
+
+def turns(n, n_folds=5):
+    """Folds that samples are dealt to in turn."""
+    return torch.arange(n) % n_folds
