@@ -3,7 +3,7 @@
 Counts of what was checked say that no entry was missed; see also the last test.
 
 The recordings are not part of the project; see `recorded` in conftest. Scores of the raw systems are checked in
-test_golden. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
+test_recorded. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
 """
 
 import re
@@ -21,7 +21,7 @@ SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "
 FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
 CALIBRATORS = {"d": tc.DPCalibration(), "t": tc.Temperature()}
 FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
-# How many entries a system has; the raw scores among them, 16 or (with those of two classes) 14, are of test_golden.
+# How many entries a system has; the raw scores among them, 16 or (with those of two classes) 14, are of test_recorded.
 ENTRIES = {"raw": 18, "cal": 16, "calt": 16, "calp": 16, "raw_extra": 31}
 ENTRIES_OF_MANY_CLASSES = {"raw": 16, "cal": 14, "calt": 14, "raw_extra": 24}
 RAW_SCORES = re.compile("|".join(pattern for pattern, _ in COVERED))
@@ -79,14 +79,28 @@ class System:
     def __init__(self, arrays):
         self.target, self.folds = arrays["targets"].long(), arrays["fold_seed0"]
         raw = log_probs(arrays)
-        self.scores = {"raw": raw}
-        self.scores["cal"] = self.cross_validated(raw, "d")
-        self.scores["calt"] = self.cross_validated(raw, "t")
+        self.raw, self.fits = raw, {}
+        self.scores = {"raw": raw, "cal": self.after(raw, "d", "xv"), "calt": self.after(raw, "t", "xv")}
         if raw.shape[-1] == 2:
             self.scores["calp"] = binary_fit(raw, self.target, tc.Isotonic())
 
-    def cross_validated(self, scores, kind):
-        return tc.calibrated(scores, self.target, calibrator=CALIBRATORS[kind], folds=self.folds, **multi)
+    def training(self, how):
+        return {"train_on_test": True} if how == "tt" else {"folds": self.folds}
+
+    def after(self, scores, kind, how):
+        """Calibrate scores; those of the raw system once."""
+        options = {"calibrator": CALIBRATORS[kind], **self.training(how), **multi}
+        if scores is not self.raw:
+            return tc.calibrated(scores, self.target, **options)
+        if (kind, how) not in self.fits:
+            self.fits[kind, how] = tc.calibrated(scores, self.target, **options)
+        return self.fits[kind, how]
+
+    def transform(self, kind):
+        """The fit to the whole test set, computed once."""
+        if kind not in self.fits:
+            self.fits[kind] = CALIBRATORS[kind].fit(self.raw, self.target, **multi)
+        return self.fits[kind]
 
     def value(self, case):
         """Compute an entry by its name."""
@@ -105,15 +119,14 @@ class System:
             after = binary_fit(raw, self.target, calibrator)
             short = what.removeprefix("rcl_")
             return measure(after, self.target, short) if short == what else relative(raw, after, self.target, short)
-        trained = {"train_on_test": True} if how == "tt" else {"folds": self.folds}
-        calibrator = CALIBRATORS[kind]
         if what in ("scale", "bias"):
-            transform = calibrator.fit(raw, self.target, **multi)
+            transform = self.transform(kind)
             return transform.alpha if what == "scale" else transform.beta[:10]
         if what.startswith("rcl"):
             score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
-            return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **trained, **multi)
-        return measure(tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi), self.target, what)
+            calibrator = CALIBRATORS[kind]
+            return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **self.training(how), **multi)
+        return measure(self.after(raw, kind, how), self.target, what)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -169,7 +182,7 @@ def test_recorded_table_1(expected):
 
 
 def test_no_recorded_entry_of_these_families_is_missed(expected):
-    """Every family by its name; those of systems are counted above, entry by entry, and raw scores in test_golden."""
+    """Every family by its name; those of systems are counted above, entry by entry, and raw scores in test_recorded."""
     families = Counter(entry["case"].split("/")[0] for entry in expected)
     assert {name: families[name] for name in FAMILIES} == {
         name: 2 * ENTRIES[name] + 3 * ENTRIES_OF_MANY_CLASSES.get(name, 0) for name in FAMILIES
@@ -182,7 +195,7 @@ def test_no_recorded_entry_of_these_families_is_missed(expected):
     for entry in expected:
         if match := re.fullmatch(r"ferrer/synthetic/(K\d+)\|(?!counts).*", entry["case"]):
             values[match[1]] |= entry["value"].keys()
-    scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # of test_golden
+    scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # of test_recorded
     for k, calibrators, more in (("K2", ("aff", "tem", "his"), {"eceBIN15"}), ("K10", ("aff", "tem"), set())):
         losses = {
             f"{w}_{c}_{how}" for w in ("rcl_ce", "rcl_bs", "semiemp_ce") for c in calibrators for how in ("xv", "tt")

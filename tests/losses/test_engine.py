@@ -3,6 +3,7 @@
 import math
 import pickle
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -229,48 +230,48 @@ def test_nothing_waits_for_the_device(penalty):
             assert leaf.grad.shape == logits.shape
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_half_types_are_read_as_they_are_and_autocast_changes_nothing(penalty, dtype):
+def test_half_types_are_read_as_they_are_and_autocast_changes_nothing(penalty):
     _, module, options, _ = penalty
-    loss = module(task="multiclass", from_logits=True, **options)
-    logits, target = data("multiclass", dtype=dtype)
-    exact = loss(logits.double(), target)
-    leaf = logits.clone().requires_grad_()
-    value = loss(leaf, target)
-    value.backward()
-    assert value.dtype == torch.float32
-    assert leaf.grad.dtype == dtype
-    assert leaf.grad.isfinite().all()
-    torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-6)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(loss(logits, target), value.detach(), rtol=0, atol=0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        loss = module(task="multiclass", from_logits=True, **options)
+        logits, target = data("multiclass", dtype=dtype)
+        exact = loss(logits.double(), target)
+        leaf = logits.clone().requires_grad_()
+        value = loss(leaf, target)
+        value.backward()
+        assert value.dtype == torch.float32
+        assert leaf.grad.dtype == dtype
+        assert leaf.grad.isfinite().all()
+        torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-6)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(loss(logits, target), value.detach(), rtol=0, atol=0)
 
 
 # Extremes.
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-def test_gradients_are_finite_at_certain_predictions_and_of_single_samples(penalty, task, dtype):
+def test_gradients_are_finite_at_certain_predictions_and_of_single_samples(penalty, task):
     """All right, all wrong, saturated so that probabilities are 0 and 1, infinite, exactly even; one sample alone."""
     _, module, options, _ = penalty
     loss = module(task=task, from_logits=True, **options)
-    for size in (0.0, 30.0, 6e4, math.inf):
-        for n in (1, 2, 7):
-            z = torch.full((n,) if task == "binary" else (n, C), -size, dtype=dtype)
-            (z if task != "multiclass" else z[:, 0]).fill_(size)
-            for label in (0, 1):
-                target = torch.full((n,) if task != "multilabel" else (n, C), label)
-                leaf = z.clone().requires_grad_()
-                value = loss(leaf, target)
-                value.backward()
-                assert value.isfinite(), (size, n, label)
-                assert leaf.grad.isfinite().all(), (size, n, label)
-    probs = torch.tensor([0.0, 1.0, 1.0, 0.5] if task == "binary" else [[1.0, 0, 0, 0]] * 4, dtype=dtype)
-    leaf = probs.requires_grad_()
+    dtypes = (torch.float16, torch.float32, torch.float64)
+    for dtype, size, n in product(dtypes, (0.0, 30.0, 6e4, math.inf), (1, 2, 7)):
+        z = torch.full((n,) if task == "binary" else (n, C), -size, dtype=dtype)
+        (z if task != "multiclass" else z[:, 0]).fill_(size)
+        for label in (0, 1):
+            target = torch.full((n,) if task != "multilabel" else (n, C), label)
+            leaf = z.clone().requires_grad_()
+            value = loss(leaf, target)
+            value.backward()
+            assert value.isfinite(), (dtype, size, n, label)
+            assert leaf.grad.isfinite().all(), (dtype, size, n, label)
     target = torch.tensor([0, 1, 0, 1])
-    module(task=task, **options)(leaf, target if task != "multilabel" else target.expand(4, 4)).backward()
-    assert leaf.grad.isfinite().all()
+    for dtype in dtypes:
+        probs = torch.tensor([0.0, 1.0, 1.0, 0.5] if task == "binary" else [[1.0, 0, 0, 0]] * 4, dtype=dtype)
+        leaf = probs.requires_grad_()
+        module(task=task, **options)(leaf, target if task != "multilabel" else target.expand(4, 4)).backward()
+        assert leaf.grad.isfinite().all(), dtype
 
 
 def test_certain_logits_are_what_certain_probabilities_are():
