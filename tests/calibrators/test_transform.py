@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, ISO, D, H, T, data, multi, name, single
+from helpers.fits import AFFINE, ALL, ISO, D, H, T, binary, data, multi, name, single
 from helpers.wrong_calls import assert_all_raise
 
 import torchcalib as tc
@@ -71,7 +71,7 @@ def test_law_weightings_are_fits_of_their_own(calibrator):
     p = calibrator.read(logits, target, task="binary", options={"from_logits": True})
     batched = calibrator.fit_to(p, weights)
     for r in range(7):
-        one = calibrator.fit(logits, target, weights=weights[r], task="binary", from_logits=True)
+        one = calibrator.fit(logits, target, weights=weights[r], **binary)
         assert batched(logits.expand(7, -1))[r].allclose(one(logits), atol=1e-8)
         assert batched.part(r)(logits).allclose(one(logits), atol=1e-8)
 
@@ -80,7 +80,7 @@ def test_law_weightings_are_fits_of_their_own(calibrator):
 def test_law_integer_weights_are_repeats(calibrator):
     logits, target = single(70)
     counts = torch.randint(0, 4, (70,), generator=torch.Generator().manual_seed(3))
-    weighted = calibrator.fit(logits, target, weights=counts, task="binary", from_logits=True)
+    weighted = calibrator.fit(logits, target, weights=counts, **binary)
     repeated = calibrator.fit(
         logits.repeat_interleave(counts), target.repeat_interleave(counts), task="binary", from_logits=True
     )
@@ -90,37 +90,38 @@ def test_law_integer_weights_are_repeats(calibrator):
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
 def test_law_order_and_absent_rows_do_not_matter(calibrator):
     logits, target = single(70)
-    given = {"task": "binary", "from_logits": True}
-    plain = calibrator.fit(logits, target, **given)
+    plain = calibrator.fit(logits, target, **binary)
     order = torch.randperm(70, generator=torch.Generator().manual_seed(4))
-    assert calibrator.fit(logits[order], target[order], **given)(logits).allclose(plain(logits), atol=1e-9)
+    assert calibrator.fit(logits[order], target[order], **binary)(logits).allclose(plain(logits), atol=1e-9)
     more = torch.cat((logits, torch.tensor([math.nan, 3.0])))
     labels = torch.cat((target, torch.tensor([7, 0])))
     weights = torch.cat((torch.ones(70), torch.zeros(2)))
-    assert calibrator.fit(more, labels, weights=weights, **given)(logits).allclose(plain(logits), atol=1e-9)
+    assert calibrator.fit(more, labels, weights=weights, **binary)(logits).allclose(plain(logits), atol=1e-9)
     ignored = torch.cat((target, torch.tensor([-1, -1])))
-    assert calibrator.fit(more, ignored, ignore_index=-1, **given)(logits).allclose(plain(logits), atol=1e-9)
+    assert calibrator.fit(more, ignored, ignore_index=-1, **binary)(logits).allclose(plain(logits), atol=1e-9)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_gradient_in_the_predictions(calibrator, from_logits):
+def test_gradient_in_the_predictions(calibrator):
     logits, target = single(40)
-    preds = logits if from_logits else logits.sigmoid()
-    transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
-    middle = (preds[:6] + 1e-3).clone().requires_grad_()
-    if calibrator in AFFINE:
-        assert torch.autograd.gradcheck(transform, middle)
-        values, labels = data(40, 3)
-        of_classes = calibrator.fit(values, labels, **multi)
-        assert torch.autograd.gradcheck(of_classes, values[:4].clone().requires_grad_())
-    else:
-        transform(middle).clamp(-5, 5).sum().backward()
-        assert middle.grad.isfinite().all()
-    ends = torch.tensor([-math.inf, math.inf] if from_logits else [0.0, 1.0], dtype=torch.float64, requires_grad=True)
-    assert (transform(ends).sigmoid() if from_logits else transform(ends)).isfinite().all()
-    transform(ends).clamp(-5, 5).sum().backward()
-    assert ends.grad.isfinite().all()
+    for from_logits in (False, True):
+        preds = logits if from_logits else logits.sigmoid()
+        transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
+        middle = (preds[:6] + 1e-3).clone().requires_grad_()
+        if calibrator in AFFINE:
+            assert torch.autograd.gradcheck(transform, middle)
+            values, labels = data(40, 3)
+            of_classes = calibrator.fit(values, labels, **multi)
+            assert torch.autograd.gradcheck(of_classes, values[:4].clone().requires_grad_())
+        else:
+            transform(middle).clamp(-5, 5).sum().backward()
+            assert middle.grad.isfinite().all()
+        ends = torch.tensor(
+            [-math.inf, math.inf] if from_logits else [0.0, 1.0], dtype=torch.float64, requires_grad=True
+        )
+        assert (transform(ends).sigmoid() if from_logits else transform(ends)).isfinite().all()
+        transform(ends).clamp(-5, 5).sum().backward()
+        assert ends.grad.isfinite().all()
 
 
 # A module.
@@ -132,7 +133,7 @@ def test_gradient_in_the_predictions(calibrator, from_logits):
 )
 def test_state_dict_goes_to_a_file_and_into_a_bare_transform(calibrator, cls, tmp_path):
     logits, target = single(50)
-    transform = calibrator.fit(logits, target, task="binary", from_logits=True)
+    transform = calibrator.fit(logits, target, **binary)
     model = torch.nn.Sequential(torch.nn.Identity(), transform)
     torch.save(model.state_dict(), tmp_path / "cal.pt")
     bare = torch.nn.Sequential(torch.nn.Identity(), cls())
@@ -144,54 +145,42 @@ def test_state_dict_goes_to_a_file_and_into_a_bare_transform(calibrator, cls, tm
 
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_numbers_stay_float64_when_the_model_is_halved(calibrator):
+def test_numbers_and_flags_keep_their_dtype_when_the_model_is_halved(calibrator):
     logits, target = single(50)
-    transform = calibrator.fit(logits, target, task="binary", from_logits=True)
-    before = transform(logits)
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1), transform).to(torch.bfloat16).half()
+    transform = calibrator.fit(logits, target, **binary)
+    before, dtypes = transform(logits), {key: x.dtype for key, x in transform.named_buffers()}
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), transform).to(torch.bfloat16).half().type(torch.float16)
     assert model[0].weight.dtype == torch.float16
     assert torch.equal(model[1](logits), before)
+    assert {key: x.dtype for key, x in transform.named_buffers()} == dtypes
 
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_counts_and_flags_keep_their_kind_when_a_model_changes_type(calibrator):
-    transform = calibrator.fit(*single(50), task="binary", from_logits=True)
-    before = {key: x.dtype for key, x in transform.named_buffers()}
-    transform.type(torch.float16)
-    assert {key: x.dtype for key, x in transform.named_buffers()} == before
-
-
-@pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_a_transform_fitted_in_inference_mode_takes_gradients(calibrator):
+def test_a_transform_fitted_in_inference_mode_takes_gradients_and_nan_stays_nan(calibrator):
     logits, target = single(50)
     with torch.inference_mode():
-        transform = calibrator.fit(logits.clone(), target, task="binary", from_logits=True)
+        transform = calibrator.fit(logits.clone(), target, **binary)
     x = logits.clone().requires_grad_()
     transform(x).clamp(-9, 9).sum().backward()
     assert x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_nan_stays_nan(calibrator):
-    transform = calibrator.fit(*single(50), task="binary", from_logits=True)
     assert transform(torch.tensor([math.nan, 0.3])).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_a_transform_compiles_whole_and_maps(calibrator, from_logits):
+def test_a_transform_compiles_whole_and_maps(calibrator):
     logits, target = single(60)
-    preds = logits if from_logits else logits.sigmoid()
-    transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
-    whole = torch.compile(transform, fullgraph=True, backend="eager")
-    assert whole(preds).allclose(transform(preds))
-    assert torch.vmap(transform)(preds.view(6, 10)).allclose(transform(preds).view(6, 10))
+    for from_logits in (False, True):
+        preds = logits if from_logits else logits.sigmoid()
+        transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
+        whole = torch.compile(transform, fullgraph=True, backend="eager")
+        assert whole(preds).allclose(transform(preds))
+        assert torch.vmap(transform)(preds.view(6, 10)).allclose(transform(preds).view(6, 10))
 
 
 def test_repr_and_equality_of_calibrators():
     assert tc.HistogramBinning(n_bins=5) == H
     assert hash(D) == hash(tc.DPCalibration())
-    assert "task='binary', from_logits=True" in repr(T.fit(*single(), task="binary", from_logits=True))
+    assert "task='binary', from_logits=True" in repr(T.fit(*single(), **binary))
 
 
 # Wrong calls.
@@ -200,7 +189,7 @@ def test_repr_and_equality_of_calibrators():
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
 def test_wrong_axes_of_predictions(calibrator):
     logits, target = single(30, lead=(2,))
-    series = calibrator.fit(logits, target, task="binary", from_logits=True)
+    series = calibrator.fit(logits, target, **binary)
     labels = calibrator.fit(logits.T, target.T, task="multilabel", from_logits=True)
     for call, part in (
         (lambda: series(torch.tensor(0.3)), r"at least 1 axes.*got shape \(\)"),

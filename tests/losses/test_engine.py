@@ -63,50 +63,50 @@ def test_a_step_along_the_gradient_alone_lowers_the_penalty_by_its_square_to_fir
 # Laws that the streaming metrics keep too.
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_law_sample_order_ties_included(new_penalty, task):
+def test_law_sample_order_ties_included(new_penalty):
     function, _, options, _ = new_penalty
-    logits, target = data(task)
-    logits[5:10] = logits[4]
-    order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
-    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    one = function(a, target, task=task, from_logits=True, **options)
-    other = function(b[order], target[order], task=task, from_logits=True, **options)
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-    one.backward()
-    other.backward()
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
+    for task in TASKS:
+        logits, target = data(task)
+        logits[5:10] = logits[4]
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
+        a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        one = function(a, target, task=task, from_logits=True, **options)
+        other = function(b[order], target[order], task=task, from_logits=True, **options)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+        one.backward()
+        other.backward()
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_law_integer_weights_are_repeats(new_penalty, task):
+def test_law_integer_weights_are_repeats(new_penalty):
     function, _, options, _ = new_penalty
-    logits, target = data(task)
-    times = torch.arange(24) % 4
-    call = partial(function, task=task, from_logits=True, **options)
-    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    one = call(a, target, weights=times)
-    other = call(b.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-    one.backward()
-    other.backward()
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
-    ways = torch.stack([times, times.flip(0), torch.ones(24)])
-    loop = torch.stack([call(logits, target, weights=w) for w in ways])
-    torch.testing.assert_close(call(logits, target, weights=ways), loop, rtol=1e-12, atol=1e-13)
+    for task in TASKS:
+        logits, target = data(task)
+        times = torch.arange(24) % 4
+        call = partial(function, task=task, from_logits=True, **options)
+        a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        one = call(a, target, weights=times)
+        other = call(b.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+        one.backward()
+        other.backward()
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
+        ways = torch.stack([times, times.flip(0), torch.ones(24)])
+        loop = torch.stack([call(logits, target, weights=w) for w in ways])
+        torch.testing.assert_close(call(logits, target, weights=ways), loop, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_law_batches_are_loops_and_classes_stand_anywhere(new_penalty, task):
+def test_law_batches_are_loops_and_classes_stand_anywhere(new_penalty):
     function, _, options, _ = new_penalty
-    logits, target = data(task, lead=(3,))
-    call = partial(function, task=task, from_logits=True, **options)
-    whole = call(logits, target)
-    torch.testing.assert_close(whole, torch.stack([call(*pair) for pair in zip(logits, target, strict=True)]))
-    torch.testing.assert_close(torch.vmap(call)(logits, target), whole)
-    if task != "binary":
-        labels = target.movedim(-1, 1) if task == "multilabel" else target
-        torch.testing.assert_close(call(logits.movedim(-1, 1), labels, class_axis=1), whole)
+    for task in TASKS:
+        logits, target = data(task, lead=(3,))
+        call = partial(function, task=task, from_logits=True, **options)
+        whole = call(logits, target)
+        torch.testing.assert_close(whole, torch.stack([call(*pair) for pair in zip(logits, target, strict=True)]))
+        torch.testing.assert_close(torch.vmap(call)(logits, target), whole)
+        if task != "binary":
+            labels = target.movedim(-1, 1) if task == "multilabel" else target
+            torch.testing.assert_close(call(logits.movedim(-1, 1), labels, class_axis=1), whole)
 
 
 def test_law_what_is_masked_is_not_there(penalty):
