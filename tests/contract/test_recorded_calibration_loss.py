@@ -78,26 +78,38 @@ class System:
 
     def __init__(self, arrays):
         self.target, self.folds = arrays["targets"].long(), arrays["fold_seed0"]
-        self.after = {}  # calibrated scores, by what they were, the calibrator and what it was trained on
         raw = log_probs(arrays)
-        self.scores = {"raw": raw}
-        self.scores["cal"] = self.cross_validated(raw, "d")
-        self.scores["calt"] = self.cross_validated(raw, "t")
+        self.raw, self.fits = raw, {}
+        self.scores = {"raw": raw, "cal": self.after(raw, "d", "xv"), "calt": self.after(raw, "t", "xv")}
         if raw.shape[-1] == 2:
             self.scores["calp"] = binary_fit(raw, self.target, tc.Isotonic())
 
-    def cross_validated(self, scores, kind):
-        return tc.calibrated(scores, self.target, calibrator=CALIBRATORS[kind], folds=self.folds, **multi)
+    def training(self, how):
+        return {"train_on_test": True} if how == "tt" else {"folds": self.folds}
+
+    def after(self, scores, kind, how):
+        """Calibrate scores; those of the raw system once."""
+        options = {"calibrator": CALIBRATORS[kind], **self.training(how), **multi}
+        if scores is not self.raw:
+            return tc.calibrated(scores, self.target, **options)
+        if (kind, how) not in self.fits:
+            self.fits[kind, how] = tc.calibrated(scores, self.target, **options)
+        return self.fits[kind, how]
+
+    def transform(self, kind):
+        """The fit to the whole test set, computed once."""
+        if kind not in self.fits:
+            self.fits[kind] = CALIBRATORS[kind].fit(self.raw, self.target, **multi)
+        return self.fits[kind]
 
     def value(self, case):
         """Compute an entry by its name."""
         which, name = case.split("/", 1)
         if which == "raw_extra" or name.endswith("_dxv"):
-            return self.trained(which.removesuffix("_extra"), name)
+            return self.trained(self.scores[which.removesuffix("_extra")], name)
         return measure(self.scores[which], self.target, name)
 
-    def trained(self, which, name):
-        raw = self.scores[which]
+    def trained(self, raw, name):
         what, kind, how = re.fullmatch(r"(?:i64_)?(.*)_(?:([dt])(xv|tt)|htt15|pav|minmax)", name).groups()
         if name.endswith("minmax"):
             log_odds = raw[:, 1] - raw[:, 0]
@@ -107,17 +119,14 @@ class System:
             after = binary_fit(raw, self.target, calibrator)
             short = what.removeprefix("rcl_")
             return measure(after, self.target, short) if short == what else relative(raw, after, self.target, short)
-        trained = {"train_on_test": True} if how == "tt" else {"folds": self.folds}
-        calibrator = CALIBRATORS[kind]
         if what in ("scale", "bias"):
-            transform = calibrator.fit(raw, self.target, **multi)
+            transform = self.transform(kind)
             return transform.alpha if what == "scale" else transform.beta[:10]
         if what.startswith("rcl"):
             score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
-            return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **trained, **multi)
-        if (which, kind, how) not in self.after:
-            self.after[which, kind, how] = tc.calibrated(raw, self.target, calibrator=calibrator, **trained, **multi)
-        return measure(self.after[which, kind, how], self.target, what)
+            calibrator = CALIBRATORS[kind]
+            return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **self.training(how), **multi)
+        return measure(self.after(raw, kind, how), self.target, what)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -1,92 +1,34 @@
-"""Votes as targets, and the distances to them: against slow loops, closed forms and drawn votes."""
+"""Votes as targets, and the distances to them: against slow loops, closed forms and laws."""
 
 import math
 from functools import partial
 
-import oracles
 import pytest
 import torch
+from helpers.votes import DISTANCES, SETTINGS, TASKS, C, as_classes, data, slow
 
 import torchcalib as tc
-from torchcalib.binomial import entropy_of_counts, mean_distance_of_share, mean_log_share
-
-DISTANCES = {
-    "tv": (tc.total_variation, tc.total_variation_per_sample, tc.TotalVariation, oracles.total_variation_of),
-    "kl": (tc.kl_divergence, tc.kl_divergence_per_sample, tc.KLDivergence, oracles.kl_of),
-    "entropy": (tc.entropy_difference, tc.entropy_difference_per_sample, tc.EntropyDifference,
-                oracles.entropy_difference_of),
-    "votes": (tc.votes_distance, tc.votes_distance_per_sample, tc.VotesDistance, oracles.brier_of),
-}  # fmt: skip
-FLOORS = {
-    "tv": oracles.total_variation_floor,
-    "kl": oracles.entropy_floor,
-    "entropy": oracles.entropy_floor,
-    "votes": oracles.brier_floor,
-}
-SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
-SETTINGS.remove(("tv", "corrected"))
-TASKS = ("binary", "multiclass", "multilabel")
-C = 4
 
 
-def data(task, n=30, seed=0, dtype=torch.float64, most=9, lead=()):
-    """Logits, and at least two votes on each row."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (*lead, n) if task == "binary" else (*lead, n, C)
-    logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    counts = torch.randint(0, most, shape if task == "multiclass" else (*shape, 2), generator=generator)
-    counts[..., 0] += 2 * (counts.sum(-1) < 2)
-    return logits.to(dtype), counts
+def often(settings, normal):
+    """Settings; those that are not `normal` run in the extended run."""
+    return [pytest.param(*s, marks=[pytest.mark.extended] * (not normal(*s))) for s in settings]
 
 
-def known_entropy(counts):
-    """sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
-    n = sum(counts)
-    return sum(k / n * sum(1 / j for j in range(k, n)) for k in counts if k)
+GRADIENTS = [(name, c, task) for name, c in SETTINGS for task in TASKS]
 
 
-def corrected(name, q, t, n):
-    """With the entropy of votes by digamma of whole numbers, which are sums of inverses, jackknifed by leaving out each
-    vote in turn; the unbiased variance.
-    """
-    if name == "votes":
-        return oracles.brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
-    counts = [round(share * n) for share in t]
-    without = [[k - (j == i) for j, k in enumerate(counts)] for i, voted in enumerate(counts) for _ in range(voted)]
-    entropy = n * known_entropy(counts) - (n - 1) * sum(map(known_entropy, without)) / n
-    other = oracles.nll_of(q, t) if name == "kl" else -sum(oracles.xlogy(p, p) for p in q)
-    return other - entropy
-
-
-def slow(name, component, task, q, votes):
-    """One sample: probabilities over classes and counts of votes."""
-    n = sum(votes)
-    t = [v / n for v in votes]
-    if component == "noise_floor":
-        value = FLOORS[name](q, n)
-    else:
-        value = DISTANCES[name][3](q, t) if component == "value" else corrected(name, q, t, n)
-    return value / 2 if name == "votes" and task != "multiclass" else value
-
-
-def as_classes(task, logits, counts):
-    """Rows of probabilities over classes, and their counts."""
-    if task == "multiclass":
-        return logits.softmax(-1).reshape(-1, C).tolist(), counts.reshape(-1, C).tolist()
-    p = logits.sigmoid().reshape(-1)
-    return torch.stack((1 - p, p), -1).tolist(), counts.reshape(-1, 2).tolist()
-
-
-@pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("name", "component"), SETTINGS)
-def test_slow_loop_of_every_sample(name, component, task, from_logits):
+def test_slow_loop_of_every_sample(name, component, task):
     logits, counts = data(task)
     expected = [slow(name, component, task, *row) for row in zip(*as_classes(task, logits, counts), strict=True)]
     expected = torch.tensor(expected, dtype=torch.float64).reshape(logits.shape if task != "multiclass" else (-1,))
-    preds = logits if from_logits else logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
-    options = {"task": task, "component": component, "from_logits": from_logits}
+    preds = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
+    options = {"task": task, "component": component}
     of_function, of_sample, cls, _ = DISTANCES[name]
+    of_logits = of_sample(logits, counts, from_logits=True, **options)
+    torch.testing.assert_close(of_logits, expected, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(of_sample(preds, counts, **options), expected, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(of_function(preds, counts, **options), expected.mean(), rtol=1e-11, atol=1e-13)
     weights = torch.arange(30) % 4
@@ -97,8 +39,10 @@ def test_slow_loop_of_every_sample(name, component, task, from_logits):
     torch.testing.assert_close(metric.compute(), mean.mean(), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("name", "component"), SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "component", "task"),
+    often(GRADIENTS, lambda name, component, task: task == "multiclass" or (task == "binary" and name == "kl")),
+)
 def test_gradient_is_that_of_finite_differences(name, component, task):
     logits, counts = data(task, n=5)
     call = partial(DISTANCES[name][0], target=counts, task=task, component=component, from_logits=True)
@@ -109,23 +53,22 @@ def test_gradient_is_that_of_finite_differences(name, component, task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("name", "component"), SETTINGS)
-def test_laws_of_metrics_hold_for_votes(name, component, task):
-    """Batches are loops, class axes may stand anywhere, half types, mapped and compiled, series kept apart, merged."""
-    function, _, cls, _ = DISTANCES[name]
-    options = {"task": task, "component": component, "from_logits": True}
+def test_laws_of_batches_axes_and_states_hold_for_counts(task):
+    """Batches are loops, class axes may stand anywhere, half types, mapped, series kept apart, merged."""
+    options = {"task": task, "component": "corrected", "from_logits": True}
+    function = partial(tc.votes_distance, **options)
     logits, counts = data(task, n=12, lead=(3,))
-    whole = function(logits, counts, **options)
+    whole = function(logits, counts)
     for k in range(3):
-        torch.testing.assert_close(whole[k], function(logits[k], counts[k], **options), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(whole[k], function(logits[k], counts[k]), rtol=1e-12, atol=1e-13)
     if task != "binary":
-        first = function(logits.movedim(-1, 1), counts.movedim(2, 1), class_axis=1, **options)
+        first = function(logits.movedim(-1, 1), counts.movedim(2, 1), class_axis=1)
         torch.testing.assert_close(first, whole, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(torch.vmap(partial(function, **options))(logits, counts), whole, rtol=1e-12, atol=1e-13)
-    half, exact = (function(x, counts, **options) for x in (logits.half(), logits.half().double()))
+    torch.testing.assert_close(torch.vmap(function)(logits, counts), whole, rtol=1e-12, atol=1e-13)
+    half, exact = (function(x, counts) for x in (logits.half(), logits.half().double()))
     torch.testing.assert_close(half, exact.float(), rtol=2e-5, atol=2e-6)
-    own = {"num_labels": C} if task == "multilabel" else {}
-    apart, one, other = cls(batch_shape=(3,), **options, **own), cls(**options, **own), cls(**options, **own)
+    cls = partial(tc.VotesDistance, **options, **({"num_labels": C} if task == "multilabel" else {}))
+    apart, one, other = cls(batch_shape=(3,)), cls(), cls()
     apart.update(logits[:, :5], counts[:, :5].to(torch.int16))
     apart.update(logits[:, 5:], counts[:, 5:])
     torch.testing.assert_close(apart.compute(), whole, rtol=1e-12, atol=1e-13)
@@ -146,24 +89,21 @@ def test_compiled_functions_read_votes(function):
     assert compiled(logits, counts).isnan()
 
 
-METRICS = {
-    "nll": tc.nll, "brier": tc.brier_score, "ecd": tc.ecd, "accuracy": tc.accuracy, "risk": tc.bayes_risk,
-    "ece": tc.ece, "esce": tc.esce, "mce": tc.mce, "rmsce": tc.rmsce, "ace": tc.ace, "ks": tc.ks,
-}  # fmt: skip
+METRICS = (tc.nll, tc.brier_score, tc.ecd, tc.accuracy, tc.bayes_risk, tc.ece, tc.esce, tc.mce, tc.rmsce, tc.ace, tc.ks)
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("function", METRICS.values(), ids=METRICS)
-def test_counts_are_their_shares_wherever_soft_targets_are_read(function, task):
+def test_counts_are_their_shares_wherever_soft_targets_are_read(task):
     logits, counts = data(task)
     n = counts.sum(-1, keepdim=True)
     shares = counts / n.double()
     given = shares if task == "multiclass" else shares[..., 1]
     options = {"task": task, "from_logits": True}
-    torch.testing.assert_close(function(logits, counts, **options), function(logits, given, **options))
-    if task == "multiclass":
-        options["positive_classes"] = [0, 2]
+    for function in METRICS:
         torch.testing.assert_close(function(logits, counts, **options), function(logits, given, **options))
+        if task == "multiclass":
+            of_set = {**options, "positive_classes": [0, 2]}
+            torch.testing.assert_close(function(logits, counts, **of_set), function(logits, given, **of_set))
 
 
 def test_closed_form_of_two_votes_of_three():
@@ -188,113 +128,6 @@ def test_closed_form_of_two_votes_of_three():
         },
         abs=1e-14,
     )
-
-
-# What chance makes of few votes.
-
-
-def expected_of_share(of, p, n):
-    """The sum over all counts, in logs, for numbers of votes beyond those of exact whole numbers."""
-    total = 0.0
-    for x in range(n + 1):
-        log_chance = math.lgamma(n + 1) - math.lgamma(x + 1) - math.lgamma(n - x + 1)
-        log_chance += (x * math.log(p) if x else 0) + ((n - x) * math.log1p(-p) if n > x else 0)
-        total += math.exp(log_chance) * of(x / n)
-    return total
-
-
-@pytest.mark.parametrize("p", [0.0, 1e-6, 0.02, 1 / 3, 0.5, 0.97, 1 - 1e-9, 1.0])
-@pytest.mark.parametrize("n", [1, 2, 7, 48, 49, 50, 99, 150, 400, 3000])
-def test_slow_sum_over_all_counts_of_what_is_expected_of_a_share(n, p):
-    """Rounding of the slow sum's chances grows with n; up to 100 expected votes the rule is good for 1e-10."""
-    share, votes = torch.tensor(p, dtype=torch.float64), torch.tensor(float(n), dtype=torch.float64)
-    if p in (0, 1):
-        assert mean_distance_of_share(share, votes) == 0
-        assert float(p * mean_log_share(share, votes)) == pytest.approx(0, abs=2e-9)
-        return
-    distance = expected_of_share(lambda t: abs(t - p), p, n)
-    assert float(mean_distance_of_share(share, votes)) == pytest.approx(distance, rel=1e-9, abs=1e-15)
-    entropy = expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
-    tolerance = 1e-14 * n if n * p < 50 else 1e-10 if n * p < 100 else 2e-9
-    assert float(p * mean_log_share(share, votes)) == pytest.approx(entropy, rel=0, abs=max(tolerance, 1e-14 * n))
-
-
-def drawn(q, n, repeats, seed):
-    """Counts of n votes drawn from q, `(repeats, C)`."""
-    generator = torch.Generator().manual_seed(seed)
-    votes = torch.multinomial(q.expand(repeats, -1), n, replacement=True, generator=generator)
-    return torch.nn.functional.one_hot(votes, len(q)).sum(-2)
-
-
-def within_errors(scores, expected, errors=4.5):
-    """Whether a mean is what is expected, within so many standard errors of it."""
-    return abs(float(scores.mean()) - expected) <= errors * float(scores.std()) / math.sqrt(len(scores))
-
-
-@pytest.mark.parametrize("n", [1, 3, 20])
-@pytest.mark.parametrize("name", DISTANCES)
-def test_noise_floor_is_the_mean_of_drawn_votes(name, n):
-    q = torch.tensor([0.6, 0.25, 0.1, 0.05], dtype=torch.float64)
-    votes = drawn(q, n, 20_000, seed=n)
-    preds = q.expand(len(votes), -1)
-    function, of_sample, *_ = DISTANCES[name]
-    floor = function(preds, votes, task="multiclass", component="noise_floor")
-    assert within_errors(of_sample(preds, votes, task="multiclass"), float(floor))
-
-
-@pytest.mark.parametrize("n", [2, 3, 10])
-def test_corrected_distance_is_that_to_what_votes_were_drawn_from(n):
-    q, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.7, 0.2, 0.1])
-    votes = drawn(truth, n, 20_000, seed=n)
-    preds, expected = q.expand(len(votes), -1), float((q - truth).square().sum())
-    assert within_errors(tc.votes_distance_per_sample(preds, votes, task="multiclass", component="corrected"), expected)
-    assert not within_errors(tc.votes_distance_per_sample(preds, votes, task="multiclass"), expected)
-    voted, p = votes[:, :2], torch.tensor(0.4, dtype=torch.float64)
-    enough = voted.sum(-1) >= 2
-    scores = tc.votes_distance_per_sample(p.expand(len(votes))[enough], voted[enough], task="binary",
-                                          component="corrected")  # fmt: skip
-    assert within_errors(scores, (0.4 - 0.2 / 0.9) ** 2)
-
-
-def too_large(q, n):
-    """What is stated of the bias that remains in a corrected entropy."""
-    return sum(p * ((1 - p) ** (n - 1) - sum((1 - p) ** v / v for v in range(n, 3000))) for p in q)
-
-
-def entropy_of(q):
-    return -sum(oracles.xlogy(p, p) for p in q)
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_corrected_entropy_is_off_by_what_is_stated_and_that_is_less(n):
-    """Expectations over all counts of two classes; of ten, from those of each, less than Miller-Madow's."""
-    for p in (0.5, 0.3, 0.1):
-        plain = found = 0.0
-        for k in range(n + 1):
-            chance, t = math.comb(n, k) * p**k * (1 - p) ** (n - k), k / n
-            shares = torch.tensor([t, 1 - t], dtype=torch.float64)
-            found += chance * float(entropy_of_counts(shares, torch.tensor([float(n)], dtype=torch.float64)))
-            plain += chance * entropy_of([t, 1 - t])
-        bias = found - entropy_of([p, 1 - p])
-        assert bias == pytest.approx(too_large([p, 1 - p], n), abs=1e-12)
-        assert abs(bias) < entropy_of([p, 1 - p]) - plain
-    total = sum(1 / k for k in range(1, 11))
-    q = [1 / k / total for k in range(1, 11)]
-    plain = -oracles.entropy_floor(q, n)
-    # Which adds (K - 1) / 2n, K classes having votes.
-    miller = plain + (sum(1 - (1 - p) ** n for p in q) - 1) / (2 * n)
-    assert abs(too_large(q, n)) < abs(miller) / 2 < abs(plain) / 2
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_corrected_divergence_and_entropy_difference_of_drawn_votes(n):
-    q = [0.6, 0.25, 0.1, 0.05]
-    votes = drawn(torch.tensor(q, dtype=torch.float64), n, 20_000, seed=n)
-    preds = torch.full((len(votes), 4), 0.25, dtype=torch.float64)
-    expected = math.log(4) - entropy_of(q) - too_large(q, n)
-    for of_sample in (tc.kl_divergence_per_sample, tc.entropy_difference_per_sample):
-        assert within_errors(of_sample(preds, votes, task="multiclass", component="corrected"), expected)
-        assert not within_errors(of_sample(preds, votes, task="multiclass"), expected)
 
 
 # Extremes, and what is refused.
@@ -387,9 +220,10 @@ def test_reports_and_comparisons_read_votes_as_their_shares():
     logits, counts = data("multiclass", n=60)
     shares = counts / counts.sum(-1, keepdim=True).double()
     options = {"task": "multiclass", "from_logits": True}
-    counted, shared = (tc.report(logits, target, **options) for target in (counts, shares))
+    values_only = {"with_intervals": False, "with_calibration": False}
+    counted, shared = (tc.report(logits, target, **options, **values_only) for target in (counts, shares))
     assert [line.value for line in counted.lines] == pytest.approx([line.value for line in shared.lines])
     systems = {"a": logits, "b": logits.flip(0)}
-    counted, shared = (tc.compare(systems, target, **options) for target in (counts, shares))
+    counted, shared = (tc.compare(systems, target, n_replicates=39, **options) for target in (counts, shares))
     for one, other in zip(counted.lines, shared.lines, strict=True):
         assert one.values == pytest.approx(other.values)

@@ -111,7 +111,7 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
             "`score` must be 'nll' or 'brier' for task='multilabel', got a function. Take a label at a time."
         )
     w = series_weights(p, None)
-    q = after.probs if p.task == "multiclass" else torch.stack((1 - after.probs, after.probs), -1)
+    q = after.probs if p.task == "multiclass" else torch.stack((after.not_probs, after.probs), -1)
     total = w.sum(-1)
     raw = own = torch.zeros_like(total)
     for k in range(q.shape[-1]):

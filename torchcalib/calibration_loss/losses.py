@@ -133,16 +133,19 @@ def both_scores(
     function = score_function(score)
     p, calibrate, n_fits = training(preds, target, task, calibrator, options)
     given: dict[str, Any] = {name: value for name, value in input_options(options).items() if value is not None}
-    if p.task != task:  # a set of classes against the rest: from here on there is one value for a sample
-        preds, target, task = p.values.to(p.dtype), p.target.long(), p.task
-        given = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": p.weights})
     if p.replicates and "class_axis" in given:
         given["class_axis"] = class_axis_from_the_end(p, options)
 
     def scored(p: Predictions, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        after = as_given(p, calibrate(p), options)
-        labels = target.expand(*after.shape[: after.dim() - preds.dim()], *target.shape)
-        return function(preds, target, task=task, **given), function(after, labels, task=task, **given)
+        raw = function(preds, target, task=task, **given)
+        if p.task != task:  # a set of classes against the rest: calibrated, there is one value for a sample
+            after, labels = calibrate(p).to(p.dtype), p.target.long()
+            labels = labels.expand(*after.shape[: after.dim() - labels.dim()], *labels.shape)
+            given = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": p.weights})
+        else:
+            after = as_given(p, calibrate(p), options)
+            labels = target.expand(*after.shape[: after.dim() - preds.dim()], *target.shape)
+        return raw, function(after, labels, task=p.task, **given)
 
     if not p.replicates:
         return scored(p, given)

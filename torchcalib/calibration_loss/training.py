@@ -94,7 +94,7 @@ def training(
     """Read the input, and how to train."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as DPCalibration(), got {calibrator!r}.")
-    p = calibrator.read(preds, target, task=task, options=input_options(options))
+    p = _read(preds, target, task, calibrator, input_options(options))
     on_test, held_out = options.get("train_on_test", False), options.get("calibration")
     check_flag("train_on_test", on_test)
     dealt = [name for name in _FOLD_OPTIONS if options.get(name) is not None]
@@ -114,6 +114,12 @@ def training(
         return out_of_fold(p, _warned_of(fit_to_other_folds(p, calibrator, folds, n_folds), p), folds)
 
     return Training(p, cross_validated, n_folds)
+
+
+def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: InputOptions) -> Predictions:
+    """Read the input; for a set of classes as log-odds if possible, because P(set) may round to 1."""
+    p = calibrator.read(preds, target, task=task, options=options)
+    return p.set_in_log_odds() if calibrator.in_log_odds else p
 
 
 def fit_to_other_folds(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> Transform:
@@ -172,7 +178,7 @@ def _read_held_out(
             f"{type(held_out).__name__}. Put the tensors into a tuple."
         )
     weights = held_out[2] if len(held_out) == 3 else None
-    held = calibrator.read(held_out[0], held_out[1], task=task, options={**input_options(options), "weights": weights})
+    held = _read(held_out[0], held_out[1], task, calibrator, {**input_options(options), "weights": weights})
     batch, own = p.target.shape[:-1], held.target.shape[:-1]
     labels = p.task == "multilabel"
     if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
@@ -198,7 +204,8 @@ def input_options(options: CalibrationOptions) -> InputOptions:
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
     """Return canonical values in the form of `preds`; what was missing there is NaN again."""
-    values = values.to(p.dtype)
+    as_log_odds = p.task == "binary" and p.from_logits and not options.get("from_logits")
+    values = (values.sigmoid() if as_log_odds else values).to(p.dtype)
     if p.n_dropped is not None and p.weights is not None:
         absent = in_all_replicates(p.weights == 0, len(p.samples))
         values = values.masked_fill(absent.unsqueeze(-1) if p.task == "multiclass" else absent, torch.nan)

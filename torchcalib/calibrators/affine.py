@@ -111,6 +111,8 @@ def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
 
 
 class _Affine(Calibrator[AffineTransform]):
+    in_log_odds = True
+
     @abstractmethod
     def _solve(self, scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit: ...
 
@@ -120,7 +122,8 @@ class _Affine(Calibrator[AffineTransform]):
             if p.task == "multiclass":
                 scores, target = (p.values if p.from_logits else p.log_probs), p.target
             else:
-                log_odds = _log_odds(p.values.to(wide_dtype(p.values.device)), p.from_logits)
+                log_p, log_not_p = p.binary_log_probs
+                log_odds = p.values.to(wide_dtype(p.values.device)) if p.from_logits else log_p - log_not_p
                 scores, target = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1), p.target.long()
             w = series_weights(p, weights)
             batch, samples, n_classes = w.shape[:-1], target.shape, scores.shape[-1]

@@ -150,10 +150,13 @@ class Calibrator(ABC, Generic[T]):
     Attributes:
         tasks: what it can be fitted to.
         whole_weights: whether weights must be counts of copies.
+        in_log_odds: whether binary predictions are calibrated by a function of their log-odds alone, so that a fit to
+            probabilities is the fit to their log-odds.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass", "multilabel")
     whole_weights: ClassVar[bool] = False
+    in_log_odds: ClassVar[bool] = False
 
     def fit(self, preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> T:
         """Fit to predictions and labels.

@@ -82,25 +82,26 @@ def mmce(
     target: Tensor,
     *,
     task: Task,
-    bandwidth: float = 0.2,
+    bandwidth: float = 0.4,
     weighted: bool = False,
     reduction: Reduction | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Maximum mean calibration error, for training: do claims of like confidence err in the same direction.
+    """Maximum mean calibration error (MMCE), a penalty for training without bins.
 
-    sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N over all pairs of samples, i = j too, with residuals
-    d = outcome - confidence: a calibration error without bins. A calibrated model gets 0 of infinitely many samples
-    only: of N samples the pairs i = j alone make about sqrt(mean d^2 / N).
+    sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N over all pairs of samples, including i = j, with confidences
+    c and residuals d = outcome - confidence. It is large where samples of similar confidence err in the same
+    direction. For N samples of a calibrated model it is about sqrt(mean d^2 / N), the part of the pairs i = j.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bandwidth: of the Laplacian kernel, a probability of at least 0.001.
-        weighted: residuals are means over those that came true less means over those that did not, so that the few
-            mistakes of a good model weigh as much as what it got right (MMCE_w).
+        bandwidth: of the Laplacian kernel, a probability of at least 0.001. The default is that of the authors' code,
+            exp(-|c_i - c_j| / (2 * 0.2)).
+        weighted: average the residuals of correct and of wrong predictions separately, so that the few mistakes of a
+            good model weigh as much as its hits (MMCE_w).
         reduction: what the confidence is of, as for `torchcalib.ece`; None is the first that the task offers.
         average: `"macro"` averages class-wise and multi-label values; None returns `(..., C)`.
         **options: see `torchcalib.InputOptions`. Bad values are errors on the CPU, and elsewhere give NaN.
@@ -117,12 +118,13 @@ def mmce(
 
     Source:
         Kumar, Sarawagi, Jain: Trainable Calibration Measures for Neural Networks from Kernel Mean Embeddings (ICML
-        2018): MMCE and, weighted, MMCE_w.
+        2018): MMCE and, weighted, MMCE_w. A batch without mistakes, or without hits, has the MMCE_w of the outcome
+        that it has; the authors' code returns 0 there.
 
     Example:
         >>> import torch
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
-        tensor(0.1295)
+        tensor(0.1225)
     """
     penalty = LikeConfidences(reduction_of(task, options, reduction), average, bandwidth, weighted)
     return evaluate(penalty, task, preds, target, options)
@@ -144,7 +146,7 @@ class MMCELoss(PenaltyLoss):
         self,
         *,
         task: Task,
-        bandwidth: float = 0.2,
+        bandwidth: float = 0.4,
         weighted: bool = False,
         reduction: Reduction | None = None,
         **options: Any,

@@ -82,9 +82,9 @@ def soft_binned_ece(
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels or soft targets; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins over [0, 1], of which there are the centres.
-        temperature: how soft they are, in squared probability.
-        norm: `"l1"` or `"l2"`.
+        n_bins: number of equal-width bins over [0, 1]; their centres are used.
+        temperature: softness of the bins, in squared probability. The source has no default; 0.01 is our choice.
+        norm: `"l1"` or `"l2"`; `"l2"` is equation (11) of the source.
         reduction: what the confidence is of, as for `torchcalib.ece`; None is the first that the task offers.
         average: `"macro"` averages class-wise and multi-label values; None returns `(..., C)`.
         **options: see `torchcalib.InputOptions`. Bad values are errors on the CPU, and elsewhere give NaN.
@@ -100,7 +100,7 @@ def soft_binned_ece(
         time and memory.
 
     Source:
-        Karandikar et al.: Soft Calibration Objectives for Neural Networks (NeurIPS 2021), sec. 4 (SB-ECE).
+        Karandikar et al.: Soft Calibration Objectives for Neural Networks (NeurIPS 2021), sec. 4 (SB-ECE), eq. 11.
 
     Example:
         >>> import torch

@@ -139,6 +139,13 @@ class Predictions:
         """Return the same samples with other predictions, for example calibrated ones."""
         return replace(self, given=values, rest=None)
 
+    def set_in_log_odds(self) -> "Predictions":
+        """Return a set of classes as log-odds, which do not saturate where P(set) rounds to 1; others unchanged."""
+        if self.rest is None:
+            return self
+        log_p, log_not_p = self.binary_log_probs
+        return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
+
     def resampled(self, counts: Tensor) -> "Predictions":
         """Return the same rows, each with its weight as often as it was drawn, `(R, N)`; all series are drawn alike."""
         counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])

@@ -144,7 +144,7 @@ def bayes_risk_area(
     if weight not in get_args(AreaWeight):
         raise ValueError(f"`weight` must be one of {', '.join(map(repr, get_args(AreaWeight)))}, got {weight!r}.")
     check_average(average, task_read_as(task, options) == "multilabel")
-    p = _two_classes(preds, target, task, options, priors)
+    p = _two_classes(preds, target, task, options, priors).set_in_log_odds()
     area = by_replicates(lambda p: _area(_in_order(p, priors), weight), p, p.samples.numel())
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
 

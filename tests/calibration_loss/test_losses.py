@@ -1,0 +1,213 @@
+"""Calibration loss: against slow loops over folds, closed forms and laws."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from helpers.fits import ALL, D, T, binary, data, multi, name, single, turns
+
+import torchcalib as tc
+from torchcalib.kernels.newton import fit_dp
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+@pytest.mark.parametrize("score", ["nll", "brier"])
+def test_cross_validated_loss_is_a_loop_over_folds(calibrator, score):
+    logits, target = single(100)
+    folds = turns(100)
+    after = torch.empty_like(logits)
+    for f in range(5):
+        fit = calibrator.fit(logits[folds != f], target[folds != f], **binary)
+        after[folds == f] = fit(logits[folds == f])
+    function = {"nll": tc.nll, "brier": tc.brier_score}[score]
+    raw, cal = function(logits, target, **binary), function(after, target, **binary)
+    given = {"score": score, "calibrator": calibrator, "folds": folds, **binary}
+    assert tc.calibrated(logits, target, calibrator=calibrator, folds=folds, **binary).allclose(after, atol=1e-8)
+    assert tc.calibration_loss(logits, target, **given).item() == pytest.approx((raw - cal).item(), abs=1e-9)
+    assert tc.rcl(logits, target, **given).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-7)
+
+
+def test_trained_on_test_loss_is_a_fit_and_a_difference():
+    logits, target = data(100, 3)
+    after = tc.nll(D.fit(logits, target, **multi)(logits), target, **multi)
+    loss = tc.calibration_loss(logits, target, train_on_test=True, **multi)
+    assert loss.item() == pytest.approx((tc.nll(logits, target, **multi) - after).item(), abs=1e-14)
+    assert loss >= 0
+
+
+def test_held_out_loss_is_a_fit_to_the_other_set():
+    logits, target = data(100, 3)
+    other, labels = data(50, 3, seed=1)
+    weights = torch.arange(50.0)
+    after = D.fit(other, labels, weights=weights, **multi)(logits)
+    found = tc.calibrated(logits, target, calibration=(other, labels, weights), **multi)
+    assert found.allclose(after, atol=1e-12)
+    unweighted = tc.calibrated(logits, target, calibration=(other, labels), weights=torch.rand(100), **multi)
+    assert unweighted.allclose(D.fit(other, labels, **multi)(logits), atol=1e-12)
+
+
+def test_closed_form_of_two_scores():
+    """Log-odds -1 and 1 with 1 and 3 ones of 4: calibrated NLL is the entropy of 1/4."""
+    logits, target = torch.tensor([-1.0] * 4 + [1.0] * 4), torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
+    raw = 0.75 * math.log1p(math.exp(-1)) + 0.25 * math.log1p(math.e)
+    entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    given = {"calibrator": T, "train_on_test": True, **binary}
+    assert tc.calibration_loss(logits, target, **given).item() == pytest.approx(raw - entropy, abs=1e-6)
+    assert tc.rcl(logits, target, **given).item() == pytest.approx(100 * (1 - entropy / raw), abs=1e-4)
+
+
+def test_infinite_scores_have_a_relative_loss():
+    preds = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5])
+    target = torch.tensor([0, 1, 1, 1, 0, 1])
+    given = {"task": "binary", "train_on_test": True}
+    assert tc.rcl(preds, target, calibrator=tc.HistogramBinning(n_bins=3), **given) == 100  # only raw is infinite
+    assert tc.rcl(preds, target, **given).isnan()  # under DP the sample that was excluded stays so
+    halves = torch.tensor([0.1, 0.1, 0.2, 0.9, 0.9, 0.8])
+    labels, folds = torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 1, 2])
+    found = tc.rcl(halves, labels, task="binary", calibrator=tc.HistogramBinning(n_bins=2), folds=folds)
+    assert found == -math.inf  # only calibrated is infinite: 0 of 2 in the bin of the one that is 1
+
+
+def test_any_function_is_a_score():
+    logits, target = data(80, 3)
+
+    def error(preds, target, *, task, from_logits):
+        return (preds.argmax(-1) != target).double().mean(-1)
+
+    folds = turns(80)
+    after = tc.calibrated(logits, target, folds=folds, **multi)
+    expected = error(logits, target, **multi) - error(after, target, **multi)
+    assert tc.calibration_loss(logits, target, score=error, folds=folds, **multi) == expected
+    ece = tc.calibration_loss(logits, target, score=partial(tc.ece, n_bins=5), train_on_test=True, **multi)
+    assert 0 < ece < 1
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll, tc.bayes_risk])
+@pytest.mark.parametrize("n", [0, 6])
+def test_no_data_give_nan(score, n):
+    preds, target = torch.full((n,), 0.3), torch.zeros(n, dtype=torch.int64)
+    given = {"task": "binary", "weights": torch.zeros(n), "score": score}
+    assert tc.calibration_loss(preds, target, **given).isnan()
+    assert tc.rcl(preds, target, **given).isnan()
+    assert all(value.isnan() for value in tc.score_divergence(preds, target, **given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype):
+    """Probabilities of a set and of its complement give what their logarithms, as logits, give."""
+    logits, target = data(100)
+    logits[0], target[0] = torch.tensor([30.0, 0, -1, 29]), 1  # P(class 0 or 3) rounds to 1
+    probs = logits.softmax(-1).to(dtype)
+    of_logits = partial(tc.rcl, probs.double().log(), target, task="multiclass", from_logits=True, folds=turns(100))
+    of_probs = partial(tc.rcl, probs, target, task="multiclass", folds=turns(100))
+    tolerance = 100 * torch.finfo(dtype).eps  # rows of probabilities sum to 1 but for the rounding of their dtype
+    for calibrator in ALL[:3]:
+        for classes in ([0, 3], [1, 2]):
+            given = {"positive_classes": classes, "calibrator": calibrator}
+            assert of_probs(**given).item() == pytest.approx(of_logits(**given).item(), abs=tolerance)
+    given = {"task": "multiclass", "positive_classes": [0, 3], "train_on_test": True}
+    calibrated = tc.calibrated(probs, target, **given)
+    transform = D.fit(probs, target, task="multiclass", positive_classes=[0, 3])
+    expected = transform(probs[1:, [0, 3]].double().sum(-1))
+    torch.testing.assert_close(calibrated[1:].double(), expected, rtol=0, atol=tolerance)
+
+
+# Laws.
+
+
+@pytest.mark.parametrize("function", [tc.calibration_loss, tc.rcl])
+def test_law_a_batch_is_a_loop(function):
+    logits, target = data(80, 3, lead=(2, 2))
+    batched = function(logits, target, seed=3, **multi)
+    for i in range(2):
+        for j in range(2):
+            one = function(logits[i, j], target[i, j], seed=3, **multi)
+            assert batched[i, j].item() == pytest.approx(one.item(), abs=1e-7)
+
+
+def test_law_integer_weights_are_repeats_that_share_a_fold():
+    logits, target = data(80, 3)
+    counts = torch.randint(0, 4, (80,), generator=torch.Generator().manual_seed(1))
+    repeats = [x.repeat_interleave(counts, 0) for x in (logits, target, turns(80))]
+    weighted = tc.rcl(logits, target, weights=counts, folds=turns(80), **multi)
+    assert weighted.item() == pytest.approx(tc.rcl(repeats[0], repeats[1], folds=repeats[2], **multi).item(), abs=1e-8)
+
+
+def test_law_labels_are_averaged():
+    logits, target = single(80, lead=(3,))
+    folds = turns(80)
+    values = [tc.calibration_loss(logits[k], target[k], folds=folds, **binary) for k in range(3)]
+    found = tc.calibration_loss(logits.T, target.T, task="multilabel", from_logits=True, folds=folds)
+    assert found.item() == pytest.approx(torch.stack(values).mean().item(), abs=1e-9)
+    divergences = [tc.score_divergence(logits[k], target[k], folds=folds, **binary).divergence for k in range(3)]
+    label = tc.score_divergence(logits.T, target.T, task="multilabel", from_logits=True, folds=folds).divergence
+    assert label.item() == pytest.approx(torch.stack(divergences).mean().item(), abs=1e-9)
+
+
+def test_law_absent_rows_do_not_matter():
+    logits, target = data(80, 3)
+    more = torch.cat((logits, torch.full((5, 3), math.nan)))
+    labels = torch.cat((target, torch.full((5,), -1)))
+    folds = turns(85)
+    plain = tc.rcl(logits, target, folds=folds[:80], **multi)
+    ignored = tc.rcl(more.nan_to_num(0), labels, ignore_index=-1, folds=folds, **multi)
+    assert ignored.item() == pytest.approx(plain.item(), abs=1e-8)
+    weights = (labels >= 0).float()
+    assert tc.rcl(more, labels, weights=weights, folds=folds, **multi).item() == pytest.approx(plain.item(), abs=1e-8)
+
+
+def test_law_classes_may_stand_on_any_axis_and_be_a_set():
+    logits, target = data(80, 4)
+    plain = tc.rcl(logits, target, folds=turns(80), **multi)
+    assert tc.rcl(logits.T, target, class_axis=0, folds=turns(80), **multi).item() == pytest.approx(plain.item())
+    assert tc.calibrated(logits.T, target, class_axis=0, **multi).shape == (4, 80)
+    inside = logits.log_softmax(-1)[:, [1, 3]].logsumexp(-1) - logits.log_softmax(-1)[:, [0, 2]].logsumexp(-1)
+    of_set = tc.rcl(logits, target, positive_classes=[1, 3], folds=turns(80), **multi)
+    assert of_set.item() == pytest.approx(tc.rcl(inside, target % 2, folds=turns(80), **binary).item(), abs=1e-8)
+
+
+def test_gradient_in_the_predictions_at_a_fixed_transform():
+    logits, target = data(30, 3)
+    transform = D.fit(logits, target, **multi)
+    x = logits.clone().requires_grad_()
+    tc.calibration_loss(x, target, train_on_test=True, **multi).backward()
+    y = logits.clone().requires_grad_()
+    (tc.nll(y, target, **multi) - tc.nll(transform(y), target, **multi)).backward()
+    assert x.grad.allclose(y.grad, atol=1e-14)
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_fits_map(calibrator):
+    logits, target = single(60, lead=(3,))
+
+    def loss(logits, target):
+        return tc.calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
+
+    expected = loss(logits, target)
+    assert torch.vmap(loss)(logits, target).allclose(expected, atol=1e-12)
+    assert torch.vmap(loss, in_dims=(1, 1))(logits.T, target.T).allclose(expected, atol=1e-12)
+    spoiled = logits.masked_fill(torch.arange(60) + torch.zeros(3, 1) == torch.tensor([[-1], [5], [-1]]), math.nan)
+    assert torch.vmap(loss)(spoiled, target).isnan().tolist() == [False, True, False]
+
+
+def test_a_fit_compiles_to_one_operation():
+    """Unrolled, its rounds took minutes to trace."""
+    logits, target = data(60, 3)
+    p = D.read(logits, target, task="multiclass", options={"from_logits": True})
+    weights = torch.ones(2, 1, 60, dtype=torch.float64)
+    expected = fit_dp(p.values[None], p.target[None], weights)
+    found = torch.compile(fit_dp, fullgraph=True, backend="eager")(p.values[None], p.target[None], weights)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a fit ends within 1e-9 of its optimum
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_results_have_the_dtype_of_the_predictions(dtype):
+    logits, target = data(60, 3, dtype=dtype)
+    value = tc.rcl(logits, target, **multi)
+    assert value.dtype == torch.promote_types(dtype, torch.float32)
+    assert value.item() == pytest.approx(tc.rcl(logits.double(), target, **multi).item(), abs=2e-3)
+
+
+# Warnings and wrong calls.

@@ -1,0 +1,95 @@
+"""How calibrators are trained: wrong calls, and warnings where they were made."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from helpers.fits import turns
+from helpers.wrong_calls import assert_all_raise
+
+import torchcalib as tc
+
+P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9, 0.3, 0.6]), torch.tensor([0, 1, 1, 1, 0, 0])
+
+
+CALLS = [
+    ("one fold", {"n_folds": 1}, ValueError, "`n_folds` must be at least 2"),
+    ("half a fold", {"n_folds": 2.5}, TypeError, "`n_folds` must be an int"),
+    ("seed is text", {"seed": "a"}, TypeError, "`seed` must be an int"),
+    ("seed of 70 bits", {"seed": 2**70}, ValueError, "`seed` must fit in 64 bits"),
+    ("seed is True", {"seed": True}, TypeError, "`seed` must be an int"),
+    ("folds of another length", {"folds": torch.arange(5)}, ValueError, "`folds` must have one number per sample"),
+    ("folds are floats", {"folds": P}, TypeError, "`folds` must be a tensor of integers"),
+    ("folds are a list", {"folds": [0, 1, 0, 1, 0, 1]}, TypeError, "`folds` must be a tensor of integers"),
+    ("folds are all one", {"folds": torch.zeros(6, dtype=torch.int64)}, ValueError, "at least 2 folds"),
+    ("folds leave a class out", {"folds": Y}, ValueError, "`folds` must leave samples of every class"),
+    ("groups leave a class out", {"groups": Y}, ValueError, "`groups` must leave samples of every class"),
+    ("groups of another length", {"groups": torch.arange(7)}, ValueError, "`groups` must have one number per sample"),
+    ("groups are floats", {"groups": P}, TypeError, "`groups` must be a tensor of integers"),
+    ("groups and folds", {"groups": turns(6), "folds": turns(6, 2)}, ValueError, "`groups` must be None"),
+    ("train_on_test is a number", {"train_on_test": 1}, TypeError, "`train_on_test` must be True or False"),
+    ("test and calibration", {"train_on_test": True, "calibration": (P, Y)}, ValueError, "`calibration` must be None"),
+    ("folds and test", {"train_on_test": True, "folds": turns(6, 2)}, ValueError, "`folds` must be left out"),
+    ("seed and calibration", {"calibration": (P, Y), "seed": 3}, ValueError, "`seed` must be left out"),
+    ("calibration is a tensor", {"calibration": P}, TypeError, r"`calibration` must be \(preds, target\)"),
+    ("calibration of one", {"calibration": (P,)}, TypeError, r"`calibration` must be \(preds, target\)"),
+    ("calibration of no samples", {"calibration": (P[:0], Y[:0])}, ValueError, "`calibration` must have samples"),
+    ("calibration of no weight", {"calibration": (P, Y, 0 * P)}, ValueError, "`calibration` must have samples"),
+    ("calibration of another shape", {"calibration": (P[None], Y[None])}, ValueError, "`calibration` must have"),
+    ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
+    ("calibrator is a class", {"calibrator": tc.Temperature}, TypeError, "`calibrator` must be"),
+    ("calibrator is text", {"calibrator": "dp"}, TypeError, "`calibrator` must be"),
+    ("unknown score", {"score": "log"}, ValueError, "`score` must be 'nll', 'brier'"),
+    ("unknown option", {"shuffle": True}, TypeError, "shuffle"),
+    ("soft targets", {"target": P}, TypeError, "`target` must be integer labels"),
+    ("logits", {"preds": 9 * P}, ValueError, "from_logits=True"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [tc.calibration_loss, tc.rcl, tc.score_divergence])
+def test_wrong_call(function):
+    given = {"preds": P, "target": Y, "task": "binary"}
+    table = []
+    for name, options, error, part in CALLS:
+        folds = {} if options.keys() & {"calibration", "train_on_test"} else {"n_folds": 2, "seed": 0}
+        table.append((name, partial(function, **given | folds | options), error, re.compile(part)))
+    assert_all_raise(table)
+
+
+def test_a_class_of_one_sample_cannot_be_cross_validated():
+    with pytest.raises(ValueError, match=r"at least 2 samples of every class.*got 1 of class 1"):
+        tc.rcl(P, torch.tensor([0, 1, 0, 0, 0, 0]), task="binary")
+
+
+@pytest.mark.parametrize("trained", [{}, {"train_on_test": True}, {"calibration": (P, (P > 0.5).long())}],
+                         ids=["cross-validated", "on test", "held out"])  # fmt: skip
+def test_separable_labels_are_warned_of_where_the_function_was_called(trained):
+    separable = torch.tensor([0, 1, 0, 1, 0, 1])  # by 0.5: no scale is too large
+    given = {"preds": P, "target": separable, "task": "binary", "calibrator": tc.Temperature(), **trained}
+    given |= {"n_folds": 3} if not trained else {}
+    for function in (tc.rcl, tc.calibration_loss, tc.calibrated, lambda **g: tc.score_divergence(**g).divergence):
+        with pytest.warns(UserWarning, match="can be separated without error") as warned:
+            found = function(**given)
+        assert [warning.filename for warning in warned] == [__file__]
+        assert torch.equal(found, P if function is tc.calibrated else torch.zeros_like(found))
+    del given["calibrator"]
+    with pytest.warns(UserWarning, match="can be separated without error") as warned:
+        assert tc.recommend(**given).best is None
+    assert len(warned) == 2  # temperature and DP calibration
+
+
+def test_separable_replicates_are_not_warned_of():
+    weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])  # without the two samples that overlap
+    found = tc.rcl(P, Y, task="binary", train_on_test=True, weights=weights)
+    assert found[0] == pytest.approx(tc.rcl(P, Y, task="binary", train_on_test=True).item())
+    assert found[1] == 0
+
+
+def test_wrong_recommendations():
+    with pytest.raises(ValueError, match="`calibrators` must hold"):
+        tc.recommend(P, Y, task="binary", calibrators=[])
+    with pytest.raises(ValueError, match="`preds` must be of one series"):
+        tc.recommend(P[None], Y[None], task="binary", train_on_test=True)
+    with pytest.raises(ValueError, match="`score` must be 'nll' or 'brier' for task='multilabel'"):
+        tc.score_divergence(P[:, None], Y[:, None], task="multilabel", score=tc.nll, train_on_test=True)

@@ -1,0 +1,362 @@
+"""Affine calibrators: against scipy's L-BFGS-B, closed forms, and where there is no optimum."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from helpers.fits import AFFINE, D, T, data, gumbel, multi, name, single
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+import torchcalib as tc
+from torchcalib.kernels.newton import AT_ZERO, CONVERGED, PIECE, SEPARABLE
+
+
+def lbfgs(scores, target, bias, weights=None):
+    """The smallest mean NLL that scipy's L-BFGS-B finds, alpha >= 0, on scores of unit scale."""
+    s, y = scores.double().numpy(), target.numpy()
+    s = s - s.max(1, keepdims=True)
+    s = s / np.sqrt((s**2).mean())
+    w = np.ones(len(s)) if weights is None else weights.numpy()
+    w = w / w.sum()
+    rows = np.arange(len(s))
+
+    def nll(theta):
+        z = theta[0] * s + (theta[1:] if bias else 0)
+        norm = logsumexp(z, 1)
+        residual = np.exp(z - norm[:, None])
+        residual[rows, y] -= 1
+        gradient = [(w * (residual * s).sum(1)).sum()]
+        return (w * (norm - z[rows, y])).sum(), np.array([*gradient, *(w @ residual)] if bias else gradient)
+
+    start = np.array([1.0] + [0.0] * (s.shape[1] if bias else 0))
+    bounds = [(0, None)] + [(None, None)] * (len(start) - 1)
+    options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-16, "gtol": 1e-13}
+    return minimize(nll, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).fun
+
+
+def gradient_norm(transform, scores, target):
+    """Norm of the gradient of the mean NLL in (alpha, beta), by autograd."""
+    alpha = transform.alpha.clone().requires_grad_()
+    beta = transform.beta.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(alpha * scores.double() + beta, target)
+    loss.backward()
+    gradients = [alpha.grad, *([] if (transform.beta == 0).all() else [beta.grad])]
+    return loss.item(), torch.cat([g.reshape(-1) for g in gradients]).norm().item()
+
+
+@cache
+def recorded_system(recorded, system):
+    """Scores and labels of a recorded system, named by its file and what is read there."""
+    file, _, case = system.partition("/")
+    arrays = recorded(f"{file}.npz")
+    if file == "sim_gda":
+        log_odds = arrays[f"p_{case}"].logit()
+        return torch.stack((-log_odds / 2, log_odds / 2), -1), arrays[f"y_{case}"].long()
+    scores = arrays[case] if case else arrays.get("logits", arrays.get("log_probs"))
+    return scores.double(), arrays["targets"].long()
+
+
+@cache
+def recorded_optimum(recorded, system, bias):
+    """The smallest mean NLL, which is that of the scores in any unit."""
+    return lbfgs(*recorded_system(recorded, system), bias)
+
+
+def check_optimal(calibrator, scores, target, optimum):
+    """Fit, and compare with an optimum: the fit has no gradient and no larger NLL, by more than rounding."""
+    transform = calibrator.fit(scores, target, **multi)
+    value, norm = gradient_norm(transform, scores, target)
+    assert transform.converged
+    assert transform.grad_norm < 1e-9
+    assert norm < 1e-9
+    assert value <= optimum + rounding_of_nll(transform, scores)
+    return transform
+
+
+def rounding_of_nll(transform, scores):
+    """By how much two float64 computations of a mean NLL may differ.
+
+    A log-sum-exp of C terms is off by C + 2 roundings of its largest logit, the label's logit by 2, and a pairwise
+    mean of N losses by log2 N of the largest; the scores are scaled once more for L-BFGS-B. Both sides have this error.
+    """
+    n, n_classes = scores.shape
+    logits = transform.alpha * (scores.double() - scores.double().amax(-1, keepdim=True)) + transform.beta
+    largest = logits[logits.isfinite()].abs().max().item()
+    return 2 * (n_classes + 6 + math.log2(n)) * torch.finfo(torch.float64).eps * max(1.0, largest)
+
+
+def ill_conditioned(seed):
+    """Scores whose columns differ in scale by up to six orders of magnitude, and rare classes."""
+    g = torch.Generator().manual_seed(seed)
+    n_classes = int(torch.randint(2, 12, (), generator=g))
+    n = int(torch.randint(200, 2000, (), generator=g))
+    spread = 10 ** torch.linspace(-3, 3, n_classes, dtype=torch.float64)[torch.randperm(n_classes, generator=g)]
+    scores = torch.randn(n, n_classes, generator=g, dtype=torch.float64) * spread * 10 ** torch.randn((), generator=g)
+    noise = gumbel(n, n_classes, generator=g)
+    return scores, (scores * 10 ** (-2 * torch.rand((), generator=g)) + 10 * noise).argmax(-1)
+
+
+# The optimum.
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(k, marks=pytest.mark.extended) for k in range(3, 20))])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_ill_conditioned_fit_is_no_worse_than_lbfgs(calibrator, seed):
+    scores, target = ill_conditioned(seed)
+    check_optimal(calibrator, scores, target, lbfgs(scores, target, calibrator is D))
+
+
+SYSTEMS = (
+    *("adrenal_resnet50", "agnews_gpt2", "sst2_gpt2", "cifar10_resnet20", "cifar100_resnet20"),
+    *(f"sim_ferrer_k{n_classes}/{case}" for n_classes in (2, 10) for case in ("mcps", "cal", "mcp", "mcs")),
+    *(f"sim_gda/{case}" for case in ("50-60", "50-50", "50-40", "01-01", "01-02")),
+)
+NORMAL = [("adrenal_resnet50", 1.0), ("agnews_gpt2", 100.0), ("sim_ferrer_k2/mcps", 1.0), ("sim_ferrer_k10/mcps", 0.01),
+          ("sim_gda/50-60", 1.0)]  # fmt: skip
+SCALED = [
+    pytest.param(system, scale, marks=[pytest.mark.extended] * ((system, scale) not in NORMAL))
+    for system in SYSTEMS
+    for scale in (1.0, 0.01, 100.0)
+]
+
+
+@pytest.mark.parametrize(("system", "scale"), SCALED)
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_recorded_systems_are_fitted_no_worse_than_lbfgs(recorded, system, scale, calibrator):
+    scores, target = recorded_system(recorded, system)
+    check_optimal(calibrator, scale * scores, target, recorded_optimum(recorded, system, calibrator is D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator, dtype):
+    """Scores are then brought to standard form piece by piece, but for those with a row that is not read."""
+    g = torch.Generator().manual_seed(0)
+    scores = (3 * torch.randn(6000, 50, generator=g) + 1e3 * torch.randn(6000, 1, generator=g)).to(dtype)
+    assert scores.numel() > PIECE
+    noise = gumbel(6000, 50, generator=g, dtype=torch.float32)
+    target = (0.6 * scores + 0.3 * torch.randn(50, generator=g) + noise).argmax(-1)
+    transform = check_optimal(calibrator, scores, target, lbfgs(scores, target, calibrator is D))
+    more = torch.cat((scores, torch.full((1, 50), torch.nan, dtype=dtype)))
+    weights = torch.ones(6001).index_fill(0, torch.tensor([6000]), 0)
+    whole = calibrator.fit(more, torch.cat((target, target[:1])), weights=weights, **multi)
+    torch.testing.assert_close(transform.alpha, whole.alpha, rtol=1e-9, atol=0)
+    torch.testing.assert_close(transform.beta, whole.beta, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_weighted_fit_is_no_worse_than_lbfgs(calibrator):
+    scores, target = data(300)
+    weights = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    transform = calibrator.fit(scores, target, weights=weights, **multi)
+    after = tc.nll(transform(scores), target, weights=weights, **multi)
+    assert after <= lbfgs(scores, target, calibrator is D, weights) + rounding_of_nll(transform, scores)
+
+
+def test_closed_form_of_constant_scores_of_a_binary_task():
+    """Every prediction is p: a bias alone fits, to the share of ones; log-odds of 0 leave alpha nothing to do."""
+    with pytest.warns(UserWarning, match="fitted scale is 0"):
+        transform = D.fit(torch.full((8,), 0.5, dtype=torch.float64), torch.tensor([1, 0, 0, 0] * 2), task="binary")
+    assert transform(torch.tensor([0.5, 0.9])).tolist() == pytest.approx([0.25, 0.25])
+    assert transform.outcome == AT_ZERO
+    assert transform.converged
+
+
+def test_closed_form_of_two_scores():
+    """Log-odds -1 and 1 with 1 and 3 ones of 4: the optimum has log-odds -log 3 and log 3 there."""
+    preds = torch.tensor([-1.0] * 4 + [1.0] * 4, dtype=torch.float64)
+    target = torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
+    for calibrator in AFFINE:
+        transform = calibrator.fit(preds, target, task="binary", from_logits=True)
+        assert transform.alpha.item() == pytest.approx(math.log(3), abs=1e-12)
+        assert transform.beta.tolist() == pytest.approx([0, 0], abs=1e-12)
+        assert transform.temperature.item() == pytest.approx(1 / math.log(3), abs=1e-12)
+
+
+def test_converged_fits_say_so_and_warn_of_nothing():
+    transform = D.fit(*data(), **multi)
+    assert transform.outcome == CONVERGED
+    assert transform.remarks() == []
+
+
+# Where there is no optimum.
+
+
+def test_separable_data_are_reported_and_left_alone():
+    preds, target = torch.tensor([0.1, 0.3, 0.8, 0.9], dtype=torch.float64), torch.tensor([0, 0, 1, 1])
+    for calibrator in AFFINE:
+        with pytest.warns(UserWarning, match="separated without error"):
+            transform = calibrator.fit(preds, target, task="binary")
+        assert not transform.converged
+        assert transform.outcome == SEPARABLE
+        assert transform.alpha == 1
+        assert transform.grad_norm.isnan()
+        assert transform(preds).tolist() == pytest.approx(preds.tolist())
+
+
+def test_data_that_a_bias_separates_are_separable_for_dp_alone():
+    logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    target = torch.tensor([0, 0, 1, 1])
+    with pytest.warns(UserWarning, match="separated without error"):
+        assert not D.fit(logits, target, task="binary", from_logits=True).converged
+    assert T.fit(logits, target, task="binary", from_logits=True).converged
+
+
+def test_data_separated_but_for_a_tie_are_separable():
+    """The class changes at a score that both classes have: the likelihood rises with alpha towards that one tie."""
+    logits = torch.tensor([-2.0, -1.0, 0.0, 0.0, 1.0, 2.0], dtype=torch.float64)
+    target = torch.tensor([0, 0, 0, 1, 1, 1])
+    for calibrator in AFFINE:
+        with pytest.warns(UserWarning, match="separated without error"):
+            transform = calibrator.fit(logits, target, task="binary", from_logits=True)
+        assert transform.outcome == SEPARABLE
+        assert transform.alpha == 1
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_predictions_that_point_the_wrong_way_become_the_shares(calibrator):
+    logits, target = data(200, 3)
+    with pytest.warns(UserWarning, match="fitted scale is 0"):
+        transform = calibrator.fit(-logits, target, **multi)
+    shares = torch.bincount(target, minlength=3).double() / 200 if calibrator is D else torch.ones(3).double() / 3
+    assert transform.converged
+    assert transform.grad_norm == 0
+    assert transform(logits).softmax(-1)[7].tolist() == pytest.approx(shares.tolist(), abs=1e-9)
+
+
+def test_a_class_without_samples_gets_probability_0():
+    logits, target = data(200, 3)
+    present = target != 1
+    with pytest.warns(UserWarning, match="no samples of class 1"):
+        transform = D.fit(logits[present], target[present], **multi)
+    q = transform(logits).softmax(-1)
+    assert (q[:, 1] == 0).all()
+    others = D.fit(logits[present][:, ::2], target[present] // 2, **multi)
+    assert q[:, ::2].allclose(others(logits[:, ::2]).softmax(-1), atol=1e-12)
+    certain = torch.tensor([[-math.inf, 0.0, -math.inf]], dtype=torch.float64)
+    assert transform(certain).tolist() == certain.tolist()  # nothing else is possible: left as it is
+    assert T.fit(logits[present], target[present], **multi).converged
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_samples_of_infinite_nll_are_left_out_and_named(calibrator):
+    logits, target = data(200, 3)
+    broken = logits.clone()
+    broken[0] = torch.tensor([-math.inf, 0.0, 0.0])
+    broken[1, 2] = -math.inf  # not the label's: an ordinary sample
+    labels = target.clone()
+    labels[:2] = 0
+    with pytest.warns(UserWarning, match="probability 0 to the label of samples of total weight 1"):
+        transform = calibrator.fit(broken, labels, **multi)
+    assert transform.converged
+    assert transform.lost == 1
+    rest = calibrator.fit(broken[1:].masked_fill(broken[1:] == -math.inf, -1e5), labels[1:], **multi)
+    assert transform.alpha.item() == pytest.approx(rest.alpha.item(), rel=1e-9)
+    assert transform(broken)[0].softmax(-1)[0] == 0
+
+
+@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float64).min])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_masked_classes_are_those_of_probability_0(calibrator, mask):
+    """Masks as of attention layers: how low they are says nothing of the scale of the other logits."""
+    logits, target = data(200, 4)
+    masked = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.3
+    masked[torch.arange(200), target] = False
+    exact = calibrator.fit(logits.masked_fill(masked, -math.inf), target, **multi)
+    found = calibrator.fit(logits.masked_fill(masked, mask), target, **multi)
+    assert exact.converged
+    assert found.converged
+    assert found.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert found.beta.tolist() == pytest.approx(exact.beta.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrator, from_logits):
+    """Certain and right beside uncertain and wrong: the NLL falls towards a temperature of infinity, which is said."""
+    logits = torch.tensor([-math.inf, math.inf, 0.5, -0.5, math.inf, 1.0], dtype=torch.float64)
+    target = torch.tensor([0, 1, 0, 1, 1, 0])
+    preds = logits if from_logits else logits.sigmoid()
+    with pytest.warns(UserWarning, match="fitted scale is 0"):
+        transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
+    assert transform.outcome == AT_ZERO
+    assert transform.alpha == 0
+    p = transform(preds).sigmoid() if from_logits else transform(preds)
+    shares = [1 / 3] * 3 if calibrator is D else [0.5] * 3  # of the uncertain ones
+    assert p[[0, 1, 4]].tolist() == [0, 1, 1]
+    assert p[[2, 3, 5]].tolist() == pytest.approx(shares, abs=1e-9)
+    two = (
+        torch.stack((-preds.clamp(min=0), preds.clamp(max=0)), -1)
+        if from_logits
+        else torch.stack((1 - preds, preds), -1)
+    )
+    with pytest.warns(UserWarning, match="fitted scale is 0"):
+        of_classes = calibrator.fit(two, target, task="multiclass", from_logits=from_logits)
+    q = of_classes(two).softmax(-1) if from_logits else of_classes(two)
+    assert q[:, 1].tolist() == pytest.approx(p.tolist(), abs=1e-9)
+
+
+# Forms of one problem.
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_logits_of_any_size_are_one_problem(calibrator, scale):
+    logits, target = data(200, 4)
+    transform, exact = (calibrator.fit(scores, target, **multi) for scores in (scale * logits, logits))
+    assert transform.converged
+    assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert transform(scale * logits).allclose(exact(logits), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_small_log_odds_lose_no_digits(calibrator):
+    """Of log-odds of 1e-6 a float32 log-probability, near -log 2, would keep one digit."""
+    logits, target = single(200)
+    small = (1e-6 * logits).float()
+    transform = calibrator.fit(small, target, task="binary", from_logits=True)
+    exact = calibrator.fit(1e6 * small.double(), target, task="binary", from_logits=True)
+    assert 1e-6 * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+    assert transform(small).double().allclose(exact(1e6 * small.double()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_law_probabilities_and_logits_are_the_same_predictions(calibrator):
+    logits, target = data(80, 3)
+    by_logits = calibrator.fit(logits, target, **multi)(logits)
+    by_probs = calibrator.fit(logits.softmax(-1), target, task="multiclass")(logits.softmax(-1))
+    assert by_logits.exp().allclose(by_probs, atol=1e-9)
+    assert by_logits.exp().sum(-1).allclose(torch.ones(80, dtype=torch.float64))  # log-probabilities
+    binary, labels = single(80)
+    log_odds = calibrator.fit(binary, labels, task="binary", from_logits=True)(binary)
+    two = calibrator.fit(torch.stack((-binary / 2, binary / 2), -1), labels, **multi)
+    assert log_odds.sigmoid().allclose(two(torch.stack((-binary / 2, binary / 2), -1)).exp()[:, 1], atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes_are_read_as_they_are(dtype):
+    logits, target = data(60, 3, dtype=dtype)
+    transform = D.fit(logits, target, **multi)
+    assert transform(logits).dtype == torch.float32
+    exact = D.fit(logits.double(), target, **multi)
+    assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
+    assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
+
+
+def test_images_have_their_classes_where_class_axis_says():
+    logits, target = data(60, 3)
+    transform = D.fit(logits.T, target, class_axis=0, **multi)
+    assert transform(logits.T).T.allclose(D.fit(logits, target, **multi)(logits))
+    with pytest.raises(ValueError, match=r"`preds` must have 3 classes.*got 60"):
+        transform(logits)
+
+
+def test_a_set_of_classes_is_a_binary_task():
+    logits, target = data(60, 4)
+    transform = D.fit(logits, target, positive_classes=[1, 2], **multi)
+    assert transform.task == "binary"
+    inside = logits.softmax(-1)[:, 1:3].sum(-1)
+    assert transform(inside.logit()).shape == (60,)

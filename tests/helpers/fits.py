@@ -1,0 +1,39 @@
+"""Samples and calibrators of the tests of everything that is fitted."""
+
+import torch
+
+import torchcalib as tc
+
+T, D, H, ISO = tc.Temperature(), tc.DPCalibration(), tc.HistogramBinning(n_bins=5), tc.Isotonic()
+AFFINE = [T, D]
+ALL = [T, D, H, ISO]
+binary = {"task": "binary", "from_logits": True}
+multi = {"task": "multiclass", "from_logits": True}
+
+
+def name(calibrator):
+    return type(calibrator).__name__
+
+
+def gumbel(*shape, generator, dtype=torch.float64):
+    """Noise by which the largest of logits becomes a sample of their classes."""
+    return -(-torch.rand(*shape, generator=generator, dtype=dtype).log()).log()
+
+
+def data(n=60, n_classes=4, lead=(), seed=0, dtype=torch.float64):
+    """Logits that are too large and lack a bias, and their labels."""
+    g = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(*lead, n, n_classes, generator=g, dtype=torch.float64)
+    noise = gumbel(*lead, n, n_classes, generator=g)
+    return logits.to(dtype), (0.6 * logits + 0.7 * torch.arange(n_classes) + noise).argmax(-1)
+
+
+def single(n=60, lead=(), seed=0):
+    """Log-odds and labels of a binary task."""
+    logits, target = data(n, 2, lead, seed)
+    return logits[..., 1], target
+
+
+def turns(n, n_folds=5):
+    """Folds that samples are dealt to in turn."""
+    return torch.arange(n) % n_folds

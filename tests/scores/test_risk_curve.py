@@ -1,0 +1,190 @@
+"""Thresholds, the Bayes-risk curve and its area: slow loops, what must be equal, and wrong calls."""
+
+import math
+from itertools import product
+
+import oracles
+import pytest
+import torch
+from helpers.wrong_calls import assert_all_raise
+
+import torchcalib as tc
+
+F64 = torch.float64
+
+
+binary, multi = {"task": "binary"}, {"task": "multiclass"}
+
+
+def sample(n=60, seed=0, lead=(), distinct=None):
+    """P(y=1) and labels that follow them."""
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.rand(*lead, n, generator=generator, dtype=F64)
+    y = (torch.rand(*lead, n, generator=generator) < p).long()
+    return (p if distinct is None else (p * distinct).round() / distinct), y
+
+
+@pytest.mark.parametrize("distinct", [None, 8])
+@pytest.mark.parametrize("cost", [[[0, 1], [1, 0]], [[0, 1], [5, 0]], [[0.5, 2], [1, -1]], [[1, 0], [0, 1]]])
+def test_slow_loop_optimal_threshold(distinct, cost):
+    p, y = sample(distinct=distinct)
+    weights = torch.arange(60) % 4
+    expected = oracles.least_threshold_cost(p.tolist(), y.tolist(), weights.tolist(), cost)
+    assert tc.optimal_threshold_cost(p, y, cost=cost, weights=weights, **binary).item() == pytest.approx(expected)
+    spoiled = p.masked_fill(weights == 0, math.nan)
+    assert tc.optimal_threshold_cost(spoiled, y, cost=cost, weights=weights, **binary).item() == pytest.approx(expected)
+    logits = tc.optimal_threshold_cost(p.logit(), y, cost=cost, weights=weights, from_logits=True, **binary)
+    assert logits.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("priors", [None, [0.8, 0.2]])
+def test_no_threshold_is_cheaper_than_the_optimal_one(priors):
+    p, y = sample(lead=(3, 2))
+    given = {"cost": [[0, 1], [3, 0]], "priors": priors, "normalize": "prior", **binary}
+    optimal = tc.optimal_threshold_cost(p, y, **given)
+    for f in (lambda p: p, lambda p: p**3, torch.sqrt):
+        assert (optimal <= tc.bayes_risk(f(p), y, **given) + 1e-12).all()
+    assert (optimal <= 1).all()
+    for i, j in product(range(3), range(2)):
+        assert optimal[i, j].item() == pytest.approx(tc.optimal_threshold_cost(p[i, j], y[i, j], **given).item())
+
+
+def test_optimal_threshold_of_labels_and_of_a_set():
+    p, y = sample(lead=(3,))
+    apart = torch.stack([tc.optimal_threshold_cost(p[k], y[k], **binary) for k in range(3)])
+    given = {"preds": p.T, "target": y.T, "task": "multilabel"}
+    torch.testing.assert_close(tc.optimal_threshold_cost(**given, average=None), apart)
+    torch.testing.assert_close(tc.optimal_threshold_cost(**given), apart.mean())
+    rows = torch.stack((1 - p[0], p[0] / 2, p[0] / 2), -1)
+    of_set = tc.optimal_threshold_cost(rows, y[0], positive_classes=[1, 2], **multi)
+    torch.testing.assert_close(of_set, apart[0])
+    assert tc.optimal_threshold_cost(p[0, :0], y[0, :0], **binary).isnan()
+    assert tc.optimal_threshold_cost(p[0, :1], y[0, :1], **binary).item() == 0
+
+
+# The curve.
+
+
+def curve_of(p, y, weights, c):
+    """[EPSR] eq. 34, one operating point: a miss costs 1/c and a false alarm 1/(1-c)."""
+    costs = [1 / c if t and q <= c else 1 / (1 - c) if not t and q > c else 0.0 for q, t in zip(p, y, strict=True)]
+    return oracles.mean(costs, weights)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_slow_loop_curve(from_logits):
+    p, y = sample(distinct=None if from_logits else 10)
+    weights = torch.arange(60) % 3
+    curve = tc.bayes_risk_curve(
+        p.logit() if from_logits else p, y, weights=weights, points=9, from_logits=from_logits, **binary
+    )
+    assert curve.operating_point.tolist() == [i / 10 for i in range(1, 10)]
+    for k, c in enumerate(curve.operating_point.tolist()):
+        assert curve.risk[k].item() == pytest.approx(curve_of(p.tolist(), y.tolist(), weights.tolist(), c), abs=1e-14)
+        constant = [curve_of([q] * 60, y.tolist(), weights.tolist(), c) for q in (0, 1)]
+        assert curve.cheapest[k].item() == pytest.approx(min(constant))
+    torch.testing.assert_close(curve.normalized, curve.risk / curve.cheapest)
+
+
+def test_a_point_of_the_curve_is_a_bayes_risk():
+    p, y = sample(lead=(2,))
+    priors = [0.7, 0.3]
+    curve = tc.bayes_risk_curve(p, y, points=[0.2, 0.5, 0.9], priors=priors, **binary)
+    assert curve.risk.shape == (2, 3)
+    for k, c in enumerate((0.2, 0.5, 0.9)):
+        given = {"cost": [[0, 1 / (1 - c)], [1 / c, 0]], "priors": priors, **binary}
+        torch.testing.assert_close(curve.risk[:, k], tc.bayes_risk(p, y, **given))
+        torch.testing.assert_close(curve.normalized[:, k], tc.bayes_risk(p, y, normalize="prior", **given))
+
+
+@pytest.mark.parametrize(("weight", "score"), [("uniform", tc.nll), ("beta22", tc.brier_score)])
+def test_area_of_the_curve_is_the_score(weight, score):
+    p, y = sample(n=200, lead=(2,))
+    given = {"weights": torch.rand(2, 200), **binary}
+    area = tc.bayes_risk_area(p, y, weight=weight, **given)
+    torch.testing.assert_close(area, score(p, y, **given), rtol=1e-12, atol=0)
+    at_priors = tc.bayes_risk_area(p, y, weight=weight, priors=[0.9, 0.1], **given)
+    torch.testing.assert_close(at_priors, score(p, y, priors=[0.9, 0.1], **given), rtol=1e-12, atol=0)
+    soft = torch.rand(2, 200, dtype=F64)
+    torch.testing.assert_close(
+        tc.bayes_risk_area(p, soft, weight=weight, **binary),
+        score(p, soft, **binary) - (0 if weight == "uniform" else (soft.square() - soft).mean(-1)),
+        rtol=1e-12,
+        atol=0,
+    )
+    tied = (p * 5).round() / 5
+    finite = tied.clamp(0.1, 0.9)
+    torch.testing.assert_close(tc.bayes_risk_area(finite, y, weight=weight, **binary), score(finite, y, **binary))
+
+
+@pytest.mark.parametrize(("weight", "density"), [("uniform", lambda c: 1), ("beta22", lambda c: 2 * c * (1 - c))])
+def test_area_is_the_integral_of_the_curve(weight, density):
+    """By the midpoint rule; a step of the curve is met within one cell of it."""
+    p, y = sample(n=40)
+    p = p.clamp(0.02, 0.98)
+    n = 200_000
+    c = (torch.arange(n, dtype=F64) + 0.5) / n
+    curve = tc.bayes_risk_curve(p, y, points=c, **binary)
+    area = tc.bayes_risk_area(p, y, weight=weight, **binary)
+    assert (curve.risk * density(c)).mean().item() == pytest.approx(area.item(), abs=1e-4)
+
+
+def test_area_of_saturated_logits_is_exact():
+    z, y = torch.tensor([200.0, -300.0, 4.0, 200.0], dtype=F64), torch.tensor([0, 1, 1, 1])
+    area = tc.bayes_risk_area(z, y, from_logits=True, **binary)
+    torch.testing.assert_close(area, tc.nll(z, y, from_logits=True, **binary), rtol=1e-14, atol=0)
+
+
+def test_area_of_a_set_whose_probability_rounds_to_1_is_the_nll():
+    """A set and its complement alike; rows are exact in float32 but for the sum of 1 + 2e-8."""
+    rows = torch.tensor([[1.0, 1e-8, 1e-8], [0.5, 0.25, 0.25]])
+    for classes in ([0], [1, 2]):
+        given = {"preds": rows, "target": torch.tensor([1, 0]), "positive_classes": classes, **multi}
+        torch.testing.assert_close(tc.bayes_risk_area(**given), tc.nll(**given), rtol=1e-6, atol=0)
+        assert tc.nll(**given).item() == pytest.approx((-math.log(2e-8) + math.log(2)) / 2, rel=1e-6)
+
+
+def test_area_of_certain_predictions():
+    zeros, ones = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    assert tc.bayes_risk_area(zeros, ones, **binary).item() == 0
+    assert tc.bayes_risk_area(zeros, 1 - ones, **binary).item() == math.inf
+    assert tc.bayes_risk_area(zeros, 1 - ones, weight="beta22", **binary).item() == 1
+    assert tc.bayes_risk_area(zeros[:0], ones[:0], **binary).isnan()
+    assert tc.bayes_risk_curve(zeros[:0], ones[:0], **binary).risk.isnan().all()
+
+
+def test_area_has_the_gradient_of_its_score():
+    p, y = sample()
+    a, b = p.clone().requires_grad_(), p.clone().requires_grad_()
+    tc.bayes_risk_area(a, y, **binary).backward()
+    tc.nll(b, y, **binary).backward()
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_curves_of_labels_stay_apart():
+    p, y = sample(lead=(3,))
+    curve = tc.bayes_risk_curve(p.T, y.T, task="multilabel", points=5)
+    torch.testing.assert_close(curve.risk, tc.bayes_risk_curve(p, y, points=5, **binary).risk)
+    areas = tc.bayes_risk_area(p.T, y.T, task="multilabel", average=None)
+    torch.testing.assert_close(areas, tc.nll(p.T, y.T, task="multilabel", average=None))
+    torch.testing.assert_close(tc.bayes_risk_area(p.T, y.T, task="multilabel"), areas.mean())
+
+
+P2, Y2 = torch.tensor([0.2, 0.7], dtype=F64), torch.tensor([0, 1])
+Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64), torch.tensor([1, 0, 0])
+CALLS = [
+    ("threshold with a reject", lambda: tc.optimal_threshold_cost(P2, Y2, cost=[[0, 1, 0.1], [1, 0, 0.1]], **binary),
+     ValueError, "`cost`", "2 columns", "got 3"),
+    ("threshold of classes", lambda: tc.optimal_threshold_cost(Q, H, **multi), ValueError, "`task`", "positive_cl"),
+    ("threshold normalised", lambda: tc.optimal_threshold_cost(P2, Y2, normalize="x", **binary), ValueError, "'x'"),
+    ("curve of classes", lambda: tc.bayes_risk_curve(Q, H, **multi), ValueError, "`task`", "'multiclass'"),
+    ("point 1", lambda: tc.bayes_risk_curve(P2, Y2, points=[0.5, 1.0], **binary), ValueError, "`points`", "(0, 1)"),
+    ("points in rows", lambda: tc.bayes_risk_curve(P2, Y2, points=[[0.5]], **binary), ValueError, "`points`"),
+    ("no points", lambda: tc.bayes_risk_curve(P2, Y2, points=0, **binary), ValueError, "`points`", "at least 1"),
+    ("weight of the area", lambda: tc.bayes_risk_area(P2, Y2, weight="nll", **binary), ValueError, "`weight`"),
+    ("labels of one area", lambda: tc.bayes_risk_area(P2, Y2, average=None, **binary), ValueError, "`average`"),
+]  # fmt: skip
+
+
+def test_wrong_call():
+    assert_all_raise(CALLS)
