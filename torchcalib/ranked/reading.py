@@ -54,9 +54,9 @@ class RankedReading:
         """What the reading demands of input; arguments of `InputFormat`."""
         return {"hard_targets": self.hard_targets, "whole_weights": True}
 
-    def recipe(self) -> ExactSample | LogitCells:
-        """The statistic that is read."""
-        return sample_recipe(self.resolved_reduction, self.resolution)
+    def recipe(self, from_logits: bool) -> ExactSample | LogitCells:
+        """The statistic that is read, of logits or of probabilities."""
+        return sample_recipe(self.resolved_reduction, self.resolution, from_logits)
 
     def read(self, from_sample: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
         """Read the value `(..., *)` of values `(*)` for a series; classes are averaged if asked."""
@@ -138,7 +138,7 @@ class RankedMetric(StreamingMetric[RankedSample]):
                 nan_policy=nan_policy,
                 **reading.demands,
             ),
-            reading.recipe(),
+            reading.recipe(from_logits),
             batch_shape,
             **kwargs,
         )
