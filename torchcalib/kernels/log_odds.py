@@ -172,7 +172,7 @@ def _tangent_of_each(z: Tensor, tangent: Tensor) -> Tensor:
 
 
 def _shares(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the top class, the others' softmax among themselves, and the probabilities of others and top `(..., 1)`."""
+    """Return the top class, the softmax of the others alone, and the probabilities of others and top `(..., 1)`."""
     top = z.detach().argmax(-1, keepdim=True)
     rest, of_top = _against_rest(z, top)
     among = rest.softmax(-1).scatter(-1, top, 0)
