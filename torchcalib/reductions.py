@@ -172,7 +172,7 @@ class Scores:
 
     Attributes:
         score: probability of the event, or with `from_logits` its log-odds, which do not saturate. `(..., N)`, in the
-            narrowest dtype that holds it as it was given.
+            narrowest dtype that holds it as it was given; log-odds of classes are float64.
         outcome: uint8 labels, or shares of votes in the dtype of `score`. `(..., N)`.
         from_logits: whether `score` is log-odds.
     """

@@ -9,7 +9,7 @@ from torchcalib.kernels.log_odds import log_odds
 F64 = torch.float64
 INF, NAN = torch.inf, torch.nan
 EVENTS = {
-    "each class": lambda z: None,  # noqa: ARG005
+    "each class": lambda z: None,
     "top class": lambda z: z.detach().argmax(-1, keepdim=True),
     "two classes": lambda z: z.detach().topk(2, -1).indices,
     "least class": lambda z: z.detach().argmin(-1, keepdim=True),

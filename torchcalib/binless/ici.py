@@ -76,8 +76,9 @@ def ici(
     fitted to the three quarters of the samples that are nearest to it, by tricube weights. It may leave [0, 1].
 
     It is fitted at every prediction, as `loess(y ~ p, surface = "direct")` of R with its defaults does (the paper lets
-    R interpolate between a few of them). Of more than `n_points` samples those next to each other are pooled into that
-    many bins of equal mass first, and stand at their means, by which the value changes in the sixth digit or so.
+    R interpolate between a few of them). Of more than `n_points` samples, copies counted, those next to each other are
+    pooled into that many bins of equal mass first, and stand at their means, by which the value changes in the sixth
+    digit or so. A sketch is pooled by the same rule.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.

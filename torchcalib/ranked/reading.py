@@ -86,8 +86,8 @@ def evaluate(
 class RankedMetric(StreamingMetric[RankedSample]):
     """A reading of a sample in order, over a stream.
 
-    The state is every sample, 5 bytes for one of float32 (13 with weights), or with `resolution` a sketch of constant
-    size.
+    The state is every sample, 5 bytes for one of float32 (9 for multi-class logits, 8 more with weights), or with
+    `resolution` a sketch of constant size.
 
     Args:
         task, num_classes, num_labels, from_logits, ignore_index, positive_classes, class_axis, validate_args,
