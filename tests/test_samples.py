@@ -20,6 +20,8 @@ METRICS = {
     "RMSCE equal-mass": (tc.RMSCE, tc.rmsce, {"bins": "equal_mass", "debiased": True}),
     "KS": (tc.KS, tc.ks, {}),
     "CORP": (tc.CORP, lambda *args, **options: tc.corp(*args, **options).mcb, {}),
+    "ICI": (tc.ICI, tc.ici, {"n_points": 256}),
+    "Cox": (tc.Cox, lambda *args, **options: tc.cox(*args, **options).slope, {"eps": 1e-6}),
 }
 
 
@@ -36,25 +38,20 @@ def state_bytes(metric):
 # The exact state
 
 
-@pytest.mark.parametrize(
-    ("dtype", "options", "expected"),
-    [
-        (torch.bfloat16, {}, 5),
-        (torch.float32, {}, 5),
-        (torch.float64, {}, 9),
-        (torch.float32, {"from_logits": True}, 5),
-    ],
-    ids=str,
-)
-def test_bytes_of_a_sample(dtype, options, expected):
-    metric = tc.TCE(task="binary", **options)
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 5), (torch.float32, 5), (torch.float64, 9)], ids=str)
+def test_bytes_of_a_sample(dtype, expected, from_logits):
+    metric = tc.TCE(task="binary", from_logits=from_logits)
     for seed in range(10):
         p, y = data(100, seed, dtype)
         metric.update(p, y)
     assert state_bytes(metric) == 1000 * expected
-    weighted = tc.TCE(task="binary", **options)
+    weighted = tc.TCE(task="binary", from_logits=from_logits)
     weighted.update(p, y, weights=torch.ones(100, dtype=torch.int64))
     assert state_bytes(weighted) == 100 * (expected + 8)
+    classes = tc.TCE(task="multiclass", num_classes=2, from_logits=from_logits)
+    classes.update(torch.stack((p, 1 - p), -1), y)
+    assert state_bytes(classes) == 200 * (9 if from_logits else expected)
 
 
 def test_rows_that_are_left_out_take_no_room():
@@ -208,7 +205,7 @@ def halves(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
     p = halves(dtype).double()
-    cells = LogitCells("positive_class", 2048)._cell(p, from_logits=False)
+    cells = LogitCells("positive_class", 2048)._cell(p)
     assert len(p) > 15_000
     assert (cells.diff() > 0).all()
     assert (cells[0], cells[-1]) == (0, LogitCells("positive_class", 2048).shape("binary", None)[-1] - 1)
@@ -253,8 +250,6 @@ def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
     metric.update(p[:1234], y[:1234])
     metric.update(p[1234:], y[1234:])
     expected = function(moved, y, task="binary", **options)
-    if name == "CORP":  # the score itself is that of the moved probabilities, and the same recalibrated
-        expected = tc.corp(moved, y, task="binary").mcb
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-11, atol=1e-12)
 
 
@@ -306,29 +301,58 @@ def test_ends_of_the_sketch(from_logits):
     cells = metric.statistic()
     assert cells.n.sum() == 8
     assert (cells.score.diff() > 0).all()
-    assert (cells.score[0], cells.score[-1]) == (0, 1)
+    assert (cells.score[0], cells.score[-1]) == ((-math.inf, math.inf) if from_logits else (0, 1))
     torch.testing.assert_close(metric.compute(), tc.ks(p, y, task="binary"), rtol=1e-12, atol=1e-15)
 
 
-def test_sketch_of_classes_and_labels_is_that_of_each():
+@pytest.mark.parametrize("reduction", ["classwise", "top_label", tc.TopK(2)], ids=str)
+@pytest.mark.parametrize("resolution", [1, 30])
+def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolution, reduction):
+    """Cells of log-odds and of probabilities are the same where both reach, and so are means in them."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(300, 4, generator=generator)
+    logits = 3 * torch.randn(300, 4, generator=generator, dtype=torch.float64)
     target = torch.randint(0, 4, (300,), generator=generator)
-    metric = tc.ACE(
-        task="multiclass", num_classes=4, reduction="classwise", average=None, resolution=30, from_logits=True
-    )
-    metric.update(logits, target)
-    p = torch.softmax(logits.double(), -1)
-    for k in range(4):
-        one = tc.ACE(task="binary", resolution=30)
-        one.update(p[:, k], (target == k).long())
-        torch.testing.assert_close(metric.compute()[k], one.compute(), rtol=1e-7, atol=1e-7)
+    for cls in (tc.ACE, tc.KS, tc.TCE, tc.CORP):
+        given = {"task": "multiclass", "num_classes": 4, "reduction": reduction, "resolution": resolution}
+        one, other = cls(from_logits=True, **given), cls(**given)
+        one.update(logits, target)
+        other.update(logits.softmax(-1), target)
+        torch.testing.assert_close(one.compute(), other.compute(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("wrong", [0, -5, 2.5, True, "fine", 10**9])
-def test_wrong_resolution(wrong):
-    with pytest.raises((TypeError, ValueError), match="`resolution` must be"):
-        tc.ACE(task="binary", resolution=wrong)
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_sketch_of_logits_keeps_log_odds_of_any_size(task):
+    """A cell of one score has that score; the outermost cells have the mean of theirs. Exact but for one rounding."""
+    odds = torch.tensor([-5000.0, -700, -45, -36.5, -0.1, 0, 0.1, 20, 38, 69.5, 700, 5000], dtype=torch.float64)
+    y = torch.arange(12) % 2
+    preds = odds if task == "binary" else torch.stack((torch.zeros_like(odds), odds), -1)
+    for start, stop in ((2, 10), (1, 11), (0, 12)):
+        metric = tc.CORP(task=task, score="nll", component="score", from_logits=True, resolution=64, **(
+            {"reduction": "classwise", "num_classes": 2} if task == "multiclass" else {}
+        ))  # fmt: skip
+        metric.update(preds[start:stop], y[start:stop])
+        cells = metric.statistic().score
+        expected = odds[start:stop].clone()
+        if start == 0:
+            expected = torch.cat((odds[:2].mean().reshape(1), odds[2:10], odds[10:].mean().reshape(1)))
+        cells = cells if task == "binary" else cells[1, ~cells[1].isnan()]
+        torch.testing.assert_close(cells, expected, rtol=1e-13, atol=1e-15)
+    assert metric.compute().isfinite()
+
+
+def test_gradient_of_a_sketch_of_logits_is_that_of_finite_differences():
+    logits, y = torch.linspace(-90, 90, 13, dtype=torch.float64), torch.arange(13) % 2
+
+    def value(z):
+        return tc.CORP(task="binary", score="nll", component="score", from_logits=True, resolution=4)(z, y)
+
+    assert torch.autograd.gradcheck(value, logits.requires_grad_())
+
+
+def test_wrong_resolutions_are_refused():
+    for wrong in (0, -5, 2.5, True, "fine", 10**9):
+        with pytest.raises((TypeError, ValueError), match="`resolution` must be"):
+            tc.ACE(task="binary", resolution=wrong)
 
 
 def test_equal_width_bins_need_no_sketch():

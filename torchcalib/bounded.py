@@ -70,7 +70,7 @@ class BoundedSample:
         sample = _held_by(metric)
         if self.resolution is None:
             return sample
-        return LogitCells(self._reduction, self.resolution).wrap(self._with(sample, self.resolution).sums)
+        return self._recipe(sample, self.resolution).wrap(self._with(sample, self.resolution).sums)
 
     def __add__(self, other: "BoundedSample") -> "BoundedSample":
         """Return the cells of both; what their metrics hold is for them to merge."""
@@ -103,7 +103,7 @@ class BoundedSample:
         input_format = metric.input_format
         lead = series_shape(reduction, input_format.read_as, input_format.num_classes)
         resolution = _resolution_of(torch.Size(lead))
-        recipe = LogitCells(reduction, resolution)
+        recipe = LogitCells(reduction, resolution, input_format.from_logits)
         shape = recipe.shape(input_format.read_as, input_format.num_classes)
         places = saved_tensor(state, "places", torch.int64, (None,))
         cells = saved_tensor(state, "cells", torch.float64, (*shape[:-1], len(places)))
@@ -117,9 +117,12 @@ class BoundedSample:
         bounded._has_labels = saved_value(state, "has_labels", bool)
         return bounded
 
+    def _recipe(self, sample: RankedSample, resolution: int) -> LogitCells:
+        return LogitCells(self._reduction, resolution, sample.from_logits)
+
     def _with(self, sample: RankedSample, resolution: int) -> BinStats:
         """The cells, with those of more samples."""
-        recipe = LogitCells(self._reduction, resolution)
+        recipe = self._recipe(sample, resolution)
         cells = self._cells
         for start in range(0, sample.score.shape[-1], width := max(1, _PIECE // sample.score.shape[:-1].numel())):
             piece = recipe.of_sample(sample.narrow(start, width))

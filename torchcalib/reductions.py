@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_stats
+from torchcalib.kernels.log_odds import log_odds
 from torchcalib.predictions import Predictions, Task, check_count, check_flag, check_task
 
 
@@ -105,8 +106,7 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
     The ECD is that of the whole prediction.
     """
     k = which.k
-    if k > p.num_classes:
-        raise ValueError(f"`reduction` must be TopK of at most the {p.num_classes} classes, got {which}.")
+    _check_k(p, which)
     largest = p.values.topk(k, -1).values
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
@@ -121,6 +121,11 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
     else:
         confidence = mass.sum(-1).clamp(max=1)
     return Events(confidence, _votes_for(p, largest, which), p.weights, p.ecd if with_ecd else None)
+
+
+def _check_k(p: Predictions, which: TopK) -> None:
+    if which.k > p.num_classes:
+        raise ValueError(f"`reduction` must be TopK of at most the {p.num_classes} classes, got {which}.")
 
 
 def _votes_for(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
@@ -168,7 +173,7 @@ class Scores:
 
     Attributes:
         score: probability of the event, or with `from_logits` its log-odds, which do not saturate. `(..., N)`, in the
-            narrowest dtype that holds it as it was given.
+            narrowest dtype that holds it as it was given; log-odds of classes are float64.
         outcome: uint8 labels, or shares of votes in the dtype of `score`. `(..., N)`.
         from_logits: whether `score` is log-odds.
     """
@@ -181,20 +186,43 @@ class Scores:
 def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
     """Apply a reduction that `resolve_reduction` has let through, to what an order is made of.
 
-    Binary and multi-label logits stay as they are. Other confidences are probabilities: of logits in float64.
+    Logits give log-odds. Those of binary and multi-label logits are the logits; those of classes are float64.
+    Probabilities stay probabilities.
     """
-    if p.task == "multiclass" and reduction == "classwise":
-        classes = torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
-        outcome = p.target.transpose(-1, -2) if p.soft else p.target.unsqueeze(-2) == classes
-        scores = Scores(p.probs.transpose(-1, -2), outcome, False)
+    if p.task == "multiclass" and p.from_logits:
+        score, outcome = _log_odds_of_classes(p, reduction)
+    elif p.task == "multiclass" and reduction == "classwise":
+        score, outcome = p.probs.transpose(-1, -2), _outcomes_of_classes(p)
     elif p.task == "multiclass" or (reduction == "top_label" and not p.from_logits):
         events = reduce_to_events(p, reduction)
-        scores = Scores(events.confidence, events.outcome, False)
+        score, outcome = events.confidence, events.outcome
     elif reduction == "top_label":
-        scores = Scores(p.values.abs().to(p.dtype), top_label(p).outcome, True)
+        score, outcome = p.values.abs().to(p.dtype), top_label(p).outcome
     else:
-        scores = Scores(p.given.to(p.dtype), p.given_target, p.from_logits)
-    return Scores(scores.score, scores.outcome.to(torch.uint8 if p.hard else scores.score.dtype), scores.from_logits)
+        score, outcome = p.given.to(p.dtype), p.given_target
+    return Scores(score, outcome.to(torch.uint8 if p.hard else score.dtype), p.from_logits)
+
+
+def _log_odds_of_classes(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor]:
+    """Log-odds and outcomes of the events of multi-class logits."""
+    if reduction == "classwise":
+        return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
+    which = reduction if isinstance(reduction, TopK) else TopK(1)
+    _check_k(p, which)
+    if which.k == 1:
+        top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
+        outcome = p.target.gather(-1, top).squeeze(-1) if p.soft else p.target == top.squeeze(-1)
+        return log_odds(p.given, top), outcome
+    largest = p.values.detach().topk(which.k, -1)
+    members = largest.indices[..., -1:] if which.only else largest.indices
+    return log_odds(p.given, members), _votes_for(p, largest.values, which)
+
+
+def _outcomes_of_classes(p: Predictions) -> Tensor:
+    """Whether each class is the true one, or its share of votes, `(..., C, N)`."""
+    if p.soft:
+        return p.target.transpose(-1, -2)
+    return p.target.unsqueeze(-2) == torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
 
 
 def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:

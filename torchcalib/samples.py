@@ -20,12 +20,14 @@ from torchcalib.kernels.once import once
 from torchcalib.kernels.ranking import sort_labelled, sorted_columns
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, Task, check_count
-from torchcalib.reductions import Events, Reduction, n_events, reduce_to_events, reduce_to_scores
+from torchcalib.reductions import Reduction, n_events, reduce_to_scores
 from torchcalib.statistics import BinStats, Cells, series_shape, weighted
 
 MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
 """Log-odds of the least float32 above 0 and of the greatest float64 below 1, rounded outwards."""
+_LOWEST_LOGIT = -70
+"""Where the cells of log-odds begin. They are as many as those of probabilities, and end at 71."""
 
 _PIECE = 2**21  # elements that are read at a time where many series are kept apart: what lies in memory beside them
 
@@ -204,9 +206,9 @@ class ExactSample:
         """Take the events of `p`."""
         scores = reduce_to_scores(p, self.reduction)
         score, outcome = scores.score, scores.outcome
-        if p.weights is None:
+        weights = _weights_of_events(p, self.reduction)
+        if weights is None:
             return RankedSample(score, outcome, None, scores.from_logits)
-        weights = p.weights.unsqueeze(-2) if p.task == "multiclass" and self.reduction == "classwise" else p.weights
         absent = ~(weights > 0)  # 0 is left out; NaN is a bad row that could not be raised
         score = torch.where(absent, torch.nan, score)
         poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
@@ -229,6 +231,9 @@ class LogitCells:
     1 / resolution in log-odds, which is less than 1 / (4 resolution) in probability, and has become equal to those of
     its cell. (Log-odds below -104, where the least float32 above 0 lies, share a cell, and those above 37 another one.)
 
+    Of logits the probability that is summed is that of the less probable outcome, which does not round to 0 or 1, and
+    cells reach from -70 to 71. The first and the last of them hold all log-odds beyond, and their mean.
+
     It is exact for the data as they are if no cell holds two different scores. That is so for float16 and bfloat16
     probabilities from a resolution of 2,048 on, for they are more than 1 / 2,048 apart in log-odds.
 
@@ -241,10 +246,16 @@ class LogitCells:
     - TCE errs by the samples whose cell holds a critical value of the test, at most 4 cells for each bin, so 400 B s
       percent, as long as the blocks are those of the whole sample. Those follow from the outcomes and may jump, as
       they do when a single score moves; over bins that are given no block can.
+
+    Attributes:
+        reduction: see `ExactSample`.
+        resolution: cells for each unit of log-odds.
+        from_logits: whether scores are log-odds rather than probabilities.
     """
 
     reduction: Reduction
     resolution: int
+    from_logits: bool = False
 
     def __post_init__(self) -> None:
         check_count("resolution", self.resolution, at_most=MOST_CELLS_PER_UNIT)
@@ -259,50 +270,80 @@ class LogitCells:
 
     def of(self, p: Predictions) -> BinStats:
         """Count the events of `p` in cells."""
-        events = reduce_to_events(p, self.reduction)
-        return BinStats(bin_sums(self._cell_of_events(p), self._columns(events), self._n_cells))
+        cells, columns = self._counted(p)
+        return BinStats(bin_sums(cells, columns, self._n_cells))
 
     def cells(self, p: Predictions) -> Cells:
         """Say in which cell every event counts."""
-        columns = torch.stack(self._columns(reduce_to_events(p, self.reduction)), -2)
-        return Cells(self._cell_of_events(p), columns, self._n_cells)
+        cells, columns = self._counted(p)
+        return Cells(cells, torch.stack(columns, -2), self._n_cells)
 
-    def _columns(self, events: Events) -> list[Tensor]:
-        """What is summed of every event."""
-        wide = wide_dtype(events.confidence.device)
-        quantities = (torch.ones_like(events.confidence), events.confidence, events.outcome)
-        return [weighted(quantity, events.weights, wide) for quantity in quantities]
-
-    def _cell_of_events(self, p: Predictions) -> Tensor:
+    def _counted(self, p: Predictions) -> tuple[Tensor, list[Tensor]]:
+        """The cell of every event, and what is summed of it."""
         scores = reduce_to_scores(p, self.reduction)
-        return self._cell(scores.score, scores.from_logits)
+        cells, wide = self._cell(scores.score), wide_dtype(scores.score.device)
+        weights = _weights_of_events(p, self.reduction)
+        quantities = (torch.ones_like(scores.score), self._size(scores.score, cells), scores.outcome)
+        return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
     def of_sample(self, sample: RankedSample) -> BinStats:
         """Count the elements of a sample in cells, as `of` counts the events that it was made of."""
-        wide = wide_dtype(sample.score.device)
-        score = sample.score.to(wide)
-        n = torch.ones_like(score) if sample.n is None else sample.n.to(wide)
-        confidence = score.sigmoid() if sample.from_logits else score
-        columns = [column.masked_fill(score.isnan(), 0) for column in (n, n * confidence, sample.positives.to(wide))]
-        return BinStats(bin_sums(self._cell(score, sample.from_logits), columns, self._n_cells))
+        score = sample.score.to(wide_dtype(sample.score.device))
+        n = torch.ones_like(score) if sample.n is None else sample.n.to(score.dtype)
+        cells = self._cell(score)
+        columns = (n, n * self._size(score, cells), sample.positives.to(score.dtype))
+        return BinStats(bin_sums(cells, [column.masked_fill(score.isnan(), 0) for column in columns], self._n_cells))
 
-    def _cell(self, score: Tensor, from_logits: bool) -> Tensor:
-        """The cell of every score: 0 for p = 0, the last for p = 1, the others from -104 to 37 in between."""
+    @property
+    def _lowest(self) -> int:
+        return _LOWEST_LOGIT if self.from_logits else _LOWEST
+
+    def _cell(self, score: Tensor) -> Tensor:
+        """The cell of every score: 0 for p = 0, the last for p = 1, the others of even width in between."""
         score = score.detach().to(wide_dtype(score.device))
-        log_odds = score if from_logits else score.log() - torch.log1p(-score)
+        log_odds = score if self.from_logits else score.log() - torch.log1p(-score)
         # An element that is left out has no log-odds; it adds nothing to whichever cell it is given.
-        cell = ((log_odds - _LOWEST) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3).long() + 1
+        cell = ((log_odds - self._lowest) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3).long() + 1
         return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
+
+    def _size(self, score: Tensor, cell: Tensor) -> Tensor:
+        """What is averaged in a cell: the probability, or of log-odds that of the less probable outcome.
+
+        In the outermost two of finite log-odds, where that is next to nothing, the log-odds themselves without sign.
+        """
+        score = score.to(wide_dtype(score.device))
+        if not self.from_logits:
+            return score
+        distance = torch.where(self._is_above(cell), score, -score).masked_fill(score.isinf(), 0)
+        return torch.where(self._is_outermost(cell), distance, torch.sigmoid(-distance)).masked_fill(score.isinf(), 0)
+
+    def _is_above(self, cell: Tensor) -> Tensor:
+        """Whether cells hold log-odds of 0 and above."""
+        return cell > -self._lowest * self.resolution
+
+    def _is_outermost(self, cell: Tensor) -> Tensor:
+        """Whether cells hold all finite log-odds from there on."""
+        return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:
         """Return the cells that hold samples as elements."""
-        n, confidence, positives = sums.unbind(-2)
+        n, size, positives = sums.unbind(-2)
+        cell = torch.arange(self._n_cells, device=n.device)
         held = n > 0
         if n.device.type == "cpu":  # elsewhere looking for them would make the host wait
             some = held.reshape(-1, held.shape[-1]).any(0)
-            n, confidence, positives, held = (t[..., some] for t in (n, confidence, positives, held))
-        mean = confidence / n
-        return RankedSample(mean.clamp(0, 1).masked_fill(~held, torch.nan), positives, n, False)
+            n, size, positives, held, cell = (t[..., some] for t in (n, size, positives, held, cell))
+        mean = size / n
+        score = self._log_odds_of(mean.masked_fill(~held, 0.5), cell) if self.from_logits else mean.clamp(0, 1)
+        return RankedSample(score.masked_fill(~held, torch.nan), positives, n, self.from_logits)
+
+    def _log_odds_of(self, mean: Tensor, cell: Tensor) -> Tensor:
+        """Log-odds of cells of log-odds, from the means of their sizes."""
+        outermost = self._is_outermost(cell)
+        certain = (cell == 0) | (cell == self._n_cells - 1)
+        share = mean.masked_fill(outermost | certain, 0.5).clamp(0, 0.5)
+        distance = torch.where(outermost, mean, torch.log1p(-share) - share.log()).masked_fill(certain, torch.inf)
+        return torch.where(self._is_above(cell), distance, -distance)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of cells where these are more."""
@@ -310,6 +351,12 @@ class LogitCells:
         return n_events(p, self.reduction) // max(1, n) * max(n, self._n_cells)
 
 
-def sample_recipe(reduction: Reduction, resolution: int | None) -> ExactSample | LogitCells:
+def _weights_of_events(p: Predictions, reduction: Reduction) -> Tensor | None:
+    """The weights, broadcastable to the scores of the events."""
+    per_class = p.task == "multiclass" and reduction == "classwise"
+    return p.weights.unsqueeze(-2) if p.weights is not None and per_class else p.weights
+
+
+def sample_recipe(reduction: Reduction, resolution: int | None, from_logits: bool) -> ExactSample | LogitCells:
     """Return how samples are kept: whole, or with a `resolution` as a sketch."""
-    return ExactSample(reduction) if resolution is None else LogitCells(reduction, resolution)
+    return ExactSample(reduction) if resolution is None else LogitCells(reduction, resolution, from_logits)

@@ -168,7 +168,7 @@ class Samples(NamedTuple):
     """A state of samples: lists of tensors `(..., n)`, one of each for every chunk, and how many rows were left out.
 
     Attributes:
-        scores: see `RankedSample`; 4 bytes a sample for float32 input.
+        scores: see `RankedSample`; 4 bytes a sample for float32 input, 8 for multi-class logits.
         outcomes: uint8 labels or floating shares of votes.
         weights: int64 counts of copies; of size 0 where every sample counts once.
         left_out: bad ones and missing ones, float64 `(2,)`.
@@ -186,7 +186,7 @@ _OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class SamplesKind:
-    """Every sample: 5 bytes for one of float32 (9 for float64), and 8 more if it has a weight.
+    """Every sample: 5 bytes for one of float32 (9 for float64 and multi-class logits), and 8 more if it has a weight.
 
     Chunks are joined as they come, a chunk with one at most twice its size, so that there are few of them and every
     sample is copied some log2(N) times in all.

@@ -325,8 +325,8 @@ def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
 
 
 def test_another_version_is_refused_by_its_number(tmp_path):
-    changed(set_at("version", value=5))(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="`version` of a report state must be 4 for this torchcalib, got 5"):
+    changed(set_at("version", value=6))(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="`version` of a report state must be 5 for this torchcalib, got 6"):
         tc.load_report_state(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
         tc.load_report_state(tmp_path / "none.pt")

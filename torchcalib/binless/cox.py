@@ -80,8 +80,8 @@ def cox(
     or, with the slope held at 1, calibration in the large).
 
     Args:
-        preds: probabilities (or logits, whose log-odds are taken as they are): binary `(..., N)`, multi-class
-            `(..., N, C)`, multi-label `(..., N, L)`.
+        preds: probabilities, or logits, whose log-odds do not saturate: binary `(..., N)`, multi-class `(..., N, C)`,
+            multi-label `(..., N, L)`.
         target: labels.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         eps: clip probabilities to [eps, 1 - eps]; None takes them as they are.

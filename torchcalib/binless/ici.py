@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcalib.binnings import Binning
 from torchcalib.kernels.loess import loess
+from torchcalib.kernels.looking import look
 from torchcalib.predictions import Average, InputOptions, Task, check_choice, check_count, is_number, task_read_as
 from torchcalib.ranked.reading import RankedReading, TestedRankedMetric, evaluate
 from torchcalib.reductions import Reduction
@@ -31,12 +32,17 @@ def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, 
 
 def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidence, frequency and number of samples of every point `(..., M)`, in order of the confidence."""
-    if sample.score.shape[-1] > n_points:
+    if sample.score.shape[-1] > n_points or _may_be_many(sample, n_points):
         bins = Binning("equal_mass", n_points).of(sample)
         return bins.confidence, bins.frequency, bins.n.detach()
     s = sample.sorted()
     n = s.counts.to(s.confidence.dtype)
     return s.confidence, s.positives / n, n
+
+
+def _may_be_many(sample: RankedSample, n_points: int) -> bool:
+    """Whether a series may hold more samples than points, copies counted; bins of at most one sample change nothing."""
+    return sample.n is not None and look((sample.n.sum(-1) <= n_points).all()) is not True
 
 
 def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
@@ -70,8 +76,9 @@ def ici(
     fitted to the three quarters of the samples that are nearest to it, by tricube weights. It may leave [0, 1].
 
     It is fitted at every prediction, as `loess(y ~ p, surface = "direct")` of R with its defaults does (the paper lets
-    R interpolate between a few of them). Of more than `n_points` samples those next to each other are pooled into that
-    many bins of equal mass first, and stand at their means, by which the value changes in the sixth digit or so.
+    R interpolate between a few of them). Of more than `n_points` samples, copies counted, those next to each other are
+    pooled into that many bins of equal mass first, and stand at their means, by which the value changes in the sixth
+    digit or so. A sketch is pooled by the same rule.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.

@@ -74,12 +74,14 @@ class BinReading:
         """What the reading demands of input; arguments of `InputFormat`."""
         return {"hard_targets": self.hard_targets or self.binning.is_isotonic, "whole_weights": not self.adds}
 
-    def recipe(self, with_ecd: bool = False, with_noise: bool = False) -> EqualWidthBins | ExactSample | LogitCells:
-        """The statistic that is read."""
+    def recipe(
+        self, with_ecd: bool = False, with_noise: bool = False, from_logits: bool = False
+    ) -> EqualWidthBins | ExactSample | LogitCells:
+        """The statistic that is read, of logits or of probabilities."""
         reduction = resolve_reduction(self.task, self.reduction)
         if self.adds:
             return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd, with_noise)
-        return sample_recipe(reduction, self.resolution)
+        return sample_recipe(reduction, self.resolution, from_logits)
 
     @property
     def averages(self) -> bool:
@@ -213,7 +215,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
                 nan_policy=nan_policy,
                 **reading.demands,
             ),
-            reading.recipe(with_ecd, with_noise=True),
+            reading.recipe(with_ecd, with_noise=True, from_logits=from_logits),
             batch_shape,
             **kwargs,
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.kernels import row_op, row_stats
+from torchcalib.kernels.log_odds import log_ratio
 from torchcalib.kernels.once import once
 from torchcalib.kernels.row_op import Rows
 from torchcalib.kernels.row_stats import wide_dtype
@@ -161,9 +162,8 @@ class Predictions:
         for k in classes:  # numbers go to a GPU with the work; it would wait for a list of them
             inside[k] = True
         if self.from_logits:  # the log-odds, which do not saturate
-            log_q = self._wide(self.log_probs)
-            values = log_q.masked_fill(~inside, -torch.inf).logsumexp(-1)
-            values = values - log_q.masked_fill(inside, -torch.inf).logsumexp(-1)
+            logits = self._wide(self.values)
+            values = log_ratio(logits.masked_fill(~inside, -torch.inf), logits.masked_fill(inside, -torch.inf))
             rest = None
         else:
             q = self._wide(self.values)

@@ -111,7 +111,8 @@ def corp(
 
     Returns:
         A `CORPDecomposition` of `(...)`, or `(..., C)`, in the dtype of `preds` (at least float32). In nats for the
-        NLL, which is infinite (and MCB with it) where a probability of 0 was given to what happened. NaN without data.
+        NLL, which is infinite (and MCB with it) where a probability of 0 was given to what happened; the probabilities
+        of finite logits are never 0. NaN without data.
         A class that never happens, or always, has UNC and DSC 0.
 
     Raises:

@@ -13,7 +13,7 @@ from torchcalib.kernels.ranking import run_index
 from torchcalib.predictions import InputOptions, Task, read_input, task_read_as
 from torchcalib.ranked.reading import RankedReading
 from torchcalib.reductions import Reduction
-from torchcalib.samples import RankedSample
+from torchcalib.samples import ExactSample, RankedSample
 
 _MOST_POINTS = 2**10
 _AT_ONCE = 2**18  # numbers of replicates that are recalibrated at a time
@@ -95,8 +95,8 @@ def corp_curve(
     check_arguments(level, n_replicates, seed)
     reading = RankedReading(task_read_as(task, options), reduction, hard_targets=True)
     with torch.no_grad():
-        sample = reading.recipe().of(read_input(task, preds, target, options, **reading.demands))
-        assert isinstance(sample, RankedSample)
+        p = read_input(task, preds, target, options, **reading.demands)
+        sample = ExactSample(reading.resolved_reduction).of(p)
         return curve_of(sample, level, n_replicates, seed)
 
 

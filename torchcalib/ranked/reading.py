@@ -54,9 +54,9 @@ class RankedReading:
         """What the reading demands of input; arguments of `InputFormat`."""
         return {"hard_targets": self.hard_targets, "whole_weights": True}
 
-    def recipe(self) -> ExactSample | LogitCells:
-        """The statistic that is read."""
-        return sample_recipe(self.resolved_reduction, self.resolution)
+    def recipe(self, from_logits: bool) -> ExactSample | LogitCells:
+        """The statistic that is read, of logits or of probabilities."""
+        return sample_recipe(self.resolved_reduction, self.resolution, from_logits)
 
     def read(self, from_sample: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
         """Read the value `(..., *)` of values `(*)` for a series; classes are averaged if asked."""
@@ -86,8 +86,8 @@ def evaluate(
 class RankedMetric(StreamingMetric[RankedSample]):
     """A reading of a sample in order, over a stream.
 
-    The state is every sample, 5 bytes for one of float32 (13 with weights), or with `resolution` a sketch of constant
-    size.
+    The state is every sample, 5 bytes for one of float32 (9 for multi-class logits, 8 more with weights), or with
+    `resolution` a sketch of constant size.
 
     Args:
         task, num_classes, num_labels, from_logits, ignore_index, positive_classes, class_axis, validate_args,
@@ -138,7 +138,7 @@ class RankedMetric(StreamingMetric[RankedSample]):
                 nan_policy=nan_policy,
                 **reading.demands,
             ),
-            reading.recipe(),
+            reading.recipe(from_logits),
             batch_shape,
             **kwargs,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcalib.files import InputError, load_saved, write_whole
 from torchcalib.report.building import ReportBuilder
 
-FORMAT, VERSION = "torchcalib report state", 4
+FORMAT, VERSION = "torchcalib report state", 5
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:

@@ -94,7 +94,7 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.recipe, ExactSample):
             lead = (*self.batch_shape, *self.recipe.lead(task, num_classes))
-            return SamplesKind(self.recipe, lead, task != "multiclass" and self.input_format.from_logits)
+            return SamplesKind(self.recipe, lead, self.input_format.from_logits)
         return SumsKind(self.recipe, (*self.batch_shape, *self.recipe.shape(task, num_classes)))
 
     def _state_of(self, p: Predictions) -> Any:

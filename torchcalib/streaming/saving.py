@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib._version import __version__
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 """Goes up by one whenever the parts of a state, or what they mean, change."""
 
 DESCRIPTION = "description"

@@ -1,0 +1,113 @@
+"""What the tests of ranked metrics share: samples with ties, and the slow loop over what a reduction makes of them."""
+
+import oracles
+import pytest
+import torch
+from hypothesis import strategies as st
+from oracles import ranked as oracle
+
+import torchcalib as tc
+
+F64 = torch.float64
+N_CLASSES = 4
+KINDS = ["pava_bc", "pava", "equal_mass", "equal_width", [0, 0.125, 0.25, 0.75, 1]]
+NORMS = ["l1", "l2", "max"]
+SETTINGS = [
+    ("binary", {"reduction": "positive_class"}),
+    ("binary", {"reduction": "top_label"}),
+    ("multiclass", {"reduction": "top_label"}),
+    ("multiclass", {"reduction": "classwise"}),
+    ("multiclass", {"reduction": tc.TopK(2)}),
+    ("multiclass", {"positive_classes": [0, 2]}),
+    ("multilabel", {}),
+]
+setting = pytest.mark.parametrize(("task", "how"), SETTINGS, ids=str)
+
+
+def sample(task, n=60, seed=0, weighted=False, heaviest=3):
+    """Predictions in steps of 1/64, so that there are ties and sums are exact; targets that follow them; weights."""
+    generator = torch.Generator().manual_seed(seed)
+    if task == "multiclass":
+        votes = torch.randint(0, N_CLASSES, (n, 64), generator=generator)
+        votes = torch.where(torch.rand(n, 64, generator=generator) < 0.5, votes[:, :1], votes)
+        preds = torch.nn.functional.one_hot(votes, N_CLASSES).sum(1).to(F64) / 64
+        target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    else:
+        shape = (n, N_CLASSES) if task == "multilabel" else (n,)
+        preds = torch.randint(0, 65, shape, generator=generator).to(F64) / 64
+        target = (torch.rand(shape, generator=generator) < 0.3 + 0.5 * preds).long()
+    weights = torch.randint(0, heaviest + 1, (n,), generator=generator) if weighted else None
+    return preds, target, weights
+
+
+def distinct(task, n=24, seed=0):
+    """Predictions that stay apart, for derivatives."""
+    generator = torch.Generator().manual_seed(seed)
+    if task == "multiclass":
+        preds = torch.rand(n, N_CLASSES, generator=generator, dtype=F64).add(0.1)
+        preds = preds / preds.sum(-1, keepdim=True)
+        return preds, torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    shape = (n, N_CLASSES) if task == "multilabel" else (n,)
+    preds = torch.rand(shape, generator=generator, dtype=F64) * 0.9 + 0.05
+    return preds, (torch.rand(shape, generator=generator) < preds).long()
+
+
+def looped(loop, task, how, preds, target, weights=None):
+    """The loop over each pair of columns that the reduction makes."""
+    columns = oracle.events(task, how.get("reduction"), preds.tolist(), target.tolist(), how.get("positive_classes"))
+    weights = None if weights is None else weights.tolist()
+    return [loop(confidence, outcome, weights) for confidence, outcome in columns]
+
+
+def assert_slow_loop(function, loop, task, how, data, **options):
+    """Both the value of every class or label, where there are several, and their mean."""
+    preds, target, weights = data
+    values = looped(loop, task, how, preds, target, weights)
+    given = {"task": task, "weights": weights, **how, **options}
+    found = function(preds, target, **given)
+    assert found.item() == pytest.approx(sum(values) / len(values), rel=1e-11, abs=1e-12)
+    if len(values) > 1:
+        assert function(preds, target, average=None, **given).tolist() == pytest.approx(values, rel=1e-11, abs=1e-12)
+
+
+def assert_gradient(function, loop, task, how, **options):
+    """The gradient by central differences of the loop, at three entries."""
+    preds, target = distinct(task)
+    leaf = preds.clone().requires_grad_()
+    function(leaf, target, task=task, validate_args=False, **how, **options).backward()
+    step = 1e-6
+    for at in [(0,), (7,), (20,)] if task == "binary" else [(0, 0), (7, 2), (20, 3)]:
+        values = []
+        for sign in (1, -1):
+            moved = preds.clone()
+            moved[at] += sign * step
+            columns = looped(loop, task, how, moved, target)
+            values.append(sum(columns) / len(columns))
+        assert leaf.grad[at].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
+
+
+def equal_mass_rows(scores, outcomes, weights, n_bins=7):
+    return oracle.rows_of(
+        oracle.blocks_of("equal_mass", scores, outcomes, weights, n_bins=n_bins), scores, outcomes, weights
+    )
+
+
+# Function, its options, and its slow loop over scores, outcomes and weights.
+EQUAL_MASS = {
+    "ace": (tc.ace, {"n_bins": 7}, lambda *columns: oracles.ece(equal_mass_rows(*columns))),
+    "mce": (tc.mce, {"bins": "equal_mass", "n_bins": 7}, lambda *columns: oracles.mce(equal_mass_rows(*columns))),
+    "rmsce": (tc.rmsce, {"bins": "equal_mass", "n_bins": 7}, lambda *columns: oracles.rmsce(equal_mass_rows(*columns))),
+    "debiased": (tc.rmsce, {"bins": "equal_mass", "n_bins": 7, "debiased": True},
+                 lambda *columns: oracles.rmsce(equal_mass_rows(*columns), debiased=True)),
+    "ks": (tc.ks, {}, oracle.ks),
+}  # fmt: skip
+
+
+@st.composite
+def samples(draw, max_weight=3):
+    """Scores in steps of 1/16, labels and weights that are not all 0."""
+    n = draw(st.integers(2, 30))
+    scores = draw(st.lists(st.integers(0, 16), min_size=n, max_size=n))
+    outcomes = draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
+    weights = draw(st.lists(st.integers(0, max_weight), min_size=n, max_size=n).filter(lambda w: sum(w) > 1))
+    return torch.tensor(scores, dtype=F64) / 16, torch.tensor(outcomes), torch.tensor(weights)
