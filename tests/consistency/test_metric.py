@@ -30,6 +30,9 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     for name in FIELDS:
         assert getattr(found, name).shape == found.value.shape
         assert getattr(found, name).dtype == F64
+    if case.name == "esce-multiclass-classwise":  # 0 whatever the model, and so is every replicate
+        assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
+        return
     assert bool((found.noise_floor > 0).all())
     assert bool(((found.p_value > 0) & (found.p_value <= 1)).all())
     if metric.plot_lower_bound == 0 and not found.low.isnan().any():
