@@ -2,10 +2,15 @@
 
     python -m benchmarks.power              writes benchmarks/results/power.json and power.md
     python -m benchmarks.power --sets 50    fewer data sets in each cell; writes nothing
+    python -m benchmarks.power --few        writes power_few.json and power_few.md, in about two minutes
 
 Every cell draws data sets of N samples from a generator of a source paper, or from confidences whose true frequencies
 are moved by a temperature or a shift of the log-odds, and counts p-values of at most 5 %. Rows named "calibrated" say
-how often a calibrated model is rejected, which should be 5 % of the time.
+how often a calibrated model is rejected, which should be 5 % of the time or less.
+
+A second table has the power that ties cost at few samples. A valid p-value counts replicates that equal the data. A
+randomised one counts a random part of them, and rejects a calibrated model in 5 % of data sets at any number of
+samples; but it differs from run to run.
 """
 
 import argparse
@@ -26,6 +31,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = (200, 1_000, 5_000)
 LEVEL = 0.05
 N_REPLICATES = 99
+FEW_SAMPLES = (5, 10, 20, 50, 100, 200)
+SETS_OF_FEW = 1_000
 
 Data = tuple[Tensor, Tensor]
 """P(y=1) and labels of one data set, `(N,)`."""
@@ -98,6 +105,56 @@ def share_rejected(error: Callable[..., tc.consistency.TestedMetric], preds: Ten
     return float((found.p_value <= LEVEL + 1e-9).double().mean())
 
 
+def tenths(temperature: float, shift: float, n: int, seed: int) -> Data:
+    """Confidences of 0.1, 0.2, ..., 0.9, which leave few other outcomes; moved as those of `moved_log_odds`."""
+    generator = torch.Generator().manual_seed(seed)
+    preds = torch.randint(1, 10, (n,), generator=generator) / torch.tensor(10, dtype=torch.float64)
+    true = (preds.logit() / temperature + shift).sigmoid()
+    return preds, (torch.rand(n, generator=generator, dtype=torch.float64) < true).long()
+
+
+SMALL_MODELS: dict[str, Callable[[int, int], Data]] = {
+    "calibrated: log-odds N(1, 2^2)": partial(moved_log_odds, 1.0, 0.0),
+    "log-odds N(1, 2^2), temperature 3": partial(moved_log_odds, 3.0, 0.0),
+    "calibrated: tenths": partial(tenths, 1.0, 0.0),
+    "tenths, temperature 3": partial(tenths, 3.0, 0.0),
+}
+SMALL_ERRORS: dict[str, tuple[Callable[..., tc.consistency.TestedMetric], Callable[..., Tensor]]] = {
+    "ECE": (tc.ECE, tc.ece),
+    "ESCE": (tc.ESCE, tc.esce),
+}
+
+
+def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, target: Tensor) -> float:
+    """Return what `share_rejected` does, with ties broken at random, from labels drawn for every row."""
+    generator = torch.Generator().manual_seed(0)
+    observed = function(preds, target, task="binary").abs()
+    larger, ties = torch.zeros_like(observed), torch.zeros_like(observed)
+    for _ in range(N_REPLICATES):
+        labels = (torch.rand(preds.shape, generator=generator, dtype=torch.float64) < preds).long()
+        replicate = function(preds, labels, task="binary").abs()
+        larger += replicate > observed + 1e-9
+        ties += (replicate - observed).abs() <= 1e-9
+    part = (torch.rand(observed.shape, generator=generator, dtype=torch.float64) * (ties + 1)).floor()
+    p_value = (1 + larger + part) / (N_REPLICATES + 1)
+    return float((p_value <= LEVEL + 1e-9).double().mean())
+
+
+def table_of_few() -> list[dict[str, object]]:
+    """Return a row for every model and small size: rejected by the valid and by the randomised p-value."""
+    rows: list[dict[str, object]] = []
+    for name, draw in SMALL_MODELS.items():
+        for n in FEW_SAMPLES:
+            preds, target = (part.reshape(SETS_OF_FEW, n) for part in draw(SETS_OF_FEW * n, n))
+            power = {
+                error: [share_rejected(make, preds, target), share_rejected_at_random(function, preds, target)]
+                for error, (make, function) in SMALL_ERRORS.items()
+            }
+            rows.append({"model": name, "n": n, "power": power})
+            print(f"{name:40} {n:6,}  {power}", flush=True)
+    return rows
+
+
 def table(n_sets: int) -> list[dict[str, object]]:
     """Return a row for every model and size."""
     rows: list[dict[str, object]] = []
@@ -139,21 +196,51 @@ def as_markdown(rows: list[dict[str, object]], n_sets: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def few_as_markdown(rows: list[dict[str, object]]) -> str:
+    """Return the table of few samples for readers."""
+    lines = [
+        "# Power at few samples: what ties cost",
+        "",
+        f"Share of {SETS_OF_FEW:,} data sets with a p-value of at most 5 %, in percent. The valid p-value is that of "
+        "`evidence()`, which counts replicates equal to the data. The randomised one counts a random part of them. "
+        "`python -m benchmarks.power --few` made it.",
+        "",
+        "| model | N | " + " | ".join(f"{error}, valid | {error}, randomised" for error in SMALL_ERRORS) + " |",
+        "|---" * (2 + 2 * len(SMALL_ERRORS)) + "|",
+    ]
+    for row in rows:
+        power = row["power"]
+        assert isinstance(power, dict)
+        cells = " | ".join(f"{100 * share:.1f}" for error in SMALL_ERRORS for share in power[error])
+        lines.append(f"| {row['model']} | {row['n']:,} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=200, help="data sets in each cell (default 200)")
-    n_sets = parser.parse_args().sets
+    parser.add_argument("--few", action="store_true", help="the table of few samples instead, in about two minutes")
+    given = parser.parse_args()
     start = time.perf_counter()
-    rows = table(n_sets)
+    settings: dict[str, object] = {"level": LEVEL, "replicates": N_REPLICATES}
+    if given.few:
+        rows = table_of_few()
+        write("power_few", few_as_markdown(rows), {**settings, "data_sets": SETS_OF_FEW}, rows)
+    else:
+        rows = table(given.sets)
+        if given.sets == parser.get_default("sets"):
+            settings |= {"data_sets": given.sets, "fewer": SLOW}
+            write("power", as_markdown(rows, given.sets), settings, rows)
     print(f"{time.perf_counter() - start:.0f} s")
-    if n_sets == parser.get_default("sets"):
-        settings = {"level": LEVEL, "data_sets": n_sets, "fewer": SLOW, "replicates": N_REPLICATES}
-        found = json.dumps(
-            {**settings, "versions": {"torch": torch.__version__, "numpy": np.__version__}, "rows": rows}
-        )
-        (RESULTS / "power.json").write_text(json.dumps(json.loads(found), indent=1) + "\n")
-        (RESULTS / "power.md").write_text(as_markdown(rows, n_sets))
+
+
+def write(name: str, page: str, settings: dict[str, object], rows: list[dict[str, object]]) -> None:
+    """Write a table as JSON and as Markdown."""
+    versions = {"torch": torch.__version__, "numpy": np.__version__}
+    found = json.dumps({**settings, "versions": versions, "rows": rows}, indent=1)
+    (RESULTS / f"{name}.json").write_text(found + "\n")
+    (RESULTS / f"{name}.md").write_text(page)
 
 
 if __name__ == "__main__":

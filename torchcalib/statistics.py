@@ -124,7 +124,7 @@ class BinStats(Sums):
         and a single one that is neither makes soft targets of them all. (Those of an integer dtype are labels in any
         case.) With floating weights, though, they always count as soft targets, for no sum of w^2 p (1 - p) is kept
         beside that of w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so
-        that p-values are uniform only for many rows: give labels as integers there.
+        that p-values are valid only for many rows: give labels as integers there.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)

@@ -172,9 +172,12 @@ def test_lines_that_would_take_long_have_none_and_a_note_says_so(monkeypatch):
 def test_p_values_of_few_replicates_say_so(monkeypatch):
     monkeypatch.setattr(evidence, "_replicates", lambda affordable, at_least: at_least)
     report = tc.report(*data("multiclass"), task="multiclass", with_calibration=False, with_intervals=False)
-    assert "Noise floor and p of errors over bins, class-wise, are from 39 replicates" in " ".join(report.notes)
+    assert (
+        "Noise floor and p of errors over bins, class-wise, are from 39 replicates, so that p is at least 0.025"
+        in " ".join(report.notes)
+    )
     p_values = [line.p_value for line in report.lines if line.group == "class-wise" and line.p_value is not None]
-    assert min(p_values) >= 0.5 / 40
+    assert min(p_values) >= 1 / 40
 
 
 def test_too_many_samples_have_no_intervals_and_a_note_says_so(monkeypatch):

@@ -18,11 +18,12 @@ _ROWS_OF_MEDIAN = 1024
 
 
 class CalibrationTest(NamedTuple):
-    """A squared kernel calibration error, and how often chance alone makes one as large of a calibrated model.
+    """A squared kernel calibration error and the p-value of calibration.
 
     Attributes:
         value: `(...)`; see `skce`.
-        p_value: `(...)`, in [0, 1].
+        p_value: the probability of a value at least as large if the model is calibrated, `(...)`, in [0, 1]. It is
+            approximate or an upper bound; see `skce_test`.
     """
 
     value: Tensor
@@ -43,13 +44,14 @@ class BlockStats(Sums):
         """Estimate of the variance of the mean `(...)`; NaN with fewer than two blocks."""
         n = self.n.squeeze(-1)
         squares = self.sums[..., 2, :].squeeze(-1) / n - self.mean.square()
-        return squares.clamp(min=0) / (n - 1)
+        return (squares.clamp(min=0) / (n - 1)).masked_fill(n < 2, torch.nan)
 
     def test(self) -> CalibrationTest:
         """Test whether the expectation is 0: the mean of many independent blocks is normal."""
         mean, variance = self.mean, self.variance_of_mean
-        z = mean / variance.masked_fill((mean == 0) & (variance == 0), 1).sqrt()  # no residuals at all: 0, not 0 / 0
-        return CalibrationTest(mean, torch.special.erfc(z / math.sqrt(2)) / 2)
+        is_exact = (mean == 0) & (variance == 0)  # no residuals at all: every calibrated model shows as much
+        z = mean / variance.masked_fill(is_exact, 1).sqrt()
+        return CalibrationTest(mean, (torch.special.erfc(z / math.sqrt(2)) / 2).masked_fill(is_exact, 1))
 
 
 @dataclass(frozen=True)

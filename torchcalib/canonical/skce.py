@@ -101,7 +101,8 @@ class KernelReading:
         if self.estimator == "biased":
             return by_way(total / n.square(), p)
         own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # of a copy with itself, which is no pair
-        return by_way((total - own) / (n * (n - 1)), p)
+        # Of a single sample the sums cancel but for rounding, which divided by 0 would be infinite.
+        return by_way(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
         """Average over labels, if asked."""

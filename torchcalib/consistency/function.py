@@ -51,7 +51,7 @@ def evidence(
         >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.8]), torch.tensor([0, 1, 0, 1])
         >>> found = evidence(ECE(task="binary", n_bins=2), preds, target)
         >>> round(found.value.item(), 4), round(found.p_value.item(), 2)
-        (0.15, 0.87)
+        (0.15, 1.0)
     """
     if not isinstance(metric, TestedMetric):
         raise TypeError(

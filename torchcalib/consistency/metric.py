@@ -55,7 +55,7 @@ class TestedMetric(StreamingMetric[S]):
             >>> metric = ECE(task="binary", n_bins=2)
             >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.8]), torch.tensor([0, 1, 0, 1]))
             >>> print(metric.evidence())
-            0.1500 (noise floor 0.2311, 95 % 0.0000-0.5075, p = 0.87)
+            0.1500 (noise floor 0.2311, 95 % 0.0000-0.5075, p = 1.00)
         """
         how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
         return self.evidence_from(self._synced_statistic(), **how)

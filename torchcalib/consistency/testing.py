@@ -74,7 +74,9 @@ def evidence_of(
 
     Outcomes are drawn anew, with the confidences as they are, as if the model were perfectly calibrated (consistency
     resampling), and the same reading is made of each such replicate. In a bin the sum of outcomes is a sum of
-    independent trials, of which mean and variance are known; see `counts_by_chance`.
+    independent trials, of which mean and variance are known; see `counts_by_chance`. The p-value is
+    (1 + number of replicates at least as large as the data) / (R + 1). For averages over classes it is combined from
+    those of the classes; see `cauchy_combination`.
 
     The interval is that of the errors which the test would not reject, at the given level: outcomes are drawn too for
     frequencies ever further from the confidences. How the error is spread over the bins is not known: the lower end
@@ -234,7 +236,7 @@ def _of_each(tests: Mapping[str, "_Test"], cells: Cells, first: int, n_replicate
         for name, test in tests.items():
             part = test.part(some, first + start, draws)
             parts[name].append(part if are_kept else part._replace(draws=None))
-    return {name: test.of_all(parts[name], first) for name, test in tests.items()}
+    return {name: test.of_all(parts[name]) for name, test in tests.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,27 +272,26 @@ class _Test:
             values = self._read(self.reading.value, cells, first, draws)
         return _Part(cells, first, draws, seen, read, values)
 
-    def of_all(self, parts: list[_Part], first: int) -> _Found:
-        """Return what follows from all classes together, of which the first series has this number."""
+    def of_all(self, parts: list[_Part]) -> _Found:
+        """Return what follows from all classes together."""
         seen, read, values = (torch.cat(each, -1) for each in zip(*(part[3:] for part in parts), strict=True))
         n_classes = seen.shape[-1]
-        numbers = first + torch.arange(seen.numel(), device=seen.device).reshape(seen.shape)
         if self.reading.signed:  # classes make up for each other in the mean, and so they do in what chance adds
             floor = values.mean(-1).abs().mean(0)
-            p_value = self._p_value(seen.mean(-1).abs(), read.mean(-1).abs(), numbers[:, 0])
+            p_value, _ = _p_value(seen.mean(-1).abs(), read.mean(-1).abs())
         else:
             floor = values.mean(-1).mean(0)
-            p_value = self._p_value(seen, read, numbers)
-            inside = p_value - 0.5 / (self.n_replicates + 1)
-            p_value = cauchy_combination(inside) if n_classes > 1 else p_value.squeeze(-1)
+            p_value, tied = _p_value(seen, read)
+            p_value = cauchy_combination(p_value, tied, len(read)) if n_classes > 1 else p_value.squeeze(-1)
         if not self.reading.with_interval:
             return floor, p_value, torch.full_like(floor, torch.nan), torch.full_like(floor, torch.nan)
         wide = 1.0 if self.reading.signed else widening(n_classes)
         calibrated = _widened(read.mean(-1), wide)
         test = Inversion.of(self.level, seen.mean(-1), calibrated, signed=self.reading.signed)
+        is_rejected = p_value < 1 - self.level - 1e-9
         if self.reading.signed:
-            return floor, p_value, *self._mean_gaps(parts, test)
-        return floor, p_value, *self._on_paths(parts, test, calibrated, p_value, wide)
+            return floor, p_value, *self._mean_gaps(parts, test, is_rejected)
+        return floor, p_value, *self._on_paths(parts, test, calibrated, is_rejected, wide)
 
     def _read(self, read: Read, cells: Cells, first: int, draws: Draws | None, gaps: Tensor | None = None) -> Tensor:
         """Read replicates `(R, ...)` of a calibrated model, or if gaps are given of one of which they are expected."""
@@ -314,45 +315,29 @@ class _Test:
             draws[place] = cells.drawn(self.seed, streams, first)
         return Drawn(*(x[: len(streams)] for x in draws[place]))
 
-    def _p_value(self, observed: Tensor, replicates: Tensor, numbers: Tensor) -> Tensor:
-        """Return the rank of what was seen among the replicates `(R, ...)`, from 1 / (R + 1) to 1.
-
-        Ties are broken by chance: where few outcomes are possible, many replicates equal the data, and a rank before
-        or behind all of them would not be uniform.
-
-        Args:
-            observed: `(...)`.
-            replicates: `(R, ...)`.
-            numbers: of the series `(...)`.
-        """
-        rounding = rounding_of(observed)
-        larger = (replicates > observed + rounding).sum(0)
-        ties = ((replicates - observed).abs() <= rounding).sum(0)
-        chance = self._chance(numbers, self.n_replicates, 1)[0].to(observed.dtype)
-        return (1 + larger + (chance * (ties + 1)).floor()) / (len(replicates) + 1)
-
-    def _chance(self, numbers: Tensor, first_stream: int, n_streams: int) -> Tensor:
-        """Return random numbers in (0, 1) for every series `(...)`, `(n_streams, ...)`."""
-        streams = first_stream + torch.arange(n_streams, device=numbers.device)
+    def _chance(self, numbers: Tensor) -> Tensor:
+        """Return random numbers in (0, 1) for every series `(...)`, `(R, ...)`: other ones than those of the cells."""
+        streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         words = random_words(self.seed, streams, numbers.flatten())
         chance: Tensor = (words.to(torch.float64) + 0.5) / 2**32
         return chance.reshape(-1, *numbers.shape)
 
-    def _mean_gaps(self, parts: list[_Part], test: Inversion) -> tuple[Tensor, Tensor]:
-        """Return both ends of the interval of a mean gap."""
+    def _mean_gaps(self, parts: list[_Part], test: Inversion, is_rejected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both ends of the interval of a mean gap, which holds 0 unless calibration is rejected."""
         errors, replicates = [], []
         for part in parts:
             numbers = part.first + torch.arange(part.seen.numel(), device=part.seen.device).reshape(part.seen.shape)
-            chance = self._chance(numbers, self.n_replicates + 1, self.n_replicates)
-            moved = mean_gap_to_both_sides(part.cells, chance.to(part.cells.n.dtype))
+            moved = mean_gap_to_both_sides(part.cells, self._chance(numbers).to(part.cells.n.dtype))
             errors.append(moved.error)
             replicates.append(moved.replicates)
         error, read = torch.cat(errors, -1).mean(-1), torch.cat(replicates, -1).mean(-1)
         too_low, too_high = (torch.stack([of(step) for step in read]) for of in (test.too_low, test.too_high))
-        return first_reached(too_low, error), first_reached(too_high.flip(0), error.flip(0))
+        low, high = first_reached(too_low, error), first_reached(too_high.flip(0), error.flip(0))
+        # The test of calibration takes both sides together, and by the noise of a calibrated model.
+        return torch.where(is_rejected, low, low.clamp(max=0)), torch.where(is_rejected, high, high.clamp(min=0))
 
     def _on_paths(
-        self, parts: list[_Part], test: Inversion, calibrated: Tensor, p_value: Tensor, wide: float
+        self, parts: list[_Part], test: Inversion, calibrated: Tensor, is_rejected: Tensor, wide: float
     ) -> tuple[Tensor, Tensor]:
         """Return both ends of the interval, each looked for on paths of its own."""
         calibrated_error = calibrated.mean(0) if self.without_noise is None else 0 * test.observed
@@ -366,8 +351,8 @@ class _Test:
             along = self._along(parts, upwards, step, wide)
             return Reached(-test.too_high(along.replicates), along.error)
 
-        # The first step is calibration, of which the p-value has its say on ties.
-        low, is_rejected = calibrated_error, p_value < 1 - self.level - 1e-9
+        # The first step is calibration, which is rejected just where the p-value says so.
+        low = calibrated_error
         if look(is_rejected.any()) is not False:
             start = Reached(test.too_low(calibrated).clamp(max=-1e-9), calibrated_error)
             ends = torch.stack([reached_by_halving(partial(too_low, way), start) for way in downwards])
@@ -407,6 +392,24 @@ class _Test:
                 errors.append(self.without_noise(part.cells.with_gaps(part.cells, gaps)))
         read = torch.cat(replicates, -1).mean(-1)
         return _Along(_widened(read, wide), torch.cat(errors, -1).mean(-1) if errors else read.mean(0))
+
+
+def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return p-values `(...)`, and the part of each that is due to ties.
+
+    The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). The data are a
+    replicate themselves if the model is calibrated, so that P(p <= a) <= a for every a. Values that differ by rounding
+    alone are equal.
+
+    Source:
+        Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular
+        Biology, 2010), sec. 4.
+    """
+    rounding = rounding_of(observed)
+    at_least = 1 + (replicates >= observed - rounding).sum(0)
+    larger = (replicates > observed + rounding).sum(0)
+    n = len(replicates) + 1
+    return at_least.to(observed.dtype) / n, (at_least - larger).to(observed.dtype) / n
 
 
 def _widened(values: Tensor, by: float) -> Tensor:

@@ -111,7 +111,7 @@ def _of_few(drawn: Mapping[str, int], reduction: NamedReduction) -> tuple[str, .
     names = [listed([what for what in drawn if drawn[what] == n]) for n in few]
     return tuple(
         f"Noise floor and p of {what}, {GROUPS[reduction]}, are from {n} replicates, so that p is at least "
-        f"{0.5 / (n + 1):.1g}."
+        f"{1 / (n + 1):.2g}."
         for what, n in zip(names, few, strict=True)
     )
 

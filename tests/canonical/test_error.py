@@ -1,40 +1,37 @@
-"""Canonical calibration error: slow loops, the laws, probabilities of 0, simulations with a known error."""
+"""Canonical calibration error: slow loops, probabilities of 0, few samples, simulations with a known error."""
 
 import math
 from functools import partial
 
 import pytest
 import torch
-from canonical.test_skce import LAWS, NAMES_OF_LAWS, TASKS, Largest, OfFunction, calibrated, close, rows_of
-from cases import Case
+from helpers.canonical import COPIES, F64, TASKS, Largest, calibrated, close, data, rows_of
 from oracles import canonical as oracle
 
 import torchcalib as tc
 from torchcalib.canonical.error import _GRID
 from torchcalib.kernels import others_op
 
-F64 = torch.float64
-
 
 def error(preds, target, task="multiclass", **options):
     return tc.canonical_error(preds, target, task=task, **options)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("p", "bandwidth"), [(1, 0.1), (2, 0.02), (2, 1.0)])
 @pytest.mark.parametrize("task", TASKS)
-def test_slow_loop_canonical_error(task, p, bandwidth, weighted):
-    preds, target = Case("", tc.skce, tc.SKCE, task).data(n=23)
-    weights = torch.tensor([1, 0, 3, 2, 1, 7, 0, 1] * 3)[:23] if weighted else torch.ones(23, dtype=torch.int64)
-    expected = [oracle.canonical_error(q, t, weights.tolist(), p, bandwidth) for q, t in rows_of(task, preds, target)]
-    given = {"p": p, "bandwidth": bandwidth, "weights": weights if weighted else None, **TASKS[task]}
-    close(error(preds, target, task, chunk=5, **given).reshape(-1), torch.tensor(expected, dtype=F64))
+def test_slow_loop_canonical_error(task, p, bandwidth):
+    preds, target = data(task, 23)
+    for weights in (None, COPIES):
+        copies = [1] * 23 if weights is None else weights.tolist()
+        expected = [oracle.canonical_error(q, t, copies, p, bandwidth) for q, t in rows_of(task, preds, target)]
+        given = {"p": p, "bandwidth": bandwidth, "weights": weights, **TASKS[task]}
+        close(error(preds, target, task, chunk=5, **given).reshape(-1), torch.tensor(expected, dtype=F64))
 
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_slow_loop_gradient_of_canonical_error(p):
     """Of probabilities that are moved by themselves, which is what a derivative in one of them is."""
-    preds, target = Case("", tc.skce, tc.SKCE, "multiclass").data(n=8)
+    preds, target = data("multiclass", 8)
     leaf, step = preds.clone().requires_grad_(), 1e-6
     error(leaf, target, p=p, bandwidth=0.1, chunk=3).backward()
     ((_, targets),) = rows_of("multiclass", preds, target)
@@ -63,25 +60,6 @@ def test_slow_loop_bandwidth_of_greatest_likelihood(weighted):
         close(value[k], error(preds[k], target[k], bandwidth=chosen[k], weights=weights))
 
 
-UNSTREAMED = [
-    OfFunction(f"{name}-{task}", tc.canonical_error, tc.SKCE, task, {**options, "from_logits": task == "multiclass"})
-    for task in TASKS
-    for name, options in {"l1": {"bandwidth": 0.1}, "l2": {"p": 2, "bandwidth": 0.3, "chunk": 7}, "chosen": {}}.items()
-]
-
-
-@pytest.mark.parametrize("law", LAWS, ids=NAMES_OF_LAWS)
-@pytest.mark.parametrize("case", UNSTREAMED, ids=str)
-def test_law_of_canonical_error(case, law):
-    law(case)
-
-
-def test_law_compiled_is_the_function():
-    case = OfFunction("", tc.canonical_error, tc.SKCE, "multiclass", {})
-    compiled = torch.compile(case.call, fullgraph=True, backend="eager")
-    close(compiled(*case.data(n=12)), case.call(*case.data(n=12)))
-
-
 def test_law_too_few_samples_are_nan():
     preds, target = calibrated(1, 3)
     for n in range(3):
@@ -89,9 +67,10 @@ def test_law_too_few_samples_are_nan():
             value = error(preds[0, :n].float(), target[0, :n], bandwidth=bandwidth)
             assert value.isnan() == (n < 2)
             assert (value.shape, value.dtype) == ((), torch.float32)
-
-
-# Probabilities of 0, and predictions that are far from all others.
+            rows = torch.arange(3) < n
+            assert error(preds[0], target[0], bandwidth=bandwidth, weights=rows).isnan() == (n < 2)
+            marked = target[0].where(rows, -1)
+            assert error(preds[0], marked, bandwidth=bandwidth, ignore_index=-1).isnan() == (n < 2)
 
 
 def zeros(eps):
@@ -146,9 +125,6 @@ def test_probabilities_of_zero_do_not_choose_the_bandwidth():
     found = [error(alone, labels, bandwidth=h) for h in _GRID]
     chosen = error(alone, labels)
     assert any(torch.equal(chosen, value) for value in found[5:18])
-
-
-# What it estimates.
 
 
 def test_closed_form_of_few_predictions():

@@ -1,0 +1,79 @@
+"""Ways of weighing `(R, N)`: sums of replicates, and metrics that take a few replicates at a time."""
+
+import pytest
+import torch
+from cases import CASES
+from helpers.bootstrap import BINARY, close, counts_of
+
+import torchcalib as tc
+from torchcalib.kernels.bin_sums import bin_sums_of_replicates
+from torchcalib.predictions import canonical
+from torchcalib.scores import risk_curve
+
+
+@pytest.mark.parametrize("n_bins", [3, 200])
+def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, n_bins, (2, 30), generator=generator)
+    values = torch.randn(2, 30, generator=generator, dtype=torch.float64)
+    values[0, 3], values[1, 5] = torch.inf, -torch.inf
+    weights = torch.randint(0, 3, (4, 1, 30), generator=generator).double()
+    weights[1, 0, 3] = 0
+    columns = (torch.ones_like(values), values)
+    found = bin_sums_of_replicates(index, columns, weights, n_bins)
+    assert found.shape == (4, 2, 2, n_bins)
+    for r in range(4):
+        for i in range(2):
+            for f, column in enumerate(columns):
+                expected = torch.zeros(n_bins, dtype=torch.float64)
+                for k in range(30):
+                    if weights[r, 0, k]:
+                        expected[index[i, k]] += weights[r, 0, k] * column[i, k]
+                close(found[r, i, f], expected)
+
+
+@pytest.mark.parametrize("n_ways", [1, 3, 15, 16, 40])
+def test_few_ways_of_weighing_are_the_same_as_many(n_ways):
+    preds, target = BINARY.data(n=60)
+    weights = counts_of(40, 60)
+    whole = tc.ece(preds, target, task="binary", weights=weights)
+    close(tc.ece(preds, target, task="binary", weights=weights[:n_ways]), whole[:n_ways])
+
+
+@pytest.mark.parametrize("metric", [tc.optimal_threshold_cost, tc.bayes_risk_area], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("average", ["macro", None])
+def test_threshold_costs_of_many_labels_are_read_a_few_replicates_at_a_time(metric, average, monkeypatch):
+    case = next(case for case in CASES if case.name == "nll-per-label")
+    preds, target = case.data(n=30)
+    weights, options = counts_of(7, 30), {"task": "multilabel", "average": average}
+    expected = torch.stack([metric(preds, target, weights=w, **options) for w in weights])
+    sizes, in_order = [], risk_curve._in_order
+    monkeypatch.setattr(risk_curve, "_in_order", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors))
+    monkeypatch.setattr(canonical, "_MOST_AT_ONCE", 30 * 4 * 2)
+    close(metric(preds, target, weights=weights, **options), expected)
+    assert sizes == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll])
+def test_score_divergence_is_read_a_few_replicates_at_a_time(score, monkeypatch):
+    preds, target = BINARY.data(n=60)
+    weights, options = 1 + counts_of(5, 60), {"task": "binary", "score": score}
+    whole = tc.score_divergence(preds, target, weights=weights, **options)
+    sizes, fit_to = [], tc.DPCalibration.fit_to
+    monkeypatch.setattr(canonical, "_MOST_AT_ONCE", 60 * 6 * 2)
+    monkeypatch.setattr(
+        tc.DPCalibration, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)
+    )
+    pieces = tc.score_divergence(preds, target, weights=weights, **options)
+    close(pieces.divergence, whole.divergence, rtol=1e-8, atol=1e-8)
+    close(pieces.semi_empirical, whole.semi_empirical, rtol=1e-8, atol=1e-8)
+    assert sizes == [2, 2, 1]
+
+
+def test_expected_cost_takes_ways_of_weighing_and_tells_bad_decisions():
+    decisions, target, cost = torch.tensor([0, 1, 1, 5]), torch.tensor([0, 1, 0, 1]), [[0, 1], [1, 0]]
+    weights = torch.tensor([[1.0, 2, 1, 0], [0, 1, 3, 0]])
+    close(tc.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())
+    weights[1, 3] = 1
+    with pytest.raises(ValueError, match=r"`decisions` must be a column of `cost` in \[0, 1\], got 5 \(1 of 4 rows\)"):
+        tc.expected_cost(decisions, target, cost=cost, weights=weights)

@@ -1,0 +1,92 @@
+"""Consistency bands of bin tables and of the CORP curve: scipy's quantiles, scikit-learn's regression, simulation."""
+
+import pytest
+import torch
+from helpers.null_distribution import F64, MOVED, calibrated, close, miscalibrated
+from scipy import stats
+
+import torchcalib as tc
+
+
+def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
+    table = tc.bin_table(torch.full((100,), 0.8), torch.ones(100, dtype=torch.int64), task="binary", n_bins=2)
+    low, high = stats.binom.ppf([0.025, 0.975], 100, float(torch.tensor(0.8))) / 100
+    assert float(table.band_low[1]) == pytest.approx(low, abs=1e-6)
+    assert float(table.band_high[1]) == pytest.approx(high, abs=1e-6)
+    assert table.band_low[0].isnan()
+
+
+@pytest.mark.parametrize("bins", ["equal_width", "equal_mass"])
+def test_bands_hold_the_frequencies_of_calibrated_models(bins):
+    p, y, _ = calibrated("uniform", 1_000, 200)
+    table = tc.bin_table(p, y, task="binary", bins=bins, n_bins=10)
+    inside = (table.band_low <= table.frequency) & (table.frequency <= table.band_high)
+    assert 0.94 < float(inside.double().mean()) < 0.98  # of 2,000 bins; above 95 %, for counts are whole
+
+
+def test_bands_stream_and_are_not_known_where_bins_follow_from_the_outcomes():
+    p, y, _ = calibrated("uniform", 500, 1)
+    metric = tc.ECE(task="binary")
+    metric.update(p[0], y[0])
+    plain = tc.bin_table(p[0], y[0], task="binary")
+    close(metric.bin_table().band_low, plain.band_low)
+    close(metric.bin_table().band_high, plain.band_high)
+    assert tc.bin_table(p[0], y[0], task="binary", bins="pava").band_low.isnan().all()
+    assert tc.tce_table(p[0], y[0], task="binary").band_high.isnan().all()
+    assert not tc.tce_table(p[0], y[0], task="binary", bins="equal_mass").band_high.isnan().any()
+
+
+def test_corp_curve_is_the_isotonic_regression_of_scikit_learn():
+    regression = pytest.importorskip("sklearn.isotonic").IsotonicRegression()
+    p, y, _ = calibrated("beta(8,1)", 300, 1)
+    curve = tc.corp_curve(p[0], y[0], task="binary", n_replicates=39)
+    order = p[0].argsort()
+    close(curve.confidence, p[0][order])
+    expected = regression.fit_transform(p[0][order].numpy(), y[0][order].numpy())
+    close(curve.frequency, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
+    p, y, _ = calibrated("uniform", 300, 40)
+    curve = tc.corp_curve(p, y, task="binary", n_replicates=99)
+    inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
+    assert 0.92 < float(inside.double().mean()) < 0.98  # points of a curve go together: 40 curves, no 12,000 points
+    wrong, outcomes, _ = miscalibrated("uniform", 300, 10, MOVED["temperature 1.4"])
+    curve = tc.corp_curve(wrong.square(), outcomes, task="binary", n_replicates=99)
+    outside = (curve.frequency < curve.band_low) | (curve.frequency > curve.band_high)
+    assert float(outside.double().mean()) > 0.5
+
+
+def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():
+    p, y, _ = calibrated("uniform", 3_000, 2)
+    many = tc.corp_curve(p, y, task="binary", n_replicates=39)
+    assert many.n.shape == (2, 1_024)
+    assert many.n.sum(-1).tolist() == [3_000, 3_000]
+    close(many[1].frequency, many.frequency[1])
+    assert tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39).frequency.isnan().all()
+    with pytest.raises(IndexError, match="no batch axis"):
+        many[0][0]
+
+
+@pytest.mark.parametrize("style", ["LIGHT", "DARK"])
+def test_corp_diagram_draws_curve_and_band(style):
+    plots = pytest.importorskip("torchcalib.plots")
+    p, y, _ = calibrated("uniform", 200, 2)
+    curve = tc.corp_curve(p, y, task="binary", n_replicates=39)
+    ax = plots.corp_diagram(curve[0], style=getattr(plots, style), title="one")
+    drawn = ax.lines[1].get_xydata()
+    close(torch.from_numpy(drawn).T.contiguous(), torch.stack((curve[0].confidence, curve[0].frequency)))
+    assert len(ax.collections) == 2  # the band and the points
+    with pytest.raises(ValueError, match="`curve` must be of one series"):
+        plots.corp_diagram(curve)
+    empty = tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
+    assert "no data" in [text.get_text() for text in plots.corp_diagram(empty).texts]
+
+
+def test_reliability_diagram_draws_the_bands_of_its_table():
+    plots = pytest.importorskip("torchcalib.plots")
+    p, y, _ = calibrated("uniform", 2_000, 1)
+    table = tc.bin_table(p[0], y[0], task="binary", n_bins=10)
+    boxes = plots.reliability_diagram(table).containers[0]
+    close(torch.tensor([box.get_y() for box in boxes], dtype=F64), table.band_low)
+    close(torch.tensor([box.get_y() + box.get_height() for box in boxes], dtype=F64), table.band_high)

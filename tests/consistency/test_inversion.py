@@ -1,0 +1,178 @@
+"""Intervals: closed forms for one bin, coverage by simulation, and what they say together with the p-value."""
+
+import math
+
+import pytest
+import torch
+from helpers.null_distribution import (
+    CONFIDENCES,
+    ERRORS,
+    F64,
+    FEW,
+    MOVED,
+    calibrated,
+    covers,
+    metric_of,
+    miscalibrated,
+    one_bin,
+)
+from scipy import stats
+
+import torchcalib as tc
+from torchcalib.consistency import evidence_of
+
+
+def test_interval_of_the_signed_error_of_one_bin_is_nearly_that_of_wilson():
+    """Inverting the test of every frequency by its own variance is Wilson's interval, for a single frequency."""
+    p, n, k = 0.7, 300, 180
+    found = evidence_of(lambda b: (b.share * b.gap).sum(-1), one_bin(p, n, k), signed=True, n_replicates=9_999)
+    wilson = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
+    assert abs(float(found.low) + p - wilson.low) < 4e-3
+    assert abs(float(found.high) + p - wilson.high) < 4e-3
+
+
+def test_a_bin_that_was_always_right_is_not_taken_for_certain():
+    """No failure in 100 is no proof against a rate of 3 in 100 (1 - 0.05^(1/100))."""
+    found = evidence_of(lambda b: (b.share * b.gap).sum(-1), one_bin(0.98, 100, 100), signed=True)
+    assert -0.03 < float(found.low) < 0.0
+    assert float(found.high) == pytest.approx(0.02, abs=1e-3)
+
+
+def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal():
+    """Most rows are all but certain: what makes an outcome is a few of them, and by the same amount none goes down."""
+    torch.manual_seed(0)
+    p = torch.distributions.Beta(torch.tensor(0.05, dtype=F64), 5.0).sample((1000, 50))
+    metric = tc.ESCE(task="binary", batch_shape=(1000,))
+    metric.update(p, (torch.rand(1000, 50, dtype=F64) < p).long())
+    found = metric.evidence(n_replicates=199)
+    assert ((found.low <= 0) & (found.high >= 0)).double().mean() > 0.93
+
+
+def test_signed_error_of_certain_rows_has_an_interval():
+    found = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
+    assert -0.7 < found.low < -0.3  # two of two: no rate above 1 - 0.025^(1/2) = 0.84 of failures is excluded
+    assert found.low <= 0 <= found.high
+
+
+@pytest.mark.parametrize("n", [10, 50, 1_000])
+@pytest.mark.parametrize("error", [tc.ECE, tc.MCE, tc.RMSCE, tc.ACE, tc.KS])
+def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, n):
+    """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
+    for confidence in (0, 1):
+        p = torch.full((n,), float(confidence), dtype=F64)
+        found = tc.evidence(error(task="binary"), p, p.long())
+        assert (float(found.value), float(found.noise_floor), float(found.low)) == (0, 0, 0)
+        assert float(found.high) > 1 - 0.05 ** (1 / n)
+        assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
+
+
+def test_a_wrong_row_among_certain_ones_is_no_calibration():
+    p = torch.ones(50, dtype=F64)
+    found = tc.evidence(tc.ECE(task="binary"), p, (torch.arange(50) > 0).long())
+    assert float(found.p_value) <= 2 / 1000
+    exact = stats.binomtest(1, 50).proportion_ci(0.95, "exact")
+    assert 0 < float(found.low) < 10 * exact.low
+    assert exact.high / 1.2 < float(found.high) < 1.2 * exact.high
+
+
+def test_certain_rows_among_others_do_not_make_the_others_certain():
+    """Half of the rows are certain and right, and the others may have as much error as they may by themselves."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(200, generator=generator, dtype=F64)
+    y = (torch.rand(200, generator=generator, dtype=F64) < p).long()
+    alone = tc.evidence(tc.ECE(task="binary"), p, y)
+    ones = torch.ones(200, dtype=F64)
+    both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, ones)), torch.cat((y, ones.long())))
+    assert float(both.high) > 0.9 * float(alone.high) / 2
+
+
+def test_a_rare_outcome_that_was_not_seen_may_be_less_rare():
+    """None of 100 at 0.998: the true frequency may lie as far below as 1 - 0.025^(1/100)."""
+    found = tc.evidence(tc.ECE(task="binary"), torch.full((100,), 0.998, dtype=F64), torch.ones(100, dtype=torch.int64))
+    assert float(found.high) > 1 - 0.05 ** (1 / 100) - 0.002
+    assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / 100))
+
+
+def test_interval_holds_0_just_where_the_test_does_not_reject():
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(200, 300, generator=generator, dtype=F64)
+    y = (torch.rand(200, 300, generator=generator, dtype=F64) < (0.8 * p.logit() + 0.1).sigmoid()).long()
+    metric = tc.ECE(task="binary", batch_shape=(200,))
+    metric.update(p, y)
+    found = metric.evidence(n_replicates=199)
+    assert 20 < int((found.low == 0).sum()) < 180
+    assert torch.equal(found.low == 0, found.p_value >= 0.05)
+
+
+def coverage(error, kind, n, moved, n_data):
+    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
+    return covers(metric_of(error, p, y).evidence(n_replicates=199), metric_of(error, p, frequency).compute())
+
+
+@pytest.mark.parametrize("n", [4, 20, 200])
+def test_interval_of_the_signed_error_holds_0_where_the_test_does_not_reject(n):
+    p, y, _ = miscalibrated("uniform", n, 400, lambda z: z + 2 / n**0.5)
+    found = metric_of(tc.ESCE, p, y).evidence(n_replicates=99)
+    kept = found.p_value >= 0.05 - 1e-9
+    assert 20 < int(kept.sum()) < 400
+    assert bool(((found.low <= 0) & (found.high >= 0))[kept].all())
+
+
+@pytest.mark.parametrize(("error", "moved"), [(tc.ECE, "temperature 1.4"), (tc.ESCE, "shift 0.4")])
+def test_intervals_cover_the_error_of_a_miscalibrated_model(error, moved):
+    """At least nine in ten of 300, of 95 %: the bins that have the error are not known, see `evidence_of`."""
+    assert coverage(error, "uniform", 1_000, moved, 300) > 0.9
+
+
+def coverage_of_expected(kind, n, moved, n_data, n_replicates):
+    """Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have."""
+    p, _, frequency = miscalibrated(kind, n, 1, MOVED[moved])
+    generator = torch.Generator().manual_seed(2)
+    y = (torch.rand(10 * n_data, n, generator=generator, dtype=F64) < frequency).long()
+    truth = metric_of(tc.TCE, p.expand(len(y), -1), y).compute().mean()
+    found = metric_of(tc.TCE, p.expand(n_data, -1), y[:n_data]).evidence(n_replicates=n_replicates)
+    assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    return covers(found, truth)
+
+
+def coverage_of_mcb(kind, n, moved, n_data, n_replicates):
+    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
+    truth = (p - frequency).square().mean(-1)  # frequencies rise with the confidence: they are the best recalibration
+    found = metric_of(tc.CORP, p, y).evidence(n_replicates=n_replicates)
+    return covers(found, truth)
+
+
+@pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of(coverage_of):
+    """95 % of 40 data sets, less three standard deviations."""
+    assert coverage_of("uniform", 100, "shift 0.4", 40, 39) > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 40)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
+@pytest.mark.parametrize("n", [200, 500])
+@pytest.mark.parametrize("moved", ["temperature 1.4", "shift 0.4"])
+@pytest.mark.parametrize("kind", ["uniform", "beta(8,1)"])
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of_in_many_data_sets(coverage_of, kind, moved, n):
+    """93 % of 400 data sets, less three standard deviations."""
+    assert coverage_of(kind, n, moved, 400, 99) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+
+
+@pytest.mark.parametrize("bins", ["pava", "pava_bc"])
+def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
+    p, y, _ = calibrated("uniform", 150, 20)
+    metric = tc.GCE(task="binary", loss=lambda b: b.gap.abs(), bins=bins, batch_shape=(20,))
+    metric.update(p, y)
+    found = metric.evidence(**FEW)
+    assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    assert bool((found.high > found.noise_floor).all())
+    assert int((found.low == found.noise_floor).sum()) >= 16  # of 19: three standard deviations
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", CONFIDENCES)
+@pytest.mark.parametrize("n", [200, 2_000])
+@pytest.mark.parametrize("moved", MOVED)
+@pytest.mark.parametrize("name", ["ece", "esce", "mce", "ace"])
+def test_intervals_cover_errors_of_miscalibrated_models(name, moved, n, kind):
+    assert coverage(ERRORS[name][0], kind, n, moved, 1_000) > 0.9

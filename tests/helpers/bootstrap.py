@@ -1,0 +1,16 @@
+"""What tests of the bootstrap share."""
+
+import torch
+from cases import CASES
+
+from torchcalib.kernels import draws
+
+BINARY = next(case for case in CASES if case.name == "nll-binary-probs")
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
+
+
+def counts_of(n_replicates, n, seed=0):
+    return draws.multinomial_counts(seed, torch.arange(n_replicates), n, torch.float64)

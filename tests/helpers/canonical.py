@@ -1,0 +1,48 @@
+"""Data sets of whole vectors of probabilities, and what tests of canonical calibration share."""
+
+import oracles
+import torch
+from cases import N_CLASSES, Case
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchcalib as tc
+
+F64 = torch.float64
+TASKS = {"binary": {}, "multiclass": {}, "multilabel": {"average": None}}
+COPIES = torch.tensor([1, 0, 3, 2, 1, 7, 0, 1] * 3)[:23]
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(a, b, **{"rtol": 1e-11, "atol": 1e-13, **tolerance})
+
+
+def data(task, n, **how):
+    return Case("", tc.skce, tc.SKCE, task).data(n=n, **how)
+
+
+def rows_of(task, preds, target):
+    """One (rows q, rows t) for every value."""
+    if task == "multiclass":
+        return [(preds.tolist(), [oracles.one_hot(h, N_CLASSES) for h in target.tolist()])]
+    columns = [(preds, target)] if task == "binary" else zip(preds.T, target.T, strict=True)
+    return [oracles.as_rows(p.tolist(), y.tolist()) for p, y in columns]
+
+
+def calibrated(n_sets, n, num_classes=3, seed=0, concentration=1.0):
+    """Sets of predictions `(S, N, C)`, and labels drawn from them."""
+    generator = torch.Generator().manual_seed(seed)
+    preds = (torch.randn(n_sets, n, num_classes, generator=generator, dtype=F64) / concentration).softmax(-1)
+    target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
+    return preds, target
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the size of the largest tensor that an operation makes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = out if isinstance(out, tuple | list) else (out,)
+        self.size = max([self.size, *(t.numel() for t in made if isinstance(t, torch.Tensor))])
+        return out

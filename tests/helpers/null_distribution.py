@@ -1,0 +1,106 @@
+"""Data sets of calibrated and miscalibrated models, and checks of p-values and of coverage."""
+
+import math
+from functools import partial
+
+import torch
+
+import torchcalib as tc
+from torchcalib.statistics import BinStats
+
+F64 = torch.float64
+FIELDS = ("value", "noise_floor", "p_value", "low", "high")
+FEW = {"n_replicates": 39}
+
+CONFIDENCES = {
+    "uniform": lambda u: u,
+    "beta(8,1)": lambda u: u ** (1 / 8),
+    "beta(1,12)": lambda u: 1 - u ** (1 / 12),
+    "mostly 0.99": lambda u: 1 - (-u.log() / 90).clamp(max=0.98),
+}
+ERRORS = {
+    "ece": (tc.ECE, 2_000),
+    "mce": (tc.MCE, 2_000),
+    "rmsce": (partial(tc.RMSCE, debiased=True), 2_000),
+    "esce": (tc.ESCE, 2_000),
+    "ace": (tc.ACE, 2_000),
+    "ks": (tc.KS, 2_000),
+    "corp": (tc.CORP, 500),
+    "tce": (tc.TCE, 200),
+}
+"""Errors, and from how many data sets each is examined."""
+MOVED = {
+    "temperature 1.4": lambda z: z / 1.4,
+    "temperature 0.7": lambda z: z / 0.7,
+    "shift 0.4": lambda z: z + 0.4,
+    "a fifth of the samples": lambda z: torch.where((z > 0) & (z < 0.8), z - 0.8, z),
+}
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
+
+
+def same(a, b, **tolerance):
+    for name in FIELDS:
+        close(getattr(a, name), getattr(b, name), **tolerance)
+
+
+def one_bin(p, n, k):
+    """Bin of n samples of confidence p with k positives."""
+    sums = [n, n * p, k, n * p * (1 - p), n * p * (1 - p)]
+    return BinStats(torch.tensor(sums, dtype=F64).unsqueeze(-1), has_noise=True)
+
+
+def calibrated(kind, n, n_data, seed=0, weighted=False):
+    """Data sets `(n_data, n)` of confidences that are the probabilities of their outcomes."""
+    generator = torch.Generator().manual_seed(seed)
+    p = CONFIDENCES[kind](torch.rand(n_data, n, generator=generator, dtype=F64))
+    y = (torch.rand(n_data, n, generator=generator, dtype=F64) < p).long()
+    return p, y, torch.rand(n_data, n, generator=generator, dtype=F64) if weighted else None
+
+
+def miscalibrated(kind, n, n_data, moved, seed=0):
+    """Data sets, and the frequencies that their outcomes have."""
+    p, _, _ = calibrated(kind, n, n_data, seed)
+    frequency = moved(p.clamp(1e-12, 1 - 1e-12).logit()).sigmoid()
+    generator = torch.Generator().manual_seed(seed + 1)
+    return p, (torch.rand(n_data, n, generator=generator, dtype=F64) < frequency).long(), frequency
+
+
+def metric_of(cls, p, y, weights=None):
+    """An error that has seen data sets `(D, N)`, each a batch element."""
+    metric = cls(task="binary", batch_shape=(len(p),))
+    metric.update(p, y, weights=weights)
+    return metric
+
+
+def excess_of(p_values):
+    """Return the largest P(p <= a) - a, and the largest distance of the two, over all a."""
+    p = p_values.sort().values
+    n = len(p)
+    up_to, below = torch.arange(1, n + 1, dtype=F64) / n, torch.arange(n, dtype=F64) / n
+    over = float((up_to - p).max())
+    return over, max(over, float((p - below).max()))
+
+
+def check_valid(p_values):
+    """P(p <= a) <= a for every a, up to the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart at 0.1 %."""
+    over, _ = excess_of(p_values)
+    assert over <= math.sqrt(math.log(1 / 0.001) / (2 * len(p_values)))
+
+
+def check_uniform(p_values, n_replicates):
+    """P(p <= a) = a for every a, up to the same inequality on both sides and a step of the replicates."""
+    _, distance = excess_of(p_values)
+    assert distance <= math.sqrt(math.log(2 / 0.001) / (2 * len(p_values))) + 1 / (n_replicates + 1)
+
+
+def check_covers(covered, level=0.95):
+    """93 to 97 %, which 2,000 data sets are outside of with probability 4e-5 if the coverage is 95 %."""
+    share = float(covered.double().mean())
+    assert level - 0.02 <= share <= level + 0.02, share
+
+
+def covers(found, truth):
+    return float(((found.low <= truth) & (truth <= found.high)).double().mean())

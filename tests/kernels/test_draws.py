@@ -1,0 +1,62 @@
+"""Random numbers: whole numbers of any size, distributions, and draws that depend on nothing but their place."""
+
+import math
+
+import pytest
+import torch
+
+from torchcalib.kernels import draws
+
+
+def counts_of(n_replicates, n):
+    return draws.multinomial_counts(0, torch.arange(n_replicates), n, torch.float64)
+
+
+def splitmix(z):
+    """SplitMix64's finalizer in Python's whole numbers."""
+    mask = 2**64 - 1
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -5, 2**63 - 1])
+def test_words_are_those_of_whole_numbers_of_any_size(seed):
+    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+    streams, counters = torch.tensor([0, 1, 2**32 + 7]), torch.tensor([0, 1, 99, 10**9])
+    words = draws.random_words(seed, streams, counters)
+    for i, stream in enumerate(streams.tolist()):
+        key = splitmix((splitmix((stream * golden + seed) & mask) + golden) & mask)
+        for j, counter in enumerate(counters.tolist()):
+            assert int(words[i, j]) == splitmix((key + counter * golden) & mask) >> 32
+
+
+def test_words_are_uniform_and_streams_independent():
+    words = draws.random_words(3, torch.arange(64), torch.arange(4096)).double() / 2**32
+    for axis in (0, 1):
+        spread = words.mean(axis) - 0.5
+        assert float(spread.abs().max()) < 5 * math.sqrt(1 / 12 / words.shape[axis])
+    cells = torch.histc(words, bins=256, min=0, max=1)
+    chi_square = float(((cells - words.numel() / 256) ** 2 / (words.numel() / 256)).sum())
+    assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
+    assert float((torch.corrcoef(words) - torch.eye(64)).abs().max()) < 5 / math.sqrt(4096)
+    neighbours = draws.random_words(4, torch.arange(64), torch.arange(4096)).double()
+    assert float(torch.corrcoef(torch.stack([words.flatten(), neighbours.flatten()]))[0, 1].abs()) < 5 / 512
+
+
+def test_poisson_counts_are_poisson_and_do_not_depend_on_how_they_are_cut_up():
+    counts = draws.poisson_counts(0, torch.arange(50), torch.arange(40_000), torch.float64)
+    for k in range(7):
+        p = math.exp(-1) / math.factorial(k)
+        share = float((counts == k).double().mean())
+        assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / counts.numel())
+    piece = draws.poisson_counts(0, torch.arange(7, 9), torch.arange(123, 130), torch.float64)
+    assert torch.equal(piece, counts[7:9, 123:130])
+
+
+def test_multinomial_counts_draw_n_of_n():
+    counts = counts_of(2000, 50)
+    assert torch.equal(counts.sum(-1), torch.full((2000,), 50.0, dtype=torch.float64))
+    assert abs(float(counts.var()) - (1 - 1 / 50)) < 0.03
+    assert float((counts.mean(0) - 1).abs().max()) < 5 / math.sqrt(2000)
+    assert torch.equal(draws.multinomial_counts(0, torch.arange(5, 7), 50, torch.int64), counts[5:7].long())
