@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-for package in filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")):
-    sys.modules[package] = None  # as if it were not installed; before anything imports it
-
 from cases import CASES, ONE_OF_EACH_FORMULA, ONE_OF_EACH_PATH, once_a_kind
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
 settings.load_profile("here")
+for package in filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")):
+    sys.modules[package] = None  # as if it were not installed
 # On small tensors and busy cores threads cost more than they give.
 torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
 
