@@ -3,14 +3,13 @@
 import itertools
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from helpers.kernels import BACKENDS, NUMBA, threads_of_torch
 from processes import quick_environment
 
-from torchcalib.kernels import dispatch, threads
+from torchcalib.kernels import dispatch
 from torchcalib.kernels.row_op import Rows, row_backward, row_forward, rows
 
 CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49: no longer side by side, no longer abreast
@@ -318,35 +317,6 @@ def test_threads_change_no_bit(backend):
         equal(many, [x.expand(3) for x in alone])
     equal(three, one)
     assert torch.equal(there, grad)
-
-
-def test_threads_write_into_what_a_caller_in_inference_mode_made(monkeypatch):
-    monkeypatch.setattr(threads, "_PER_THREAD", 1)
-    with threads_of_torch(3), torch.inference_mode():
-        out = torch.zeros(10)
-        threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
-    assert torch.equal(out, torch.ones(10))
-
-
-@pytest.mark.parametrize("taken", [0, 1])
-def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(taken, monkeypatch):
-    class Ending(ThreadPoolExecutor):
-        """Takes work so many times, and then no more."""
-
-        left = taken
-
-        def submit(self, *arguments):
-            if self.left == 0:
-                self.shutdown()
-            self.left -= 1
-            return super().submit(*arguments)
-
-    done = []
-    monkeypatch.setattr(threads, "_PER_THREAD", 1)
-    monkeypatch.setattr(threads, "_others", Ending)
-    with threads_of_torch(3):
-        threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
-    assert sorted(done) == list(range(10))
 
 
 # Batches, derivatives of every kind, torch.compile, vmap.

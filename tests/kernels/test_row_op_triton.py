@@ -74,6 +74,7 @@ def check(values, target, from_logits, device):
     return found, grad
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
 def test_in_the_interpreter():
     run_again_in_tritons_interpreter(__file__)
@@ -107,6 +108,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.parametrize(("dtype", "logits"), [("fp32", True), ("bf16", True), ("fp16", False), ("fp64", False)])
 @pytest.mark.parametrize(("module", "kernel", "types", "constants"), KERNELS)
