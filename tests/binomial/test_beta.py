@@ -119,7 +119,8 @@ def test_betainc_of_small_parameters_equals_scipy():
 def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
     """As a = b -> 0 half the mass lies at either end; of a -> 0 alone all of it at 0."""
     least = 5e-324
-    for a, b, x, want in [(least, least, 0.5, 0.5), (least, 3, least, 1), (least, least, least, 0.5), (3, least, 0.3, 0)]:
+    limits = [(least, least, 0.5, 0.5), (least, 3, least, 1), (least, least, least, 0.5), (3, least, 0.3, 0)]
+    for a, b, x, want in limits:
         t = tensor(x).requires_grad_()
         value = tc.betainc(a, b, t)
         assert value.item() == pytest.approx(want, rel=1e-11, abs=1e-300)
