@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from hypothesis import settings
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
 settings.load_profile("here")
-torch.set_num_threads(1)  # on small tensors and busy cores threads cost more than they give
+for package in filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")):
+    sys.modules[package] = None  # as if it were not installed
+# On small tensors and busy cores threads cost more than they give.
+torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
 
 
 def pytest_report_header():

@@ -113,9 +113,8 @@ def test_logistic_fit_is_a_minimum():
         assert w.grad.abs().max() < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "part"),
-    [
+def test_wrong_parameters():
+    calls = [
         (lambda: simulate.noisy_evidence(-1.0), ValueError, "`sigma`"),
         (lambda: simulate.noisy_evidence("2"), TypeError, "`sigma`"),
         (lambda: simulate.noisy_evidence(math.nan), ValueError, "`sigma`"),
@@ -136,8 +135,7 @@ def test_logistic_fit_is_a_minimum():
         (lambda: simulate.gaussian_discriminant(0.5, 0.5, std=0.0), ValueError, "`std`"),
         (lambda: simulate.gaussian_discriminant(0.5, 0.5, ridge=-1.0), ValueError, "`ridge`"),
         (lambda: simulate.gaussian_discriminant(0.5, 0.5, mean=50.0, ridge=0.0, n_train=50), ValueError, "`ridge`"),
-    ],
-)  # fmt: skip
-def test_wrong_parameters(call, error, part):
-    with pytest.raises(error, match=part):
-        call()
+    ]  # fmt: skip
+    for call, error, part in calls:
+        with pytest.raises(error, match=part):
+            call()

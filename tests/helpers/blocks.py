@@ -1,15 +1,10 @@
 """What the tests of blocks share: the implementations to try, a random sample, a table to compare."""
 
-import importlib.util
-
-import pytest
 import torch
+from helpers.kernels import NUMBA
 
-NUMBA = pytest.param(
-    "numba", marks=pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
-)
-PAVA_BACKENDS = ["python", "rounds", NUMBA]
-PAVA_BC_BACKENDS = ["python", NUMBA]
+PAVA_BACKENDS = ["python", "rounds", *NUMBA]
+PAVA_BC_BACKENDS = ["python", *NUMBA]
 VARIANTS = ["code", "paper"]
 TIES = ["pool", "split"]
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 from cases import N_CLASSES
-from kernels.test_bin_noise import REDUCTIONS, WEIGHTS, data, weights_of
-from kernels.test_bin_op import BACKENDS, NO_WARNING, events
+from helpers.bins import REDUCTIONS, WEIGHTS, data, weights_of
+from helpers.kernels import BACKENDS, F64, NO_WARNING, events, threads_of_torch
 
 from torchcalib.kernels.bin_op import event_bins, event_sums
 from torchcalib.predictions import read_input
@@ -15,7 +15,6 @@ from torchcalib.statistics import EqualWidthBins
 
 KERNELS = [*BACKENDS, "masked"]
 G = 6
-F64 = torch.float64
 
 
 def grouped(n, dtype=torch.float32, seed=0):
@@ -32,9 +31,13 @@ def one_by_one(columns, groups, **options):
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("right", "n_bins"), [(False, 15), (True, 15), (False, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "right", "n_bins"),
+    [(torch.float32, False, 15), (torch.float32, True, 1), (F64, True, 15), (torch.bfloat16, False, 15)],
+    ids=str,
+)
 def test_law_groups_are_a_loop(backend, dtype, right, n_bins):
+    """2,500 terms below 4 in any order: 2,500 * 2^-53 * 2,500 * 4 = 3e-9 at most, in practice 1e-12."""
     confidence, outcome, weights, ecd, groups = grouped(2500, dtype)
     edges = torch.arange(n_bins + 1) / n_bins
     confidence[: n_bins + 1] = edges.to(dtype)
@@ -45,7 +48,7 @@ def test_law_groups_are_a_loop(backend, dtype, right, n_bins):
         options = {"n_bins": n_bins, "right": right, "noise": noise, "copies": copies}
         columns = confidence, outcome.double() if noise == "shares" else outcome, w, d
         found = event_bins(*columns, **options, groups=groups, n_groups=G, backend=backend)
-        torch.testing.assert_close(found, one_by_one(columns, groups, **options), rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(found, one_by_one(columns, groups, **options), rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -94,18 +97,16 @@ def test_nan_stays_in_the_cell_of_its_event_and_weight_0_is_never_read(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_of_groups_are_the_same_in_every_run_and_on_any_number_of_threads(backend):
     confidence, outcome, weights, ecd, groups = grouped(700_001)
-    before, found = torch.get_num_threads(), []
     options = {"n_bins": 15, "noise": "labels", "n_groups": 900, "backend": backend}
-    try:
-        for threads in (1, 2, 3, 3):
-            torch.set_num_threads(threads)
+    found = []
+    for threads in (1, 2, 3, 3):
+        with threads_of_torch(threads):
             found.append(event_bins(confidence, outcome, weights, ecd, groups=groups, **options))
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found[1:])
     options |= {"n_groups": 1, "backend": "torch"}
     whole = event_bins(confidence, outcome, weights, ecd, groups=None, **options)
-    torch.testing.assert_close(found[0].sum(0), whole, rtol=1e-12, atol=1e-10)
+    # n terms in other orders: 2 n 2^-53 = 1.6e-10 times the sum of magnitudes, for ECD below 4 times the weight.
+    assert ((found[0].sum(0) - whole).abs() <= 1.6e-10 * 4 * whole[:1]).all()
 
 
 @NO_WARNING
@@ -143,18 +144,18 @@ def test_groups_are_an_argument_as_torch_wants_it():
 
 
 @pytest.mark.parametrize("how", REDUCTIONS, ids="-".join)
-@pytest.mark.parametrize("kind", WEIGHTS)
-@pytest.mark.parametrize("soft", [False, True], ids=["labels", "shares"])
-def test_law_bins_of_groups_are_the_bins_of_each(how, kind, soft):
+def test_law_bins_of_groups_are_the_bins_of_each(how):
     task, reduction = how
-    preds, target = data(task, soft=soft)
-    weights, groups = weights_of(kind), torch.arange(50) % (G - 1)
+    groups = torch.arange(50) % (G - 1)
     recipe = EqualWidthBins(reduction, 5, False, with_ecd=True, with_noise=True)
-    p = read_input(task, preds, target, {"weights": weights})
-    found = recipe.of_groups(p, groups[None] if task == "multilabel" else groups, G)
-    assert found.sums.shape == (G, *recipe.shape(task, 3 if task == "multilabel" else N_CLASSES))
-    assert not found.sums[G - 1].any()
-    for g in range(G - 1):
-        held = groups == g
-        own = read_input(task, preds[held], target[held], {"weights": None if weights is None else weights[held]})
-        torch.testing.assert_close(found.sums[g], recipe.of(own).sums, rtol=1e-12, atol=1e-13)
+    for soft, kind in itertools.product((False, True), WEIGHTS):
+        preds, target = data(task, soft=soft)
+        weights = weights_of(kind)
+        p = read_input(task, preds, target, {"weights": weights})
+        found = recipe.of_groups(p, groups[None] if task == "multilabel" else groups, G)
+        assert found.sums.shape == (G, *recipe.shape(task, 3 if task == "multilabel" else N_CLASSES))
+        assert not found.sums[G - 1].any()
+        for g in range(G - 1):
+            held = groups == g
+            own = read_input(task, preds[held], target[held], {"weights": None if weights is None else weights[held]})
+            torch.testing.assert_close(found.sums[g], recipe.of(own).sums, rtol=1e-12, atol=1e-13)

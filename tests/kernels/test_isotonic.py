@@ -1,6 +1,6 @@
 """Bins of the sorted sample, against slow loops, recorded blocks, scikit-learn and laws."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -127,18 +127,15 @@ def test_pava_bc_slow_loop(backend, ties, variant, data):
     assert members(blocks, weights) == [set(block) for block in expected]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("ties", TIES)
 @pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
-@pytest.mark.parametrize("distinct", [None, 40])
-def test_pava_bc_slow_loop_at_default_bounds(backend, ties, variant, distinct):
-    scores, outcomes, _ = random_sample(500, distinct=distinct)
-    counted = oracle.Sample(outcomes.tolist())
-    parts = oracle.groups(scores.tolist(), outcomes.tolist(), ties=ties)
-    expected = oracle.pava_bc(counted, parts, 500 // 20, 500 // 5, variant)
-    assert table(pava_bc(pooled(scores, outcomes, ties=ties), variant=variant, backend=backend)) == counted.table(
-        expected
-    )
+def test_pava_bc_slow_loop_at_default_bounds(backend):
+    for variant, ties, distinct in product(VARIANTS, TIES, (None, 40)):
+        scores, outcomes, _ = random_sample(500, distinct=distinct)
+        counted = oracle.Sample(outcomes.tolist())
+        parts = oracle.groups(scores.tolist(), outcomes.tolist(), ties=ties)
+        expected = counted.table(oracle.pava_bc(counted, parts, 500 // 20, 500 // 5, variant))
+        blocks = pava_bc(pooled(scores, outcomes, ties=ties), variant=variant, backend=backend)
+        assert table(blocks) == expected, (variant, ties, distinct)
 
 
 @pytest.mark.parametrize("ties", TIES)
@@ -154,15 +151,15 @@ def test_equal_mass_slow_loop(ties, data):
     assert members(blocks, weights) == [set(block) for block in expected if block]
 
 
-@pytest.mark.parametrize("n_bins", [1, 7, 10, 15, 300])
-def test_equal_mass_of_split_ties_is_slices_between_the_cuts(n_bins):
+def test_equal_mass_of_split_ties_is_slices_between_the_cuts():
     scores, outcomes, _ = random_sample(253, distinct=20)
-    cuts = [i * 253 // n_bins for i in range(n_bins + 1)]
-    assert equal_mass_cuts(253, n_bins) == cuts
-    blocks = equal_mass(pooled(scores, outcomes, ties="split"), n_bins)
-    assert blocks.n.tolist() == np.diff(cuts).tolist()
     ordered = outcomes[scores.argsort(stable=True)]
-    assert blocks.positives.tolist() == [int(ordered[a:b].sum()) for a, b in pairwise(cuts)]
+    for n_bins in (1, 7, 10, 15, 300):
+        cuts = [i * 253 // n_bins for i in range(n_bins + 1)]
+        assert equal_mass_cuts(253, n_bins) == cuts
+        blocks = equal_mass(pooled(scores, outcomes, ties="split"), n_bins)
+        assert blocks.n.tolist() == np.diff(cuts).tolist()
+        assert blocks.positives.tolist() == [int(ordered[a:b].sum()) for a, b in pairwise(cuts)]
 
 
 def test_equal_mass_cut_inside_a_tie_goes_to_its_end_paper_arithmetic():
@@ -176,29 +173,27 @@ def test_equal_mass_cut_inside_a_tie_goes_to_its_end_paper_arithmetic():
 
 
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
-@pytest.mark.parametrize(("distinct", "weighted"), [(None, False), (40, False), (40, True)])
-def test_pava_parity_with_scikit_learn(backend, distinct, weighted):
+def test_pava_parity_with_scikit_learn(backend):
     isotonic = pytest.importorskip("sklearn.isotonic")
-    scores, outcomes, weights = random_sample(2000, distinct=distinct, weighted=weighted)
-    blocks = pava(pooled(scores, outcomes, weights), backend=backend)
-    keep = torch.ones(2000, dtype=torch.bool) if weights is None else weights > 0
-    fitted = blocks.frequency.gather(-1, blocks.index)[keep]
-    rows = (scores[keep].numpy(), outcomes[keep].double().numpy())
-    own = None if weights is None else weights[keep].numpy()
-    expected = isotonic.IsotonicRegression().fit(*rows, sample_weight=own).predict(rows[0])
-    np.testing.assert_allclose(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
+    for distinct, weighted in ((None, False), (40, False), (40, True)):
+        scores, outcomes, weights = random_sample(2000, distinct=distinct, weighted=weighted)
+        blocks = pava(pooled(scores, outcomes, weights), backend=backend)
+        keep = torch.ones(2000, dtype=torch.bool) if weights is None else weights > 0
+        fitted = blocks.frequency.gather(-1, blocks.index)[keep]
+        rows = (scores[keep].numpy(), outcomes[keep].double().numpy())
+        own = None if weights is None else weights[keep].numpy()
+        expected = isotonic.IsotonicRegression().fit(*rows, sample_weight=own).predict(rows[0])
+        np.testing.assert_allclose(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
 # Laws.
 
 
 @pytest.mark.parametrize("binning", [pava, pava_bc, lambda b: pava_bc(b, variant="paper"), lambda b: equal_mass(b, 9)])
-@pytest.mark.parametrize("distinct", [None, 15, 100])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_law_sample_order(binning, distinct, weighted):
-    scores, outcomes, weights = random_sample(400, distinct=distinct, weighted=weighted)
-    blocks = binning(pooled(scores, outcomes, weights))
-    for seed in range(5):
+def test_law_sample_order(binning):
+    for distinct, weighted, seed in product((None, 15, 100), (False, True), range(3)):
+        scores, outcomes, weights = random_sample(400, distinct=distinct, weighted=weighted)
+        blocks = binning(pooled(scores, outcomes, weights))
         order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
         again = binning(pooled(scores[order], outcomes[order], None if weights is None else weights[order]))
         assert torch.equal(again.n, blocks.n)
@@ -226,12 +221,12 @@ def test_law_batch_axis_is_a_loop(n, ties):
                 assert torch.equal(blocks.index[i, j], one.index)
 
 
-@pytest.mark.parametrize("binning", [pava, pava_bc, lambda b: equal_mass(b, 9)])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
-def test_law_integer_weights_are_repeats(binning, dtype):
+def test_law_integer_weights_are_repeats():
     scores, outcomes, weights = random_sample(300, weighted=True)
-    repeated = binning(pooled(scores.repeat_interleave(weights), outcomes.repeat_interleave(weights)))
-    assert table(binning(pooled(scores, outcomes, weights.to(dtype)))) == table(repeated)
+    for binning in (pava, pava_bc, lambda b: equal_mass(b, 9)):
+        repeated = binning(pooled(scores.repeat_interleave(weights), outcomes.repeat_interleave(weights)))
+        for dtype in (torch.int64, torch.float64):
+            assert table(binning(pooled(scores, outcomes, weights.to(dtype)))) == table(repeated)
 
 
 @pytest.mark.parametrize("ties", TIES)
@@ -248,12 +243,12 @@ def test_law_weight_zero_is_not_read(ties):
         assert torch.equal(blocks.index[kept], alone.index)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_law_narrow_scores_are_read_as_they_are(dtype):
-    scores, outcomes, _ = random_sample(1000)
-    scores = scores.to(dtype)
-    for binning in (pava, pava_bc, lambda b: equal_mass(b, 9)):
-        assert table(binning(pooled(scores, outcomes))) == table(binning(pooled(scores.double(), outcomes)))
+def test_law_narrow_scores_are_read_as_they_are():
+    wide, outcomes, _ = random_sample(1000)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        scores = wide.to(dtype)
+        for binning in (pava, pava_bc, lambda b: equal_mass(b, 9)):
+            assert table(binning(pooled(scores, outcomes))) == table(binning(pooled(scores.double(), outcomes)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -279,12 +274,12 @@ def test_law_size_bounds_without_ties(variant, seed, n, data):
 
 
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
-@pytest.mark.parametrize("label", [0, 1])
-def test_one_sample(backend, label):
-    blocks = pooled(torch.tensor([0.3]), torch.tensor([label]))
-    for one in (blocks, pava(blocks, backend=backend), equal_mass(blocks, 1)):
-        assert (one.index.tolist(), one.n.tolist(), one.positives.tolist()) == ([0], [1], [label])
-    assert equal_mass(blocks, 4).n.sum() == 1
+def test_one_sample(backend):
+    for label in (0, 1):
+        blocks = pooled(torch.tensor([0.3]), torch.tensor([label]))
+        for one in (blocks, pava(blocks, backend=backend), equal_mass(blocks, 1)):
+            assert (one.index.tolist(), one.n.tolist(), one.positives.tolist()) == ([0], [1], [label])
+        assert equal_mass(blocks, 4).n.sum() == 1
 
 
 @pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)

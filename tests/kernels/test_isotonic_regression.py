@@ -37,7 +37,7 @@ def test_isotonic_regression_of_labels_is_pava():
     blocks = pava(pooled(scores, outcomes))
     fitted = isotonic_regression(outcomes[scores.argsort()])
     assert fitted.dtype == torch.float64
-    assert torch.equal(fitted, blocks.frequency.repeat_interleave(blocks.n))
+    torch.testing.assert_close(fitted, blocks.frequency.repeat_interleave(blocks.n), rtol=1e-15, atol=0)
 
 
 def test_isotonic_regression_weight_zero_takes_the_block_before():
@@ -48,10 +48,10 @@ def test_isotonic_regression_weight_zero_takes_the_block_before():
     assert isotonic_regression(y, 0 * w).isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_isotonic_regression_keeps_the_dtype(dtype):
-    y = torch.tensor([1, 3, 2, 4], dtype=dtype)
-    assert torch.equal(isotonic_regression(y), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
+def test_isotonic_regression_keeps_the_dtype():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        y = torch.tensor([1, 3, 2, 4], dtype=dtype)
+        assert torch.equal(isotonic_regression(y), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
 
 
 @pytest.mark.parametrize("lead", [(), (2, 3)])
@@ -76,9 +76,9 @@ def test_isotonic_regression_gradient_is_block_means_closed_form():
     assert y.grad.tolist() == [1, (2 + 4) / 2, (2 + 4) / 2, 8]
 
 
-@pytest.mark.parametrize("lead", [(), (3,)])
-def test_isotonic_regression_of_no_data(lead):
-    assert isotonic_regression(torch.empty(*lead, 0)).shape == (*lead, 0)
+def test_isotonic_regression_of_no_data():
+    for lead in ((), (3,)):
+        assert isotonic_regression(torch.empty(*lead, 0)).shape == (*lead, 0)
 
 
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
@@ -86,4 +86,5 @@ def test_law_batch_axis_is_a_loop(backend):
     y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)) + torch.linspace(0, 2, 50)
     fitted = isotonic_regression(y, backend=backend)
     rows = [isotonic_regression(row, backend=backend) for row in y.view(6, 50)]
-    assert torch.equal(fitted, torch.stack(rows).view(2, 3, 50))
+    # Sums of up to 50 terms may be taken in another order.
+    torch.testing.assert_close(fitted, torch.stack(rows).view(2, 3, 50), rtol=1e-6, atol=1e-6)

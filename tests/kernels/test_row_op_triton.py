@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from helpers.rows import layouts, sample, with_gradient
 from processes import run_again_in_tritons_interpreter
 
 from benchmarks.cuda import conduct
@@ -44,22 +45,6 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch, "empty", filled)
 
 
-def sample(n, n_classes, from_logits, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    values = 3 * torch.randn(n, n_classes, generator=generator)
-    values = (values if from_logits else values.double().softmax(-1)).to(dtype)
-    target = torch.randint(0, n_classes, (n,), generator=generator)
-    return values, torch.where(torch.arange(n) % 2 == 0, values.argmax(-1), target)
-
-
-def with_gradient(values, target, from_logits, backend):
-    leaf = values.detach().requires_grad_()
-    found = rows(leaf, target, from_logits=from_logits, backend=backend)
-    weights = (0.3, -0.7, 0.5, 0.9)
-    sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
-    return found, leaf.grad
-
-
 def check(values, target, from_logits, device):
     """Compare scores and gradient with those of tensor operations on the CPU."""
     found, grad = with_gradient(values.to(device), target.to(device), from_logits, "triton")
@@ -74,6 +59,7 @@ def check(values, target, from_logits, device):
     return found, grad
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
 def test_in_the_interpreter():
     run_again_in_tritons_interpreter(__file__)
@@ -107,6 +93,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.parametrize(("dtype", "logits"), [("fp32", True), ("bf16", True), ("fp16", False), ("fp64", False)])
 @pytest.mark.parametrize(("module", "kernel", "types", "constants"), KERNELS)
@@ -142,15 +129,7 @@ def test_rows_and_their_gradient_are_those_of_tensor_operations(device, n_classe
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_rows_in_any_layout(device, from_logits):
     values, target = sample(9, 70, from_logits)
-    layouts = {
-        "transposed": values.T.contiguous().T,
-        "every other row": torch.stack((values, values), 1)[:, 0],
-        "every other column": torch.stack((values, values), -1)[..., 0],
-        "shifted": torch.cat((values.new_zeros(1), values.flatten()))[1:].view(9, 70),
-        "a part of wider rows": torch.cat((values, values[:, :3]), -1)[:, :70],
-        "one row for all": values[:1].expand(9, 70),
-    }
-    for same in layouts.values():
+    for same in (*(same for _, same in layouts(values)), values[:1].expand(9, 70)):  # the last: one row for all
         moved = torch.empty_strided(same.shape, same.stride(), device=device) if device.type == "cuda" else None
         if moved is None or 0 in same.stride():
             check(same, target, from_logits, device)

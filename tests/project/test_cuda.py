@@ -36,6 +36,7 @@ def test_cuda_agrees_with_float64(tmp_path):
     assert out.is_file()
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_without_a_device_it_says_so_and_runs_the_kernels_in_the_interpreter(tmp_path):
     out = tmp_path / "result.json"

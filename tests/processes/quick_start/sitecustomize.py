@@ -4,7 +4,13 @@ Of what is installed torchmetrics imports transformers and scipy, for metrics of
 process. Here it finds neither; torchcalib does not read what it finds.
 """
 
+import os
+import sys
+
 import lightning_utilities.core.imports as found
+
+for package in filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")):
+    sys.modules[package] = None  # as in tests/conftest.py
 
 _is_there = found.RequirementCache.__bool__
 found.RequirementCache.__bool__ = lambda self: (

@@ -1,0 +1,226 @@
+"""Incomplete beta function against 50-digit arithmetic, closed forms and scipy."""
+
+import math
+from itertools import product
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+from oracles.binomial import beta_tail_by_series, beta_tails_50_digits, log_beta_density
+from scipy import special
+
+import torchcalib as tc
+
+F64 = torch.float64
+
+
+def tensor(values):
+    return torch.tensor(np.asarray(values), dtype=F64)
+
+
+def assert_right_to_many_digits(points, bulk=1e-10, beyond=1e-6):
+    """Hold both tails to a relative error of `bulk` above 1e-15 and of `beyond` below."""
+    a, b, x = (tensor(column) for column in zip(*points, strict=True))
+    lower, upper = tc.betainc(a, b, x), tc.betainc(b, a, 1 - x)
+    for i, point in enumerate(points):
+        exact = beta_tails_50_digits(*point)
+        # 1 - x is another number than x once it has been rounded; the upper tail is asked for where it has not been.
+        for got, want in zip((lower[i], upper[i]), exact if point[2] >= 0.5 else exact[:1], strict=False):
+            if want > 1e-300:
+                error = abs(mp.mpf(got.item()) / want - 1)
+                assert error < (bulk if want > 1e-15 else beyond), (point, got, want)
+
+
+def beta_points(count, seed, largest):
+    """a and b even in log from 0.5 to `largest`, x at up to 40 standard deviations from the mean, in logit."""
+    rng = np.random.default_rng(seed)
+    a, b = np.exp(rng.uniform(math.log(0.5), math.log(largest), (2, count)))
+    a[::3], b[::3] = np.round(2 * a[::3]) / 2, np.round(2 * b[::3]) / 2
+    w = np.log(a / b) + rng.normal(size=count) * rng.choice([0.01, 1, 5, 15], count) * np.sqrt(1 / a + 1 / b)
+    x = special.expit(w)
+    return [point for point in zip(a.tolist(), b.tolist(), x.tolist(), strict=True) if 0 < point[2] < 1]
+
+
+def test_betainc_equals_50_digits():
+    assert_right_to_many_digits(beta_points(250, 0, 1e3) + beta_points(60, 1, 1e8), bulk=1e-12, beyond=1e-11)
+
+
+def test_betainc_equals_50_digits_at_the_largest_parameters():
+    at = [(a, b, a / (a + b)) for a, b in product((0.5, 1e8), (0.5, 1e4, 1e8))]
+    points = [
+        (a, b, special.expit(special.logit(x) + z * math.sqrt(1 / a + 1 / b))) for a, b, x in at for z in (-8, 0, 6)
+    ]
+    assert_right_to_many_digits(points, bulk=1e-12, beyond=1e-11)
+
+
+def small_points(count, seed):
+    """The smaller of a and b from 1e-6 to 1/2, the other to 1e8; x from 1e-300 to 1, near 1 and about the mean."""
+    rng = np.random.default_rng(seed)
+    points = []
+    for _ in range(count):
+        a, b = 10 ** rng.uniform(-6, math.log10(0.5)), 10 ** rng.uniform(-6, rng.choice([0, 2, 8]))
+        about_the_mean = 10 ** rng.uniform(-3, 1.5) / (1 + b)
+        near_one = 1 - 10 ** rng.uniform(-15.9, 0)
+        x = rng.choice([rng.random(), 10 ** rng.uniform(-300, 0), near_one, about_the_mean])
+        if 0 < x < 1 and (b <= 1 or b * x <= 40):
+            points.append((a, b, float(x)))
+            points.extend([(b, a, float(1 - x))] if x >= 0.5 else [])
+    return [*points, *((b, a, 1 - x) for a, b, x in points if x > 0.01)]
+
+
+def tails_of_small_parameters(a, b, x):
+    """Both tails to 50 digits, by the series of the side on which it converges."""
+    with mp.workdps(80):
+        if x <= 0.5 and b * x <= 40:
+            lower = beta_tail_by_series(a, b, x)
+            return lower, 1 - lower
+        upper = beta_tail_by_series(b, a, 1 - mp.mpf(x))
+        return 1 - upper, upper
+
+
+def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
+    """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
+    points = small_points(400, 6)
+    a, b, x = (tensor(column) for column in zip(*points, strict=True))
+    x.requires_grad_()
+    found = tc.betainc(a, b, x)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    assert found.isfinite().all()
+    for point, value, gradient in zip(points, found.tolist(), slope.tolist(), strict=True):
+        lower, _ = tails_of_small_parameters(*point)
+        assert lower < 1e-300 or abs(mp.mpf(value) / lower - 1) < 1e-12, point
+        with mp.workdps(50):
+            c, d, y = map(mp.mpf, point)
+            want = mp.exp(log_beta_density(c, d, y) - mp.log(y) - mp.log(1 - y))
+        assert not 1e-290 < want < 1e290 or abs(mp.mpf(gradient) / want - 1) < 1e-12, point
+
+
+def test_betainc_of_small_parameters_equals_mpmath():
+    """mpmath 1.3.0 at 60 digits; the first is a row of Boost's table ibeta_large on which betainc was NaN."""
+    points = [(1e-5, 0.02, 0.2), (1e-6, 1e-6, 1e-300), (1e-6, 1.0, 1 - 1e-10), (1.0, 1e-6, 1 - 1e-10),
+              (1e-6, 0.4, 0.999), (0.4, 1e-6, 0.999), (0.003, 12.5, 1e-8), (12.5, 0.003, 0.25),
+              (0.49, 0.49, 0.5), (1e-3, 30.0, 0.7), (30.0, 1e-3, 0.7), (1e-6, 2.0, 0.3)]  # fmt: skip
+    for a, b, x in points:
+        with mp.workdps(60):
+            want = mp.betainc(a, b, 0, x, regularized=True)
+        assert abs(mp.mpf(tc.betainc(a, b, tensor(x)).item()) / want - 1) < 1e-12, (a, b, x)
+
+
+def test_betainc_of_small_parameters_equals_scipy():
+    """On the lower tail of a <= 1 and b <= 1, where scipy's series has positive terms."""
+    rng = np.random.default_rng(7)
+    a, b = 10 ** rng.uniform(-6, 0, (2, 5000))
+    x = rng.uniform(0, 0.5, 5000)
+    want = special.betainc(a, b, x)
+    np.testing.assert_allclose(tc.betainc(tensor(a), tensor(b), tensor(x)), want, rtol=1e-12)
+
+
+def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
+    """As a = b -> 0 half the mass lies at either end; of a -> 0 alone all of it at 0."""
+    least = 5e-324
+    limits = [(least, least, 0.5, 0.5), (least, 3, least, 1), (least, least, least, 0.5), (3, least, 0.3, 0)]
+    for a, b, x, want in limits:
+        t = tensor(x).requires_grad_()
+        value = tc.betainc(a, b, t)
+        assert value.item() == pytest.approx(want, rel=1e-11, abs=1e-300)
+        assert not torch.autograd.grad(value, t)[0].isnan()
+
+
+@pytest.mark.extended
+def test_betainc_equals_50_digits_widely():
+    assert_right_to_many_digits(beta_points(3000, 2, 1e2) + beta_points(3000, 3, 1e8), bulk=1e-12, beyond=1e-11)
+
+
+def test_betainc_equals_scipy():
+    a, b, x = (tensor(column) for column in zip(*beta_points(20_000, 4, 3e3), strict=True))
+    got, want = tc.betainc(a, b, x).numpy(), special.betainc(a.numpy(), b.numpy(), x.numpy())
+    np.testing.assert_allclose(got[want > 1e-290], want[want > 1e-290], rtol=1e-10)  # scipy's own error is 1e-11 here
+
+
+def test_betainc_closed_forms():
+    x = torch.linspace(0, 1, 201, dtype=F64)
+    torch.testing.assert_close(tc.betainc(1, 1, x), x, rtol=1e-12, atol=0)
+    torch.testing.assert_close(tc.betainc(7.5, 1, x), x**7.5, rtol=1e-12, atol=0)
+    torch.testing.assert_close(tc.betainc(1, 7.5, x), -torch.expm1(7.5 * torch.log1p(-x)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(tc.betainc(0.5, 0.5, x), x.sqrt().asin() * 2 / math.pi, rtol=1e-12, atol=0)
+    torch.testing.assert_close(tc.betainc(2, 3, x), 6 * x**2 - 8 * x**3 + 3 * x**4, rtol=1e-12, atol=0)
+    torch.testing.assert_close(tc.betainc(x + 3, x + 3, torch.full_like(x, 0.5)), torch.full_like(x, 0.5))
+
+
+def test_betainc_at_the_ends():
+    ends, near = tensor([0.0, 1.0]), [1e-300, 1e-19, 1 - 1e-16]
+    for a, b in product((1e-6, 0.3, 0.5, 1.0, 3.0, 1e8), repeat=2):
+        assert tc.betainc(a, b, ends).tolist() == [0, 1]
+        exact = beta_tails_50_digits if min(a, b) >= 0.5 else tails_of_small_parameters
+        want = [float(exact(a, b, x)[0]) for x in near]
+        np.testing.assert_allclose(tc.betainc(a, b, tensor(near)), want, rtol=1e-12)
+    denormal = tensor([5e-324, 1e-310])
+    torch.testing.assert_close(tc.betainc(0.5, 0.5, denormal), denormal.sqrt() * 2 / math.pi, rtol=1e-12, atol=0)
+
+
+def test_betainc_of_what_has_no_value_is_nan():
+    nan = math.nan
+    for a, b, x in [(nan, 1, 0.5), (1, nan, 0.5), (1, 1, nan), (0, 1, 0.5), (1, -1, 0.5), (1, 1, -0.1), (1, 1, 1.1),
+                    (math.inf, 1, 0.5), (0, 1, 0.0), (1, 0, 1.0)]:  # fmt: skip
+        assert tc.betainc(a, b, tensor(x)).isnan(), (a, b, x)
+
+
+def test_betainc_broadcasts_and_follows_the_dtype_of_x():
+    a = torch.tensor([[1], [2], [3], [4]])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.rand(3, 1, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+        got = tc.betainc(a, 2.5, x)
+        assert got.dtype == dtype
+        assert got.shape == (3, 4, 5)
+        want = special.betainc(a.numpy(), 2.5, x.double().numpy())
+        torch.testing.assert_close(got, torch.tensor(want).to(dtype))
+    assert tc.betainc(a[:0], 2.5, x[:1]).shape == (1, 0, 5)
+
+
+def test_betainc_gradcheck():
+    x = tensor([0.01, 0.2, 0.5, 0.9]).requires_grad_()
+    a, b = tensor([[0.2], [1.0], [2.0], [30.0]]), tensor([3.0, 0.3, 1.0, 40.0])
+    assert torch.autograd.gradcheck(lambda t: tc.betainc(a, b, t), x)
+    assert torch.autograd.gradgradcheck(lambda t: tc.betainc(a, b, t), x)
+
+
+def test_betainc_gradient_equals_50_digits():
+    for a, b, x in beta_points(60, 5, 1e8):
+        t = tensor(x).requires_grad_()
+        tc.betainc(a, b, t).backward()
+        with mp.workdps(50):
+            a, b, x = mp.mpf(a), mp.mpf(b), mp.mpf(x)
+            log_beta = mp.loggamma(a) + mp.loggamma(b) - mp.loggamma(a + b)
+            want = mp.exp((a - 1) * mp.log(x) + (b - 1) * mp.log(1 - x) - log_beta)
+        assert want < 1e-290 or abs(t.grad.item() / want - 1) < 1e-11
+
+
+def test_betainc_gradient_at_the_ends_and_in_a_and_b():
+    x = tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]).requires_grad_()
+    a, b = tensor([0.5, 1, 2, 3, 3, 3]).requires_grad_(), tensor([3, 3, 3, 0.5, 1, 2])
+    tc.betainc(a, b, x).sum().backward()
+    assert x.grad.tolist() == [math.inf, 3, 0, math.inf, 3, 0]
+    assert a.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+def test_betainc_under_vmap_and_compile():
+    x, a = torch.rand(4, 6, generator=torch.Generator().manual_seed(0), dtype=F64), tensor([0.01, 2, 3, 4])
+    want = tc.betainc(a[:, None], 2, x)
+    torch.testing.assert_close(torch.vmap(lambda s, t: tc.betainc(s, 2, t))(a, x), want, rtol=1e-12, atol=0)
+    per_sample = torch.vmap(torch.func.grad(lambda t: tc.betainc(3, 2, t)))(x[0])
+    torch.testing.assert_close(per_sample, 12 * x[0] ** 2 * (1 - x[0]))
+    compiled = torch.compile(lambda t: tc.betainc(a[:, None], 2, t), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), want, rtol=1e-12, atol=0)
+
+
+def test_wrong_types_raise():
+    half = tensor(0.5)
+    for call, message in [
+        (lambda: tc.betainc(1, 1, 0.5), "`x` must be a floating tensor, got float"),
+        (lambda: tc.betainc(1, 1, torch.tensor(1)), "`x` must be a floating tensor, got a tensor of torch.int64"),
+        (lambda: tc.betainc("1", 1, half), "`a` must be a real tensor or number, got str"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            call()

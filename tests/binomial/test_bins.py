@@ -1,0 +1,258 @@
+"""Decisions for whole bins of sorted samples, and the critical values that most of them follow from."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from helpers.binomial import ALPHAS, SPECIAL_P, all_counts, decided_alike, tensor
+from oracles.binomial import scipy_p_value
+from scipy import special
+from scipy.stats import binom, binomtest
+
+import torchcalib as tc
+from torchcalib.binomial import bins as bins_module
+from torchcalib.binomial import critical_values, rejected_in_bins
+
+F64 = torch.float64
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("n", range(1, 61))
+def test_every_decision_equals_scipys_for_every_count(n):
+    grid = np.sort(np.concatenate([SPECIAL_P, np.linspace(0, 1, 4001), np.random.default_rng(n).random(2000)]))
+    k, p = all_counts(n, grid)
+    code = torch.randint(2**40, (n + 1, len(p)), generator=torch.Generator().manual_seed(n))  # sums that tell which
+    one_bin = torch.full_like(k, len(p))
+    got, want = tc.binomial_test(k, n, p), scipy_p_value(k, n, grid)
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-300)
+    for alpha in ALPHAS:
+        assert decided_alike(got, want, alpha, 2e-11)
+        decided = rejected_in_bins(p.expand(n + 1, -1), one_bin, k, torch.full_like(k, n), alpha, code)
+        assert torch.equal(decided, (code * (got <= alpha)).sum(-1, keepdim=True))
+
+
+def near_the_boundary(count, per_boundary, seed, largest=1e6):
+    """Draw (k, n, p, alpha): p at relative distances of 1e-10 to 1e-2 from where the decision changes.
+
+    An error e of the logarithm of a probability or p-value moves a change by about e in log odds. Those of scipy are
+    3e-11 at n = 1e6, so that nearer to a change rounding would decide.
+    """
+    rng = np.random.default_rng(seed)
+    n = np.round(np.exp(rng.uniform(0, math.log(largest), count)))
+    k = np.where(
+        rng.random(count) < 0.7, np.floor(rng.random(count) * (n + 1)), np.minimum(n, rng.integers(0, 4, count))
+    )
+    k = np.where(rng.random(count) < 0.5, k, n - k)
+    alpha = rng.choice(ALPHAS, count)
+    up = (rng.random(count) < 0.5) & (k < n) | (k == 0)
+    kept, rejected = k / n, np.where(up, 1.0, 0.0)
+    for _ in range(60):
+        # Halve in p, or where p or 1 - p is tiny in its logarithm: what matters is to come close to some change.
+        middle = (kept + rejected) / 2
+        keep = scipy_p_value(k, n, middle) > alpha
+        kept, rejected = np.where(keep, middle, kept), np.where(keep, rejected, middle)
+    edge = np.repeat(np.minimum(kept, 1 - kept), per_boundary)
+    p = np.repeat(kept, per_boundary) + edge * rng.choice([-1, 1], len(edge)) * 10 ** rng.uniform(-10, -2, len(edge))
+    return *(np.repeat(t, per_boundary) for t in (k, n)), np.clip(p, 0, 1), np.repeat(alpha, per_boundary)
+
+
+def decisions(k, n, p, alpha):
+    """Decide with `rejected_in_bins`, every case in a bin of its own, and with `binomial_test`."""
+    k, n, p = torch.tensor(k).long(), torch.tensor(n).long(), tensor(p)
+    by_bin, by_test = torch.zeros(len(p), dtype=torch.bool), torch.zeros(len(p), dtype=torch.bool)
+    for level in ALPHAS:
+        at = torch.tensor(alpha == level)
+        ends = torch.ones(int(at.sum()), 1, dtype=torch.long)
+        by_bin[at] = rejected_in_bins(p[at, None], ends, k[at, None], n[at, None], level).bool()[:, 0]
+        by_test[at] = tc.binomial_test(k[at], n[at], p[at]) <= level
+    return by_bin.numpy(), by_test.numpy()
+
+
+def test_decisions_near_the_boundary_equal_scipys():
+    k, n, p, alpha = near_the_boundary(500, 10, 0)
+    rule = np.array([binomtest(int(a), int(b), c).pvalue for a, b, c in zip(k, n, p, strict=True)]) <= alpha
+    assert 0.3 < rule.mean() < 0.7
+    by_bin, by_test = decisions(k, n, p, alpha)
+    assert np.array_equal(by_bin, rule)
+    assert np.array_equal(by_test, rule)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_a_million_decisions_near_the_boundary_equal_scipys(seed):
+    k, n, p, alpha = near_the_boundary(5_000, 20, seed)
+    rule = scipy_p_value(k, n, p) <= alpha
+    by_bin, by_test = decisions(k, n, p, alpha)
+    assert np.array_equal(by_bin, rule)
+    assert np.array_equal(by_test, rule)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 30, 300])
+def test_what_critical_values_promise_holds(n):
+    """The argument in `critical_values`, against the test itself over a fine grid."""
+    p = torch.cat((tensor(SPECIAL_P), torch.linspace(0, 1, 1501, dtype=F64)))
+    k = torch.arange(0, n + 1, max(1, n // 30))
+    p_value = tc.binomial_test(k[:, None], n, p)
+    for alpha in (*ALPHAS, 0.5, 0.9):
+        low, start, end, high = (t[:, None] for t in critical_values(k, torch.tensor(n), alpha))
+        rejected = p_value <= alpha
+        assert rejected[(p <= low) | (p >= high)].all()
+        assert not rejected[(p >= start) & (p <= end)].any()
+
+
+def test_the_far_tail_in_critical_values_does_not_grow_from_jump_to_jump():
+    """S_J(p_J) of the argument in `critical_values`, for every k < J <= n and n <= 60, and the bound on its rise."""
+    for n in range(2, 61):
+        s = [math.log((i + 1) / (n - i)) for i in range(n)]
+        for k in range(n - 1):
+            j = np.arange(k + 1, n + 1)
+            log_odds = np.cumsum([math.log1p(1e-7), *s[k:]])[1:] / (j - k)
+            assert np.all(np.diff(log_odds) > 0)
+            p = special.expit(log_odds)
+            far = binom.sf(j - 1, n, p)
+            assert np.all(np.diff(far) <= 1e-12 * far[:-1])
+            middle = special.expit((log_odds[:-1] + log_odds[1:]) / 2)  # between jumps, where it is J's turn
+            later, count = j[1:], j[1:] - k
+            common, rare = (1 + 1e-7) * binom.pmf(k, n, middle), binom.pmf(later, n, middle)
+            rise = later * (1 - middle) * (common - rare) / count
+            assert np.all(far[1:] <= (binom.sf(later - 1, n, middle) + rise) * (1 + 1e-12))
+
+
+def test_few_samples_need_the_test(monkeypatch):
+    """Of samples spread over 20 standard deviations around k/n: fewer than one in 100 for levels in use."""
+    tested = []
+
+    def counting(k, n, p):
+        tested.append(len(p))
+        return p_value(k, n, p)
+
+    p_value = bins_module.p_value
+    monkeypatch.setattr(bins_module, "p_value", counting)
+    for n, alpha in product((5, 30, 1000, 10**6, 10**8), ALPHAS):
+        k = torch.unique(torch.tensor([0, 1, 2, 5, n // 10, n // 3, n // 2, n - 3, n - 1, n]))[:, None]
+        angle = (k / n).double().sqrt().asin() + torch.linspace(-5, 5, 20_000, dtype=F64) / math.sqrt(n)
+        p = angle.clamp(0, math.pi / 2).sin().square()
+        ends, trials = torch.full_like(k, p.shape[-1]), torch.full_like(k, n)
+        tested.clear()
+        got = rejected_in_bins(p, ends, k, trials, alpha)
+        assert sum(tested) < p.numel() / 100
+        if alpha == 0.05:
+            assert torch.equal(got, (tc.binomial_test(k, trials, p) <= alpha).sum(-1, keepdim=True))
+
+
+def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
+    """Sorted p, ends of random bins (some empty), and what outcomes drawn nearly with chance p give."""
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.rand(shape, generator=generator, dtype=dtype).pow(power).sort(-1).values
+    ends = torch.randint(shape[-1] + 1, (*shape[:-1], n_bins), generator=generator)
+    ends[..., ::3] = ends[..., 1:2]
+    ends[..., 0], ends[..., -1] = 0, shape[-1]
+    ends = ends.sort(-1).values
+    counts = torch.randint(4, shape, generator=generator)
+    outcome = torch.rand(shape, generator=generator) < 0.97 * p + 0.01
+    return p, ends, counts, outcome
+
+
+def of_bins(values, ends):
+    """Sums over the bins."""
+    total = torch.cat((torch.zeros_like(values[..., :1]), values.cumsum(-1)), -1).gather(-1, ends)
+    return total.diff(dim=-1, prepend=torch.zeros_like(total[..., :1]))
+
+
+def one_by_one(p, ends, k, n, alpha, counts=None):
+    """`rejected_in_bins` as a loop over scipy's test."""
+    counts = torch.ones_like(p, dtype=torch.long) if counts is None else counts
+    result = torch.zeros_like(ends)
+    for row in np.ndindex(*p.shape[:-1]):
+        start = 0
+        for b, end in enumerate(ends[row].tolist()):
+            for i in range(start, end):
+                if n[row][b]:
+                    test = binomtest(k[row][b].item(), n[row][b].item(), p[row][i].item())
+                    result[row][b] += counts[row][i] * int(test.pvalue <= alpha)
+            start = end
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("power", [1, 9])
+def test_rejected_in_bins_equals_a_loop_over_scipy(dtype, power):
+    p, ends, counts, outcome = sorted_bins((2, 3, 90), 8, power, dtype, power)
+    p[..., :2], p[..., -2:] = torch.tensor([0.0, 1e-19]), torch.tensor([1.0, 1.0])
+    p[0] = (p[0] * 20).round() / 20  # ties
+    p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
+    for alpha in (0.05, 0.3):
+        k, n = of_bins(outcome.long(), ends), of_bins(torch.ones_like(counts), ends)
+        got = rejected_in_bins(p, ends, k, n, alpha)
+        assert got.dtype == torch.int64
+        assert 0 < got.sum() < p.numel()
+        assert torch.equal(got, one_by_one(p, ends, k, n, alpha))
+        k, n = of_bins(outcome * counts, ends), of_bins(counts, ends)
+        assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, counts), one_by_one(p, ends, k, n, alpha, counts))
+
+
+@pytest.mark.parametrize(("power", "n_bins"), [(1, 200), (8, 3), (30, 20)])
+def test_rejected_in_bins_equals_the_test_of_every_sample(power, n_bins):
+    """Wide and narrow bins, with many samples between two critical values and with few."""
+    p, ends, counts, outcome = sorted_bins((4, 2000), n_bins, power + n_bins, F64, power)
+    for weight in (torch.ones_like(counts), counts, 50 * counts):
+        k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
+        owner = torch.searchsorted(ends, torch.arange(2000).repeat(4, 1), right=True)
+        for alpha in (0.01, 0.05):
+            rejected = tc.binomial_test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
+            want = torch.zeros_like(k).scatter_add(-1, owner, rejected * weight)
+            assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, weight), want)
+
+
+def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
+    """Small k: thousands of samples where the decision changes back and forth, as for k = 1, n = 30 at p = 0.17."""
+    for n, alpha in product((5, 13, 30, 77, 1000), (0.01, 0.05, 0.1)):
+        k = torch.arange(4).minimum(torch.tensor(n))[:, None]
+        p = (torch.arange(1, 6001, dtype=F64) / 6000 * min(1, 14 / n)).expand(4, -1)
+        for successes, q in ((k, p), (n - k, 1 - p.flip(-1))):
+            ends, trials = torch.full_like(k, 6000), torch.full_like(k, n)
+            want = (tc.binomial_test(successes, trials, q) <= alpha).sum(-1, keepdim=True)
+            assert torch.equal(rejected_in_bins(q, ends, successes, trials, alpha), want)
+
+
+def test_bins_that_pad_a_row_and_nan_beyond_the_last_end():
+    p, ends, _, outcome = sorted_bins((5, 400), 6, 0)
+    k, n = of_bins(outcome.long(), ends), of_bins(torch.ones_like(outcome, dtype=torch.long), ends)
+    want = rejected_in_bins(p, ends, k, n, 0.05)
+    assert want.sum() > 0
+    nan = torch.full((5, 100), math.nan, dtype=F64)
+    padded = [torch.cat((t, t[:, -1:].expand(-1, 4) * keep), -1) for t, keep in ((ends, 1), (k, 0), (n, 0))]
+    got = rejected_in_bins(torch.cat((p, nan), -1), *padded, 0.05)
+    assert torch.equal(got[:, :6], want)
+    assert not got[:, 6:].any()
+    for row in range(5):
+        assert torch.equal(rejected_in_bins(p[row], ends[row], k[row], n[row], 0.05), want[row])
+
+
+def test_rejected_in_bins_without_samples_or_bins():
+    none = torch.zeros(3, 2, dtype=torch.long)
+    assert torch.equal(rejected_in_bins(torch.zeros(3, 0), none, none, none, 0.05), none)
+    assert torch.equal(rejected_in_bins(torch.rand(3, 5), none, none, none, 0.05), none)
+    assert rejected_in_bins(torch.rand(3, 5), none[:, :0], none[:, :0], none[:, :0], 0.05).shape == (3, 0)
+    assert rejected_in_bins(torch.rand(0, 5), none[:0], none[:0], none[:0], 0.05).shape == (0, 2)
+    weightless = torch.tensor([[5, 5]]), torch.tensor([[0, 0]]), torch.tensor([[0, 0]])
+    assert not rejected_in_bins(torch.rand(1, 5).sort().values, *weightless, 0.05).any()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rejected_in_bins_under_vmap_and_compile(weighted):
+    p, ends, counts, outcome = sorted_bins((3, 200), 5, 1)
+    p, counts = torch.cat((p, torch.full((3, 2), math.nan, dtype=F64)), -1), torch.cat((counts, counts[:, :2]), -1)
+    weight = counts if weighted else torch.ones_like(counts)
+    k, n = of_bins(outcome * weight[:, :-2], ends), of_bins(weight, ends)
+    inputs = (p, ends, k, n, *((counts,) if weighted else ()))
+
+    def call(p, ends, k, n, counts=None):
+        return rejected_in_bins(p, ends, k, n, 0.05, counts)
+
+    want = call(*inputs)
+    assert 0 < want.sum() < weight.sum()
+    assert torch.equal(torch.vmap(call)(*inputs), want)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="eager")(*inputs), want)

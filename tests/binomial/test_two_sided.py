@@ -1,0 +1,94 @@
+"""The exact two-sided binomial test of one count, against scipy and 50-digit arithmetic."""
+
+import math
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+from helpers.binomial import ALPHAS, SPECIAL_P, all_counts, decided_alike, tensor
+from oracles.binomial import beta_tails_50_digits, scipy_p_value
+from scipy.stats import binomtest
+
+import torchcalib as tc
+
+F64 = torch.float64
+
+
+def test_binomial_test_equals_scipy_for_every_count():
+    grid = [*SPECIAL_P, *np.linspace(0.005, 0.995, 67)]
+    for n in (1, 2, 3, 5, 8, 12):
+        k, p = all_counts(n, grid)
+        got = tc.binomial_test(k, n, p)
+        want = np.array([[binomtest(i, n, q).pvalue for q in grid] for i in range(n + 1)])
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-300)
+        for alpha in ALPHAS:
+            assert decided_alike(got, want, alpha, 2e-12)
+
+
+def test_the_array_form_of_scipys_rule_is_scipys():
+    rng = np.random.default_rng(0)
+    n = np.round(np.exp(rng.uniform(0, math.log(1e6), 400)))
+    k = np.floor(rng.random(400) * (n + 1))
+    p = np.clip(k / n + rng.normal(size=400) * 1.5 / np.sqrt(n), 0, 1)
+    want = [binomtest(int(a), int(b), c).pvalue for a, b, c in zip(k, n, p, strict=True)]
+    np.testing.assert_allclose(scipy_p_value(k, n, p), want, rtol=1e-13, atol=0)
+
+
+def test_binomial_test_equals_50_digits():
+    """Where n is large scipy is off by more: 3e-11 at a million."""
+    rng = np.random.default_rng(0)
+    for n in (50, 10**4, 10**6, 10**8):
+        for z in rng.normal(size=8) * 2.5:
+            q = 10 ** rng.uniform(-0.2 * math.log10(n), -0.3)
+            k = int(np.clip(round(n * q), 0, n))
+            p = float(np.clip(q + z * math.sqrt(q * (1 - q) / n), 0, 1))
+            got = tc.binomial_test(k, n, p).item()
+            with mp.workdps(50):
+
+                def log_pmf(j, n=n, p=p):
+                    log_count = mp.loggamma(n + 1) - mp.loggamma(j + 1) - mp.loggamma(n - j + 1)
+                    return log_count + j * mp.log(mp.mpf(p)) + (n - j) * mp.log(1 - mp.mpf(p))
+
+                limit, step = log_pmf(k) + mp.log(1 + mp.mpf("1e-7")), 1 if k < n * p else -1
+                inner, outer = math.ceil(n * p) - step, (n + 1 if step > 0 else -1)
+                while abs(outer - inner) > 1:
+                    middle = (inner + outer) // 2
+                    inner, outer = (middle, outer) if log_pmf(middle) > limit else (inner, middle)
+            low, high = (k, outer) if step > 0 else (outer, k)
+            below = beta_tails_50_digits(low + 1, n - low, p)[1] if low >= 0 else 0
+            above = beta_tails_50_digits(high, n - high + 1, p)[0] if high <= n else 0
+            assert abs(got / min(1, below + above) - 1) < 1e-12, (k, n, p)
+
+
+def test_binomial_test_is_not_monotone_in_p_where_scipy_is_not():
+    p = tensor([0.170, 0.177])
+    want = [binomtest(1, 30, q).pvalue for q in p.tolist()]
+    assert want[0] < 0.05 < want[1]
+    torch.testing.assert_close(tc.binomial_test(1, 30, p), tensor(want), rtol=1e-12, atol=0)
+
+
+def test_binomial_test_of_what_has_no_value_is_nan():
+    k, p = torch.tensor([-1, 4, 1, 1, 1, 1]), tensor([0.5, 0.5, -0.1, 1.1, math.nan, 0.5])
+    assert tc.binomial_test(k, 3, p).isnan().tolist() == [True] * 5 + [False]
+    assert tc.binomial_test(0, 0, 0.3) == 1
+
+
+def test_binomial_test_under_vmap_and_compile():
+    k, n, p = torch.arange(8), torch.full((8,), 9), torch.rand(8, generator=torch.Generator().manual_seed(0), dtype=F64)
+    want = tc.binomial_test(k, n, p)
+    torch.testing.assert_close(torch.vmap(tc.binomial_test)(k, n, p), want, rtol=1e-12, atol=0)
+    compiled = torch.compile(tc.binomial_test, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(k, n, p), want, rtol=1e-12, atol=0)
+
+
+def test_wrong_types_raise():
+    half = tensor(0.5)
+    for call, message in [
+        (lambda: tc.binomial_test(half, 3, half), "`k` must be an integer tensor or an int, got .* torch.float64"),
+        (lambda: tc.binomial_test(1, 3.0, half), "`n` must be an integer tensor or an int, got float"),
+        (lambda: tc.binomial_test(1, torch.tensor(True), half), "`n` must be .* torch.bool"),
+        (lambda: tc.binomial_test(1, 3, half + 1j), "`p` must be a real tensor or number, got .* torch.complex128"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            call()

@@ -1,0 +1,50 @@
+"""What the tests of kernels share: the implementations to try, random events and rows, and numbers of threads."""
+
+import contextlib
+import importlib.util
+
+import pytest
+import torch
+
+NUMBA = ["numba"] if importlib.util.find_spec("numba") else []
+BACKENDS = ["torch", *NUMBA]
+NO_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
+F64 = torch.float64
+# float32 arithmetic on probabilities is promised to 2e-6 of each (`rows`), and sums of positive terms keep that.
+SUMS_OF_FLOAT32 = {"rtol": 2e-6, "atol": 1e-12}
+
+
+@contextlib.contextmanager
+def threads_of_torch(number):
+    """Use so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def events(n, dtype=torch.float32, seed=0):
+    """Confidence, outcome, weights of which every fifth is 0, and ECD."""
+    generator = torch.Generator().manual_seed(seed)
+    confidence = torch.rand(n, generator=generator, dtype=F64).to(dtype)
+    outcome = torch.rand(n, generator=generator) < confidence
+    weights = torch.rand(n, generator=generator, dtype=F64)
+    weights[::5] = 0
+    return confidence, outcome, weights, torch.randn(n, generator=generator, dtype=F64)
+
+
+def class_case(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
+    """Rows, labels and weights. No probability is so near an edge of the bins that rounding decides on which side."""
+    generator = torch.Generator().manual_seed(0)
+    values = 3 * torch.randn(4 * n, n_classes, generator=generator)
+    values = (values if from_logits else values.softmax(-1)).to(dtype)
+    place = n_bins * (values.double().softmax(-1) if from_logits else values.double())
+    away = (place - place.round()).abs() > 1e-5 * place
+    values = values[(away | (place.round() == 0)).all(-1)][:n] if n_classes > 1 else values[:n]
+    assert len(values) == n
+    target = torch.randint(0, n_classes, (n,), generator=generator)
+    weights = torch.rand(n, generator=generator, dtype=F64)
+    weights[::5] = 0
+    return values, target, weights

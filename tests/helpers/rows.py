@@ -1,0 +1,59 @@
+"""What the tests of the row op share: random rows, the definitions in float64, scores with their gradient, layouts."""
+
+import torch
+
+from torchcalib.kernels.row_op import Rows, rows
+
+
+def oracle(values, target, from_logits):
+    """The definitions, in float64 over the whole tensor."""
+    x = values.double()
+    log_q = x.log_softmax(-1) if from_logits else x.log()
+    q = log_q.exp() if from_logits else x
+    hit = torch.nn.functional.one_hot(target, x.shape[-1])
+    return Rows(
+        log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
+        (q - hit).square().sum(-1),
+        torch.special.xlogy(q, q).sum(-1),
+        q.amax(-1),
+        x.argmax(-1),
+    )
+
+
+def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):
+    """Rows, and labels of which half are the top class."""
+    generator = torch.Generator().manual_seed(seed)
+    values = scale * torch.randn(n, n_classes, generator=generator)
+    values = (values if from_logits else values.double().softmax(-1)).to(dtype)
+    target = torch.randint(0, n_classes, (n,), generator=generator)
+    return values, torch.where(torch.arange(n) % 2 == 0, values.argmax(-1), target)
+
+
+def close(found, expected, **tolerance):
+    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+        torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def equal(found, expected):
+    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+        assert torch.equal(a, b), name
+
+
+def with_gradient(values, target, from_logits, backend, of=None):
+    """Scores, and the gradient of their sum weighted by `of`, a number for each."""
+    leaf = values.detach().requires_grad_()  # keeps the layout
+    found = rows(leaf, target, from_logits=from_logits, backend=backend)
+    weights = torch.tensor([0.3, -0.7, 0.5, 0.9] if of is None else of, dtype=torch.float64)
+    sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
+    return found, leaf.grad
+
+
+def layouts(values):
+    """The same rows in other places of memory."""
+    n, n_classes = values.shape
+    yield "class axis first", values.T.contiguous().T
+    yield "every other row", torch.stack((values, values), 1)[:, 0]
+    yield "every other column", torch.stack((values, values), -1)[..., 0]
+    yield "shifted by one number", torch.cat((values.new_zeros(1), values.flatten()))[1:].view(n, n_classes)
+    yield "a part of wider rows", torch.cat((values, values[:, :3]), -1)[:, :n_classes]
+    yield "in between others", torch.cat((values[:7], values, values[:5]))[7 : 7 + n]

@@ -1,0 +1,38 @@
+"""Work in ranges on several threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.kernels import threads_of_torch
+
+from torchcalib.kernels import threads
+
+
+def test_threads_write_into_what_a_caller_in_inference_mode_made(monkeypatch):
+    monkeypatch.setattr(threads, "_PER_THREAD", 1)
+    with threads_of_torch(3), torch.inference_mode():
+        out = torch.zeros(10)
+        threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
+    assert torch.equal(out, torch.ones(10))
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(taken, monkeypatch):
+    class Ending(ThreadPoolExecutor):
+        """Takes work so many times, and then no more."""
+
+        left = taken
+
+        def submit(self, *arguments):
+            if self.left == 0:
+                self.shutdown()
+            self.left -= 1
+            return super().submit(*arguments)
+
+    done = []
+    monkeypatch.setattr(threads, "_PER_THREAD", 1)
+    monkeypatch.setattr(threads, "_others", Ending)
+    with threads_of_torch(3):
+        threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
+    assert sorted(done) == list(range(10))
