@@ -89,6 +89,7 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
         scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
     per_class = labels == scores
     no_and_yes = target.dtype in _COUNTS and labels == (*scores, 2)
+    guessed = task is None
     if task is None:
         if scores and per_class:
             one_class = "shares or vote counts" if soft else "one-hot labels or vote counts"
@@ -115,7 +116,8 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
             "Move the class axis to the end before saving: np.moveaxis(preds, 1, -1)."
         )
     if not fits:
-        raise InputError(f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. Check what wrote them.")
+        advice = "Check what wrote them, or pass --task." if guessed else "Check what wrote them."
+        raise InputError(f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. {advice}")
     if task == "multiclass" and per_class and target.dtype == "bool":
         raise InputError(
             f"Targets with a class axis must be whole numbers (vote counts, one-hot labels) or floating (shares), "
