@@ -14,6 +14,7 @@ PROBS = RNG.dirichlet(np.ones(3), N)
 LABELS = RNG.integers(0, 3, N)
 ONE_HOT = np.eye(3, dtype=np.int64)[LABELS]
 RATES, MAPS = RNG.random(N), RNG.random((N, 2, 3))
+PIXELS = RNG.dirichlet(np.ones(3), (N, 2))
 QUICK = ("--no-calibration", "--no-intervals")
 TARGETS = {  # task, predictions and targets
     "votes of classes": ("multiclass", PROBS, RNG.multinomial(5, np.ones(3) / 3, N)),
@@ -25,7 +26,7 @@ TARGETS = {  # task, predictions and targets
 }
 TENSORS = {  # of more than two axes, which tables have no layout for
     "votes for each label": ("multilabel", PROBS, RNG.multinomial(4, [0.5, 0.5], (N, 3))),
-    "votes of classes for each pixel": ("multiclass", RNG.dirichlet(np.ones(3), (N, 2)), RNG.multinomial(3, np.ones(3) / 3, (N, 2))),
+    "votes of classes for each pixel": ("multiclass", PIXELS, RNG.multinomial(3, np.ones(3) / 3, (N, 2))),
     "binary maps": ("binary", MAPS, (RNG.random((N, 2, 3)) < MAPS).astype(np.int64)),
     "votes of binary maps": ("binary", MAPS, RNG.multinomial(3, [0.5, 0.5], (N, 2, 3))),
     "a column": ("binary", RATES[:, None], (RNG.random((N, 1)) < 0.5).astype(np.int64)),
