@@ -16,6 +16,7 @@ def mixed(folder):
 
 OK = npz(probs=PROBS, y=HITS)
 IMAGE = np.zeros((2, 3, 4, 5), np.float32)
+NAMES = np.array(list("abcdefg"))[:, None]
 BAD = {  # what is written, what the error says, and options
     "no file": (lambda folder: [], "must be a file to read, got none"),
     "missing": (lambda folder: ["b.npz"], "b.npz` must be a file, got nothing of this name"),
@@ -55,6 +56,16 @@ BAD = {  # what is written, what the error says, and options
         npz(preds=LABELS, y=HITS),
         "must be floating-point predictions, got int64",
         {"from_logits": False},
+    ),
+    "names of groups in a column": (
+        npz(probs=PROBS[:, None], y=HITS, site=NAMES),
+        "`site` in `a.npz` must have one axis if it holds text, got shape (7, 1)",
+        {"groups": "site"},
+    ),
+    "names of groups of pixels": (
+        npz(probs=LOGITS[:, None], y=LABELS[:, None], site=NAMES),
+        "`site` in `a.npz` must have one axis if it holds text, got shape (7, 1)",
+        {"groups": "site"},
     ),
     "complex predictions": (npz(probs=PROBS + 0j, y=HITS), "got complex128"),
     "text targets": (npz(probs=PROBS, y=np.array(list("abcdefg"))), "must hold numbers, got str"),

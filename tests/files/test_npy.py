@@ -5,14 +5,16 @@ import zipfile
 
 import numpy as np
 import pytest
-from helpers.refused import HITS, LABELS, LOGITS, PROBS, RNG, assert_refused, cut, npys, npz, text
+from helpers.refused import HITS, LABELS, LOGITS, PROBS, assert_refused, cut, npys, npz, text
 
 from torchcalib.files import InputError, open_predictions
 
 
 def damaged_at_the_end(folder):
     """An archive with a sound directory, whose compressed data breaks off after most of the rows."""
-    np.savez_compressed(folder / "a.npz", targets=np.arange(20_000), logits=RNG.normal(size=(20_000, 2)))
+    np.savez_compressed(
+        folder / "a.npz", targets=np.arange(20_000), logits=np.random.default_rng(0).normal(size=(20_000, 2))
+    )
     content = bytearray((folder / "a.npz").read_bytes())
     with zipfile.ZipFile(folder / "a.npz") as archive:
         info = archive.getinfo("logits.npy")

@@ -138,10 +138,18 @@ def check_per_sample(reader: Reader, roles: Roles, task: Task, sample_shape: tup
     if task == "binary" and sample_shape == () and len(preds) > 1:
         fitting.add(preds)  # a column beside a column
     for name, what in ((roles.weights, "weight"), (roles.groups, "group")):
-        if name is not None and reader.arrays[name].shape not in fitting:
+        if name is None:
+            continue
+        array = reader.arrays[name]
+        if array.shape not in fitting:
             raise InputError(
-                f"`{name}` in `{reader.label}` must be one {what} per sample, got shape {reader.arrays[name].shape} "
+                f"`{name}` in `{reader.label}` must be one {what} per sample, got shape {array.shape} "
                 f"for predictions {preds}. Save one per sample, or rename the array if it holds something else."
+            )
+        if array.dtype in TEXT and len(array.shape) > 1:
+            raise InputError(
+                f"`{name}` in `{reader.label}` must have one axis if it holds text, got shape {array.shape}. "
+                "Save whole numbers, or flatten all arrays."
             )
 
 
