@@ -77,7 +77,7 @@ def run_line(words, as_written, folder):
         run_command(command, arguments, folder)
         check_outputs(arguments, folder)
     else:
-        raise AssertionError(f"no test knows how to run `{shlex.join(words)}`: see tests/snippets.py")
+        raise AssertionError(f"no test knows how to run `{shlex.join(words)}`: see tests/helpers/snippets.py")
 
 
 def check_extras(names):

@@ -13,8 +13,6 @@ import torch
 from processes import SCRIPTS, quick_environment
 
 import torchcalib as tc
-from torchcalib.integrations.images import as_array, log_picture
-from torchcalib.integrations.outputs import found_by
 from torchcalib.monitoring import crossings
 
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
@@ -27,7 +25,7 @@ pytestmark = [
 N_CLASSES, N_TRAIN, N_VALID = 3, 24, 26
 
 
-@pytest.fixture(params=PACKAGES)
+@pytest.fixture(params=[PACKAGES[0], pytest.param(PACKAGES[1], marks=pytest.mark.extended)])
 def package(request):
     return lightning(request.param)
 
@@ -162,6 +160,7 @@ def close(values, expected, tolerance=1e-7):
         assert values[name] == pytest.approx(float(value), abs=tolerance), name
 
 
+@pytest.mark.extended
 def test_every_epoch_is_logged_in_time_for_those_who_decide_by_it(package, tmp_path):
     tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     callbacks, loggers = package.callbacks, package.loggers
@@ -190,6 +189,7 @@ def test_every_epoch_is_logged_in_time_for_those_who_decide_by_it(package, tmp_p
     assert "val/ece" in (Path(logs[1].log_dir) / "metrics.csv").read_text()
 
 
+@pytest.mark.extended
 def test_early_stopping_stops_by_it(pl, tmp_path):
     stop = pl.callbacks.EarlyStopping("val/ece", patience=1, min_delta=10.0)
     run = trainer(pl, tmp_path, stop, monitor(), max_epochs=20)
@@ -197,7 +197,9 @@ def test_early_stopping_stops_by_it(pl, tmp_path):
     assert run.current_epoch == 2
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize(
+    "precision", ["32-true", *(pytest.param(x, marks=pytest.mark.extended) for x in ("bf16-mixed", "bf16-true"))]
+)
 def test_metrics_logged_by_themselves_and_by_the_monitor_are_those_of_the_logits_as_they_are(pl, tmp_path, precision):
     watched, net = monitor(), model(pl, own=True)
     values = []
@@ -234,6 +236,7 @@ def test_metrics_logged_by_themselves_and_by_the_monitor_are_those_of_the_logits
     assert net.ece.state.sum() == 0, "Lightning resets what it logs"
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_path):
     def fitted(checkpoint=None):
@@ -265,6 +268,7 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     assert len(again.history) == 0, "validation alone is no part of a training"
 
 
+@pytest.mark.extended
 def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(pl, monkeypatch):
     from torchcalib.integrations.lightning import _callback_classes
 
@@ -289,6 +293,7 @@ def test_arguments_that_do_not_fit_are_told_before_a_training_begins(pl, tmp_pat
         trainer(pl, tmp_path, *two).fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
 
 
+@pytest.mark.extended
 def test_fast_dev_run_and_a_batch_that_holds_the_targets(package, tmp_path):
     watched = monitor()
     run = trainer(package, tmp_path, watched, fast_dev_run=True)
@@ -297,6 +302,7 @@ def test_fast_dev_run_and_a_batch_that_holds_the_targets(package, tmp_path):
     assert run.callback_metrics["val/ece"].item() == watched.history.column("ece")[0]
 
 
+@pytest.mark.extended
 def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
     watched, net = monitor(prefix="v/"), model(pl)
     net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.5)
@@ -313,6 +319,7 @@ def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
     assert [len(one.history) for one in watched.monitors] == [2, 2]
 
 
+@pytest.mark.extended
 def test_outputs_without_predictions_say_what_there_is(pl, tmp_path):
     run = trainer(pl, tmp_path, monitor())
     with pytest.raises(
@@ -321,6 +328,7 @@ def test_outputs_without_predictions_say_what_there_is(pl, tmp_path):
         run.fit(model(pl, "loss"), loader(N_TRAIN, 0), loader(N_VALID, 1))
 
 
+@pytest.mark.extended
 def test_over_confidence_is_told_once_with_numbers_and_drawn_where_the_logger_takes_pictures(pl, tmp_path):
     class Album(pl.loggers.logger.DummyLogger):  # takes pictures as Weights & Biases does
         def log_image(self, key, images, step):
@@ -342,6 +350,7 @@ def test_over_confidence_is_told_once_with_numbers_and_drawn_where_the_logger_ta
     assert album.pictures[0][1][2] == 3
 
 
+@pytest.mark.extended
 def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
     lightning(PACKAGES[0])
     done = subprocess.run(
@@ -361,6 +370,7 @@ def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
         assert said["stopped"] == 2
 
 
+@pytest.mark.extended
 def test_repeated_rows_have_no_weight_in_predictions_of_any_shape_or_it_is_said_that_they_count_twice(pl):
     distinct = torch.tensor([1, 1, 0])
     pixels = monitor(class_axis=1)._without_repeats(torch.zeros(3, N_CLASSES, 5), None, distinct)
@@ -385,78 +395,10 @@ def test_repeated_rows_have_no_weight_in_predictions_of_any_shape_or_it_is_said_
         assert monitor()._distinct_of(own) is None
 
 
-def test_pictures_go_to_whoever_takes_them_and_to_no_one_else(tmp_path):
-    class Files:  # an experiment as that of MLflow, with a run, and as that of Comet, without
-        def log_figure(self, *args, **kwargs):
-            self.given = args, kwargs
-
-    class Logger:
-        def __init__(self, experiment, **own):
-            self.experiment = experiment
-            vars(self).update(own)
-
-    ax = tc.ecd_curve()
-    comet, mlflow = Logger(Files()), Logger(Files(), run_id="run")
-    assert log_picture(comet, "val/reliability", ax, 7)
-    assert comet.experiment.given == ((), {"figure_name": "val/reliability", "figure": ax.figure, "step": 7})
-    assert log_picture(mlflow, "val/reliability", ax, 7)
-    assert mlflow.experiment.given == (("run", ax.figure, "val/reliability_00000007.png"), {})
-    assert not log_picture(Logger(object()), "val/reliability", ax, 7)
-    assert not log_picture(object(), "val/reliability", ax, 7)
-    pixels = as_array(ax)
-    assert pixels.dtype.name == "uint8"
-    assert pixels.shape[2] == 3
-    assert pixels.min() < 100 < 255 == pixels.max()
-
-
+@pytest.mark.extended
 def test_it_goes_through_pickle_as_spawning_strategies_need(pl):
     watched = monitor()
     watched.load_state_dict({"histories": [{"version": 1, "rows": []}] * 2})
     again = pickle.loads(pickle.dumps(watched))
     assert [one.history for one in again.monitors] == [one.history for one in watched.monitors]
     assert again.state_key == watched.state_key == "CalibrationMonitor{'prefix': 'val/'}"
-
-
-LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
-BATCH = (torch.zeros(4, 7), LABELS)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "batch"),
-    [
-        ({"loss": torch.tensor(1.0), "logits": LOGITS, "target": LABELS}, None),
-        ({"y_hat": LOGITS}, BATCH),
-        ({"logits": LOGITS, "preds": LABELS}, {"input_ids": LABELS, "labels": LABELS}),
-        ((LOGITS, LABELS), None),
-        ((torch.tensor(1.0), LOGITS, LABELS), None),
-        (LOGITS, BATCH),
-        (LOGITS, {"x": None, "y": LABELS}),
-    ],
-)
-def test_predictions_and_targets_are_found_where_people_put_them(outputs, batch):
-    found = found_by(None, outputs, batch, from_logits=True)
-    assert found.preds is LOGITS
-    assert found.target is LABELS
-    assert found.weights is None
-
-
-@pytest.mark.parametrize(
-    ("outputs", "batch", "from_logits", "error"),
-    [
-        (None, BATCH, True, "must return predictions under a known name, or .*, got None for the batch"),
-        ({"logits": LOGITS}, (LABELS,), True, r"must return targets .* got {'logits': float32 \(4, 3\)}"),
-        ({"logits": LOGITS, "y": LABELS}, None, False, "`from_logits` must be True .* as 'logits', got False"),
-        ({"probs": LOGITS, "y": LABELS}, None, True, "`from_logits` must be False .* as 'probs', got True"),
-    ],
-)
-def test_what_is_not_found_is_an_error_that_lists_what_is(outputs, batch, from_logits, error):
-    with pytest.raises(ValueError, match=error):
-        found_by(None, outputs, batch, from_logits)
-
-
-def test_a_getter_of_ones_own_is_used_and_checked():
-    weights = torch.ones(4)
-    found = found_by(lambda outputs, batch: (outputs["z"], batch[1], weights), {"z": LOGITS}, BATCH, from_logits=True)
-    assert found == (LOGITS, LABELS, weights)
-    with pytest.raises(TypeError, match="`get` must return"):
-        found_by(lambda outputs, batch: outputs, LOGITS, BATCH, from_logits=True)

@@ -16,7 +16,7 @@ N_TOKENS = 11
 
 
 def bert(head, **config):
-    """A classifier with three classes. Double precision: what becomes of a row does not depend on rows beside it."""
+    """A classifier with three classes, in double precision: rows beside a row change it by rounding alone."""
     set_seed(0)
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = {**tiny, "vocab_size": N_TOKENS, "max_position_embeddings": 16, "num_labels": 3, **config}

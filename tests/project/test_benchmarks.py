@@ -99,6 +99,7 @@ def test_sides_run_in_turn_and_the_first_round_is_not_counted():
     assert (measured["error"], measured["shares"]) == (0.25, {PEER: 0.5})
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the system has no high-water mark to start anew"
 )
@@ -179,6 +180,7 @@ def test_figures_have_three_digits():
     assert verdict({"met": False, "value": 1.36, "at_most": 1.0}) == "MISSED by 36 %"
 
 
+@pytest.mark.extended
 def test_one_pass_jobs_compute_what_their_peers_compute():
     logits, target = one_pass.network_logits(200, 7)
     found = one_pass.collection(n=200, num_classes=7, classwise=True).ours()
@@ -192,6 +194,7 @@ def test_one_pass_jobs_compute_what_their_peers_compute():
     torch.testing.assert_close(peers.logsumexp_in_chunks(logits, rows=64), logits.logsumexp(-1))
 
 
+@pytest.mark.extended
 def test_gradient_of_a_collection_is_that_of_two_functions():
     together = one_pass.gradient(n=50, num_classes=5)
     apart = one_pass.gradient(n=50, num_classes=5, together=False).ours()
@@ -199,6 +202,7 @@ def test_gradient_of_a_collection_is_that_of_two_functions():
     assert together.result_bytes == apart.nbytes
 
 
+@pytest.mark.extended
 def test_binary_error_is_small_and_state_of_the_stream_constant():
     assert one_pass.binary_ece(n=500).error() <= one_pass.ERROR
     states = one_pass.streamed_ece(n=300, num_classes=5, rows=100).states

@@ -128,10 +128,17 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
     ):
         names = shards(tmp_path / task, data_set(task, 120, weights, soft), 5, 50, 100)
         calls.add(*names, *QUICK, "--task", task)
-    calls.add(*shards(tmp_path / "ordered", data_set("multilabel", 60), 40), "--n-bins", "9", "--right")
+    calls.add(
+        *shards(tmp_path / "ordered", data_set("multilabel", 60), 40),
+        "--n-bins",
+        "9",
+        "--right",
+        "--task",
+        "multilabel",
+    )
     for task in ("binary", "multilabel"):
         names = shards(tmp_path / f"grouped {task}", with_sites(data_set(task, 120)), 5, 50, 100)
-        calls.add(*names, *QUICK, "--groups", "site")
+        calls.add(*names, *QUICK, "--groups", "site", "--task", task)
     calls.add(*shards(tmp_path / "one shard", data_set("binary", 60)), *QUICK)
     calls.add(*shards(tmp_path / "empty ones", data_set("multiclass", 60), 0, 0, 60), *QUICK)
     calls.add(*shards(tmp_path / "lines", data_set("multiclass", 60), 0, 20, 30, save=save_csv), *QUICK)

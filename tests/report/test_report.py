@@ -208,7 +208,7 @@ def test_command_in_many_small_pieces_is_one_call(task, tmp_path, monkeypatch):
         np.savez_compressed(files[-1], logits=logits[piece].numpy(), targets=target[piece].numpy())
     monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 600)
     out = tmp_path / "out"
-    assert main(["report", *files, "--out", str(out)]) == 0
+    assert main(["report", *files, "--task", task, "--out", str(out)]) == 0
     content = json.loads((out / "report.json").read_text())
     expected = tc.report(logits, target, task=task, from_logits=True)
     for line in content["lines"]:

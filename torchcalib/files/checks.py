@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 Task = Literal["binary", "multiclass", "multilabel"]
 
+_COUNTS = WHOLE - {"bool"}
 _SHAPES = {
-    "binary": "(N,) and (N,)",
-    "multiclass": "(N, ..., C) and whole-number targets (N, ...) or floating ones (N, ..., C)",
-    "multilabel": "(N, ..., L) and (N, ..., L)",
+    "binary": "(N,) or maps (N, H, ...), with targets of that shape or vote counts (..., 2) for no and yes",
+    "multiclass": "(N, ..., C) and class indices (N, ...), or vote counts, one-hot labels or shares (N, ..., C)",
+    "multilabel": "(N, ..., L) and targets (N, ..., L), or vote counts (N, ..., L, 2) for no and yes",
 }
 
 
@@ -82,30 +83,45 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
     preds, target = reader.arrays[roles.preds], reader.arrays[roles.target]
     scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
-    if task in (None, "binary") and scores == (1,) and labels in ((), (1,)):
-        scores = labels = ()
+    if task not in (None, *_SHAPES):
+        raise InputError(f"The task must be one of {quoted(_SHAPES)}, got `{task}`. Pass one of them with --task.")
+    if task in (None, "binary") and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
+        scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
+    per_class = labels == scores
+    no_and_yes = target.dtype in _COUNTS and labels == (*scores, 2)
+    guessed = task is None
     if task is None:
-        if labels == scores != () and (soft or len(scores) > 1):
+        if scores and per_class:
+            one_class = "shares or vote counts" if soft else "one-hot labels or vote counts"
+            maps = ", or --task binary (probabilities of 1)" if len(scores) > 1 else ""
             raise InputError(
                 f"The task must be told where shapes leave it open, got {found}. "
-                f"Pass --task multilabel, or {'--task multiclass (votes)' if soft else 'flatten binary maps to (N,)'}."
+                f"Pass --task multilabel, or --task multiclass ({one_class}){maps}."
             )
-        task = "binary" if not scores else "multilabel" if labels == scores else "multiclass"
-    if task not in _SHAPES:
-        raise InputError(f"The task must be one of {quoted(_SHAPES)}, got `{task}`. Pass one of them with --task.")
-    per_sample, per_class = labels == scores[:-1], labels == scores
-    if task == "binary":
-        fits = scores == labels == ()
+        if no_and_yes:
+            raise InputError(
+                f"The task must be told where targets may be vote counts, got {found}. "
+                f"Pass --task {'multilabel' if scores else 'binary'} for counts of no and yes, or name one target "
+                "with --target."
+            )
+        task = "multiclass" if scores else "binary"
+    if task == "multiclass":
+        fits = scores != () and (labels == scores[:-1] or per_class)
     else:
-        fits = scores != () and (per_class if task == "multilabel" else per_sample or (per_class and soft))
+        # Two columns of binary predictions are most likely both classes, which would count every row twice.
+        fits = (per_class or no_and_yes) and (len(scores) != 1 if task == "binary" else scores != ())
     if not fits and len(scores) > 1 and labels == scores[1:]:
         raise InputError(
             f"Classes must be the last axis in files, got {found}, which looks like (N, C, H, W). "
             "Move the class axis to the end before saving: np.moveaxis(preds, 1, -1)."
         )
     if not fits:
+        advice = "Check what wrote them, or pass --task." if guessed else "Check what wrote them."
+        raise InputError(f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. {advice}")
+    if task == "multiclass" and per_class and target.dtype == "bool":
         raise InputError(
-            f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. Check what wrote them, or pass --task."
+            f"Targets with a class axis must be whole numbers (vote counts, one-hot labels) or floating (shares), "
+            f"got {found}. Save them as integers, or save class indices."
         )
     if task == "multiclass" and soft and not per_class:
         raise InputError(
@@ -115,14 +131,25 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
     return task, scores
 
 
-def check_weights(reader: Reader, roles: Roles, task: Task) -> None:
-    """Check that there is one weight per sample, and one group."""
+def check_per_sample(reader: Reader, roles: Roles, task: Task, sample_shape: tuple[int, ...]) -> None:
+    """Check that there is one weight per sample, and one group; `sample_shape` is that of one prediction."""
     preds = reader.arrays[roles.preds].shape
+    fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
+    if task == "binary" and sample_shape == () and len(preds) > 1:
+        fitting.add(preds)  # a column beside a column
     for name, what in ((roles.weights, "weight"), (roles.groups, "group")):
-        if name is not None and reader.arrays[name].shape != (preds[:1] if task == "binary" else preds[:-1]):
+        if name is None:
+            continue
+        array = reader.arrays[name]
+        if array.shape not in fitting:
             raise InputError(
-                f"`{name}` in `{reader.label}` must be one {what} per sample, got shape {reader.arrays[name].shape} "
+                f"`{name}` in `{reader.label}` must be one {what} per sample, got shape {array.shape} "
                 f"for predictions {preds}. Save one per sample, or rename the array if it holds something else."
+            )
+        if array.dtype in TEXT and len(array.shape) > 1:
+            raise InputError(
+                f"`{name}` in `{reader.label}` must have one axis if it holds text, got shape {array.shape}. "
+                "Save whole numbers, or flatten all arrays."
             )
 
 

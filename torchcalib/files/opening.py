@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchcalib.files.checks import check_alike, check_numbers, check_rows, check_weights, declares_logits, infer_task
+from torchcalib.files.checks import (
+    check_alike,
+    check_numbers,
+    check_per_sample,
+    check_rows,
+    declares_logits,
+    infer_task,
+)
 from torchcalib.files.names import find_roles
 from torchcalib.files.reader import InputError, Reader, quoted, reading
 from torchcalib.files.source import Source
@@ -65,7 +72,8 @@ class PredictionFiles:
         groups_name: the same for the groups; None without groups.
         from_logits: whether the predictions are logits; log-probabilities are.
         task: "binary", "multiclass" or "multilabel".
-        shape: of all predictions, (N,), (N, C) or (N, ..., C): the rows of all shards together.
+        shape: of all predictions, binary (N, ...), else (N, ..., C): the rows of all shards together. A single binary
+            column, (N, 1), is read as (N,).
         dtype: of the predictions, such as "float32".
         ignored: other arrays or columns that were found and are not used.
     """
@@ -140,9 +148,9 @@ class PredictionFiles:
         for reader in self._readers:
             for piece in reader.stream(self._names, count):
                 column = dict(zip(self._names, piece, strict=True))
+                if column[self.preds_name].dim() > len(self.shape):  # a single binary column
+                    column = {name: _without_column(values) for name, values in column.items()}
                 preds, target = column[self.preds_name], column[self.target_name]
-                if self.task == "binary":  # one column, (N, 1), is read as (N,)
-                    preds, target = preds.flatten(), target.flatten()
                 weights = None if self.weights_name is None else _int64_unless_floating(column[self.weights_name])
                 groups = None if self.groups_name is None else _numbered(column[self.groups_name])
                 yield preds, _int64_unless_floating(target), weights, groups
@@ -169,7 +177,8 @@ def open_predictions(
         weights: the same for the weights: "weights" or "sample_weight". There may be none.
         groups: what holds the group of every row, whole numbers or text, by its name; None for no groups.
         from_logits: whether predictions are logits. None goes by the name, and is an error where it does not tell.
-        task: None goes by the shapes, and is an error where they do not tell. Values never matter.
+        task: None goes by the shapes, and is an error where they do not tell: targets of the shape of predictions
+            with a class axis may be labels, one-hot labels or vote counts. Values never matter.
 
     Returns:
         The opened files, with samples on the first axis and classes on the last.
@@ -209,7 +218,7 @@ def open_predictions(
         check_numbers(reader, roles)
         check_alike(reader, first, roles)
     task, sample_shape = infer_task(first, roles, task)
-    check_weights(first, roles, task)
+    check_per_sample(first, roles, task, sample_shape)
     used = {column for name in roles.names for column in first.arrays[name].columns}
     return PredictionFiles(
         paths=files,
@@ -273,6 +282,11 @@ def _numbered(column: Tensor | list[str]) -> Groups:
     names = sorted(set(column) - {""})
     numbers = {"": -1, **{name: k for k, name in enumerate(names)}}
     return Groups(torch.tensor([numbers[name] for name in column], dtype=torch.int64), names)
+
+
+def _without_column(values: Any) -> Any:
+    """Return (n, 1, ...) as (n, ...), and anything else, such as names in a list, as it is."""
+    return values.squeeze(1) if isinstance(values, torch.Tensor) and values.dim() > 1 else values
 
 
 def _int64_unless_floating(values: Tensor) -> Tensor:

@@ -1,0 +1,238 @@
+"""What is written is read back, from every format, in pieces of any size, and from shards."""
+
+import pickle
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from helpers.refused import HITS, LABELS, LOGITS, PROBS, RNG, WEIGHTS
+from helpers.written import WRITERS, numbered, write_csv, write_parquet
+from safetensors.torch import save_file
+
+from torchcalib.files import InputError, PredictionFiles, open_predictions
+
+LINES = "".join(f"{p},{y}\n" for p, y in zip(PROBS, HITS, strict=True))
+
+
+def whole(files: PredictionFiles, max_bytes=64 * 2**20):
+    preds, target, weights = zip(*files.chunks(max_bytes), strict=True)
+    return torch.cat(preds), torch.cat(target), None if weights[0] is None else torch.cat(weights)
+
+
+def same(tensor, expected):
+    """Equal in dtype too."""
+    torch.testing.assert_close(tensor, torch.as_tensor(expected), rtol=0, atol=0)
+
+
+def tensors(**arrays):
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+
+def named(preds, target, weights="weights", **more):
+    return {preds: LOGITS, target: LABELS, weights: WEIGHTS, **more}
+
+
+MULTICLASS = {
+    "a.npz": lambda path: np.savez(path, **named("logits", "targets")),
+    "compressed.npz": lambda path: np.savez_compressed(path, **named("logits", "targets")),
+    "by_columns.npz": lambda path: np.savez_compressed(
+        path, logits=np.asfortranarray(LOGITS), targets=LABELS.astype(np.int8), weights=WEIGHTS.astype(np.uint16)
+    ),
+    "big_endian.npz": lambda path: np.savez(
+        path, logits=LOGITS.astype(">f4"), targets=LABELS.astype(">i2"), weights=WEIGHTS.astype(">u4")
+    ),
+    "a.pt": lambda path: torch.save({**tensors(**named("logits", "labels", "weight")), "epoch": 3}, path),
+    "old.pth": lambda path: torch.save(
+        tensors(**named("Logits", "Y", "weight")), path, _use_new_zipfile_serialization=False
+    ),
+    "a.safetensors": lambda path: save_file(tensors(logits=LOGITS, gt=LABELS.astype(np.int16), weights=WEIGHTS), path),
+    "columns.parquet": lambda path: write_parquet(
+        path, numbered("logit.", LOGITS) | {"target": LABELS, "weights": WEIGHTS, "id": LABELS}, row_group_size=3
+    ),
+    "lists.parquet": lambda path: write_parquet(path, named("logits", "label"), row_group_size=4),
+    "fixed_lists.parquet": lambda path: write_parquet(
+        path, named("logits", "label") | {"logits": pa.array(LOGITS.tolist(), type=pa.list_(pa.float32(), 3))}
+    ),
+}
+SIZES = (1, 24, 10**6)  # bytes of a piece
+
+
+@pytest.mark.parametrize("name", MULTICLASS)
+def test_multiclass_files_are_read_back_in_pieces_of_any_size(tmp_path, name):
+    MULTICLASS[name](tmp_path / name)
+    files = open_predictions([tmp_path / name])
+    assert (files.task, files.shape, files.n_rows) == ("multiclass", (7, 3), 7)
+    assert (files.from_logits, files.dtype, files.format) == (True, "float32", name.split(".")[1].replace("pth", "pt"))
+    for max_bytes in SIZES:
+        preds, target, weights = whole(files, max_bytes)
+        same(preds, LOGITS)
+        same(target, LABELS)
+        same(weights, WEIGHTS)
+        rows = max(1, max_bytes // 12)  # three float32
+        assert all(len(piece) <= rows for piece, _, _ in files.chunks(max_bytes))
+
+
+BINARY = {
+    "a.npz": lambda path: np.savez(path, probs=PROBS, y=HITS),
+    "column.npz": lambda path: np.savez(path, probs=PROBS[:, None], y=HITS),
+    "columns.npz": lambda path: np.savez(path, probs=PROBS[:, None], y=HITS[:, None] == 1),
+    "a.csv": lambda path: write_csv(path, {"p": PROBS, "y": HITS}),
+    "spaces.csv": lambda path: path.write_text("Prob, Target\n" + LINES.replace(",", ", ")),
+    "windows.csv": lambda path: path.write_bytes(b"\xef\xbb\xbfprob,y\r\n" + LINES.replace("\n", "\r\n").encode()),
+    "index.csv": lambda path: path.write_text(",prob,y\n" + LINES.replace("0.", "9,0.")),
+    "bool.csv": lambda path: write_csv(path, {"name": np.array(list("abcdefg")), "p": PROBS, "y": HITS == 1}),
+    "a.parquet": lambda path: write_parquet(path, {"y_prob": PROBS, "y_true": HITS == 1}),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_files_are_read_back_in_pieces_of_any_size(tmp_path, name):
+    BINARY[name](tmp_path / name)
+    files = open_predictions([tmp_path / name])
+    assert (files.task, files.shape, files.from_logits, files.dtype) == ("binary", (7,), False, "float64")
+    for max_bytes in SIZES:
+        preds, target, weights = whole(files, max_bytes)
+        same(preds, PROBS)
+        same(target, HITS)
+        assert weights is None
+
+
+def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
+    values = RNG.normal(size=(5, 11))
+    values[:, 4] = np.arange(5)
+    columns = dict(reversed(numbered("log_prob_", values).items())) | {"target": np.arange(5), "id": np.arange(5)}
+    columns["log_prob_4"] = np.arange(5)  # text without a point, beside columns with one
+    write_csv(tmp_path / "a.csv", columns)
+    files = open_predictions([tmp_path / "a.csv"])
+    assert files.preds_name == "log_prob_0..log_prob_10"
+    assert (files.shape, files.from_logits, files.ignored) == ((5, 11), True, ("id",))
+    same(whole(files, 8 * 11 * 2)[0], values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_round_trip_keeps_floating_dtypes(tmp_path, name, dtype):
+    tensors = {"probs": torch.tensor(PROBS).to(dtype), "targets": torch.tensor(HITS).to(torch.uint8)}
+    torch.save(tensors, tmp_path / name) if name == "a.pt" else save_file(tensors, tmp_path / name)
+    files = open_predictions([tmp_path / name])
+    assert files.dtype == str(dtype).removeprefix("torch.")
+    preds, target, _ = whole(files, 5)
+    same(preds, tensors["probs"])
+    same(target, HITS)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ">f4", ">f8"])
+def test_round_trip_npy_pair_and_half_parquet(tmp_path, dtype):
+    preds, native = LOGITS.astype(dtype), LOGITS.astype(np.dtype(dtype).newbyteorder("="))
+    np.save(tmp_path / "logits.npy", np.asfortranarray(preds))
+    np.save(tmp_path / "labels.npy", LABELS.astype(np.uint8))
+    write_parquet(tmp_path / "a.parquet", {"labels": LABELS} | numbered("logits", native))
+    pair = open_predictions([tmp_path / "labels.npy", tmp_path / "logits.npy"])
+    assert (pair.preds_name, pair.target_name, pair.from_logits) == ("logits", "labels", True)
+    for files in (pair, open_predictions([tmp_path / "a.parquet"])):
+        read, target, _ = whole(files, 2 * native[0].nbytes)
+        same(read, native)
+        same(target, LABELS)
+
+
+def test_npy_roles_come_from_dtypes_where_names_say_nothing(tmp_path):
+    np.save(tmp_path / "a.npy", LABELS)
+    np.save(tmp_path / "b.npy", LOGITS)
+    files = open_predictions([tmp_path / "a.npy", tmp_path / "b.npy"], from_logits=True)
+    assert (files.preds_name, files.target_name) == ("b", "a")
+
+
+def test_npy_triple_with_named_roles(tmp_path):
+    for name, values in {"a": PROBS, "b": PROBS, "c": WEIGHTS}.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    paths = [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "c.npy"]
+    files = open_predictions(paths, preds="a.npy", target="b", weights="c", from_logits=False)
+    preds, target, weights = whole(files)
+    same(preds, PROBS)
+    same(target, PROBS)  # soft binary targets stay floating
+    same(weights, WEIGHTS)
+
+
+def test_pt_tuple_has_no_names_and_so_needs_from_logits(tmp_path):
+    torch.save((torch.tensor(LOGITS), torch.tensor(LABELS), torch.ones(7)), tmp_path / "a.pt")
+    files = open_predictions([tmp_path / "a.pt"], from_logits=False)
+    assert (files.from_logits, files.weights_name) == (False, "weights")
+    same(whole(files)[2], torch.ones(7))
+
+
+def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
+    shares = RNG.uniform(size=(7, 3))
+    np.savez(tmp_path / "a.npz", probs=shares, target=shares > 0.5)
+    assert open_predictions([tmp_path / "a.npz"], task="multilabel").task == "multilabel"
+    for target, dtype in ((shares, torch.float64), ((10 * shares).astype(np.int16), torch.int64)):
+        write_csv(tmp_path / "a.csv", {"prob": shares, "target": target})
+        for task in ("multiclass", "multilabel"):
+            files = open_predictions([tmp_path / "a.csv"], task=task)
+            assert files.task == task
+            same(whole(files, 1)[1], torch.from_numpy(target).to(dtype))
+    np.savez(tmp_path / "b.npz", probs=shares.reshape(7, 1, 3), target=LABELS.reshape(7, 1), weight=shares[:, :1])
+    files = open_predictions([tmp_path / "b.npz"])
+    assert (files.task, files.shape) == ("multiclass", (7, 1, 3))
+    same(whole(files, 1)[0], shares.reshape(7, 1, 3))
+
+
+def test_from_logits_given_wins_over_the_name(tmp_path):
+    np.savez(tmp_path / "a.npz", probs=PROBS, y=HITS)
+    np.savez(tmp_path / "b.npz", log_probs=PROBS, y=HITS)
+    assert open_predictions([tmp_path / "a.npz"], from_logits=True).from_logits
+    assert open_predictions([tmp_path / "b.npz"], from_logits=True).from_logits
+
+
+def test_named_arrays_win_over_known_names(tmp_path):
+    np.savez(tmp_path / "a.npz", logits=LOGITS, targets=LABELS, p_0=PROBS, y_0=HITS)
+    files = open_predictions([str(tmp_path / "a.npz")], preds="p_0", target="Y_0")
+    assert (files.preds_name, files.target_name, files.from_logits) == ("p_0", "y_0", False)
+    assert files.ignored == ("logits", "targets")
+
+
+def test_one_numbered_column_can_be_named(tmp_path):
+    write_csv(tmp_path / "a.csv", {"prob_0": 1 - PROBS, "prob_1": PROBS, "target": HITS})
+    assert open_predictions([tmp_path / "a.csv"]).task == "multiclass"
+    files = open_predictions([tmp_path / "a.csv"], preds="prob_1")
+    assert (files.task, files.from_logits, files.ignored) == ("binary", False, ("prob_0",))
+
+
+def test_csv_keeps_infinite_logits(tmp_path):
+    (tmp_path / "a.csv").write_text("logit,y\ninf,1\n-inf,0\n")
+    same(whole(open_predictions([tmp_path / "a.csv"]))[0], torch.tensor([np.inf, -np.inf], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_shards_with_an_empty_one_read_as_one_file(tmp_path, suffix):
+    paths = [tmp_path / f"{i}.{suffix}" for i in range(4)]
+    for path, rows in zip(paths, (slice(0, 0), slice(0, 4), slice(4, 5), slice(5, 7)), strict=True):
+        # Text of floating numbers is parsed as float64, and its shortest digits give the float32 back.
+        WRITERS[suffix](path, {"logits": LOGITS[rows], "targets": LABELS[rows]})
+    files = open_predictions(paths)
+    assert (files.n_rows, files.shape, files.paths) == (7, (7, 3), tuple(paths))
+    preds, target, _ = whole(files, 24)
+    same(preds.float(), LOGITS)
+    same(target, LABELS)
+    assert [len(piece) for piece, _, _ in files.chunks()] == [4, 1, 2]
+
+
+def test_opened_files_can_be_pickled_and_hold_no_file_open(tmp_path):
+    np.savez(tmp_path / "a.npz", logits=LOGITS, targets=LABELS)
+    files = pickle.loads(pickle.dumps(open_predictions([tmp_path / "a.npz"])))
+    (tmp_path / "a.npz").rename(tmp_path / "b.npz")
+    with pytest.raises(InputError, match="must be a complete, readable npz file, got FileNotFoundError"):
+        next(files.chunks())
+
+
+@pytest.mark.parametrize(
+    ("package", "suffix"), [("pyarrow", "csv"), ("pyarrow", "parquet"), ("safetensors", "safetensors")]
+)
+def test_missing_package_names_the_extra(tmp_path, monkeypatch, package, suffix):
+    WRITERS[suffix](tmp_path / f"a.{suffix}", {"logits": LOGITS, "targets": LABELS})
+    monkeypatch.setitem(sys.modules, package, None)
+    for module in ("tables", "safetensors"):
+        monkeypatch.delitem(sys.modules, f"torchcalib.files.{module}", raising=False)
+    with pytest.raises(InputError, match=rf"package {package}, .* Run pip install 'torchcalib\[data\]'\."):
+        open_predictions([tmp_path / f"a.{suffix}"])

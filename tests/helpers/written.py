@@ -1,0 +1,68 @@
+"""Files of predictions, written in every format from arrays by name."""
+
+import numpy as np
+import torch
+
+
+def write_npz(path, arrays):
+    np.savez_compressed(path, **arrays)
+
+
+def write_pt(path, arrays):
+    torch.save({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
+
+
+def write_safetensors(path, arrays):
+    from safetensors.torch import save_file
+
+    save_file({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
+
+
+def write_csv(path, arrays):
+    """Classes in numbered columns: `logits_0, logits_1, ...`."""
+    columns = flat(arrays)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+
+
+def write_parquet(path, arrays, **options):
+    """Classes in list columns."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({name: as_column(values) for name, values in arrays.items()}), path, **options)
+
+
+def write_numbered_parquet(path, arrays):
+    """Classes in numbered columns."""
+    write_parquet(path, flat(arrays))
+
+
+WRITERS = {
+    "npz": write_npz,
+    "pt": write_pt,
+    "safetensors": write_safetensors,
+    "csv": write_csv,
+    "parquet": write_parquet,
+    "numbered.parquet": write_numbered_parquet,
+}
+
+
+def flat(arrays):
+    """Arrays of two axes as numbered columns."""
+    columns = {}
+    for name, values in arrays.items():
+        columns |= {name: values} if values.ndim == 1 else numbered(f"{name}_", values)
+    return columns
+
+
+def numbered(stem, values):
+    return {f"{stem}{i}": column for i, column in enumerate(values.T)}
+
+
+def as_column(values):
+    import pyarrow as pa
+
+    if not isinstance(values, np.ndarray) or values.ndim == 1:
+        return pa.array(values)
+    return pa.array(values.tolist(), type=pa.list_(pa.from_numpy_dtype(values.dtype)))

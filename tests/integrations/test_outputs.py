@@ -1,0 +1,50 @@
+"""Predictions and targets in the outputs of a step."""
+
+import pytest
+import torch
+
+from torchcalib.integrations.outputs import found_by
+
+LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+BATCH = (torch.zeros(4, 7), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch"),
+    [
+        ({"loss": torch.tensor(1.0), "logits": LOGITS, "target": LABELS}, None),
+        ({"y_hat": LOGITS}, BATCH),
+        ({"logits": LOGITS, "preds": LABELS}, {"input_ids": LABELS, "labels": LABELS}),
+        ((LOGITS, LABELS), None),
+        ((torch.tensor(1.0), LOGITS, LABELS), None),
+        (LOGITS, BATCH),
+        (LOGITS, {"x": None, "y": LABELS}),
+    ],
+)
+def test_predictions_and_targets_are_found_where_people_put_them(outputs, batch):
+    found = found_by(None, outputs, batch, from_logits=True)
+    assert found.preds is LOGITS
+    assert found.target is LABELS
+    assert found.weights is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch", "from_logits", "error"),
+    [
+        (None, BATCH, True, "must return predictions under a known name, or .*, got None for the batch"),
+        ({"logits": LOGITS}, (LABELS,), True, r"must return targets .* got {'logits': float32 \(4, 3\)}"),
+        ({"logits": LOGITS, "y": LABELS}, None, False, "`from_logits` must be True .* as 'logits', got False"),
+        ({"probs": LOGITS, "y": LABELS}, None, True, "`from_logits` must be False .* as 'probs', got True"),
+    ],
+)
+def test_what_is_not_found_is_an_error_that_lists_what_is(outputs, batch, from_logits, error):
+    with pytest.raises(ValueError, match=error):
+        found_by(None, outputs, batch, from_logits)
+
+
+def test_a_getter_of_ones_own_is_used_and_checked():
+    weights = torch.ones(4)
+    found = found_by(lambda outputs, batch: (outputs["z"], batch[1], weights), {"z": LOGITS}, BATCH, from_logits=True)
+    assert found == (LOGITS, LABELS, weights)
+    with pytest.raises(TypeError, match="`get` must return"):
+        found_by(lambda outputs, batch: outputs, LOGITS, BATCH, from_logits=True)
