@@ -8,6 +8,33 @@ import torch
 
 from torchcalib import BinTable, TCETable, bin_table, binomial_test
 
+TESTED = TCETable(
+    *torch.tensor(
+        [
+            [0, 2.5e-6, 0.5],  # lower
+            [2.5e-6, 0.5, 1],  # upper
+            [100, 0, 300],  # n
+            [0.25, 0, 0.75],  # share
+            [1e-7, torch.nan, 0.75],  # confidence
+            [0, torch.nan, 0.8125],  # frequency
+            [-1e-7, 0, 0.0625],  # gap
+            [torch.nan, torch.nan, torch.nan],  # ecd
+            [torch.nan, torch.nan, torch.nan],  # band_low
+            [torch.nan, torch.nan, torch.nan],  # band_high
+            [0, 0, 50],  # rejected
+        ],
+        dtype=torch.float64,
+    ),
+    quantiles=torch.stack(
+        [
+            torch.linspace(0, 2e-6, 33, dtype=torch.float64),
+            torch.full((33,), torch.nan, dtype=torch.float64),
+            torch.linspace(0.5, 1, 33, dtype=torch.float64),
+        ]
+    ),
+)
+"""Three bins, the second empty, the third rejected in part."""
+
 
 def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
     probs = torch.tensor(probs, dtype=torch.float64)

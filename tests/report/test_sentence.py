@@ -47,7 +47,9 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("draw", ["small ones", *(pytest.param(name, marks=pytest.mark.extended) for name in DRAWS if name != "small ones")])
+@pytest.mark.parametrize(
+    "draw", ["small ones", *(pytest.param(n, marks=pytest.mark.extended) for n in list(DRAWS)[:3])]
+)
 def test_law_it_rarely_accuses_a_calibrated_model(draw):
     """Of 40 calibrated samples some 5 % have p < 0.05: 3 standard deviations more are 6."""
     generator, accused = torch.Generator().manual_seed(0), 0
