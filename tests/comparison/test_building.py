@@ -13,6 +13,7 @@ from torchcalib.bootstrap import Interval
 from torchcalib.comparison import ComparisonBuilder, groups
 from torchcalib.plots import DARK, LIGHT, difference_plot, to_svg
 
+HALVES = torch.full((4,), 0.5)
 MAIN = {"binary": "positive_class", "multiclass": "top_label", "multilabel": "classwise"}
 
 
@@ -225,11 +226,11 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"systems": {"a": torch.rand(4)}}, "must be two at least, got 1"),
-        ({"systems": {"a": torch.rand(4), "": torch.rand(4)}}, "must have names"),
-        ({"systems": {"a": torch.rand(4), "b": torch.rand(5)}}, "must have one shape for all systems"),
-        ({"systems": {"a": torch.rand(4), "b": torch.tensor([0.1, 0.2, 0.3, 1.5])}}, "system 'b': .*got 1.5"),
-        ({"systems": {"a": torch.rand(4), "b": [0.1]}}, "system 'b': `preds` must be a torch.Tensor"),
+        ({"systems": {"a": HALVES}}, "must be two at least, got 1"),
+        ({"systems": {"a": HALVES, "": HALVES}}, "must have names"),
+        ({"systems": {"a": HALVES, "b": HALVES[:3]}}, "must have one shape for all systems"),
+        ({"systems": {"a": HALVES, "b": torch.tensor([0.1, 0.2, 0.3, 1.5])}}, "system 'b': .*got 1.5"),
+        ({"systems": {"a": HALVES, "b": [0.1]}}, "system 'b': `preds` must be a torch.Tensor"),
         ({"from_logits": {"a": True}}, "`from_logits` must say it of 'a', 'b'"),
         ({"n_replicates": 20}, "`n_replicates` must be at least 39"),
         ({"nan_policy": "skip"}, "`nan_policy` must be one of 'raise', 'drop'"),
@@ -237,11 +238,7 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
     ],
 )
 def test_bad_input_is_an_error_that_names_the_system(change, words):
-    given = {
-        "systems": {"a": torch.rand(4), "b": torch.rand(4)},
-        "target": torch.tensor([0, 1, 1, 0]),
-        "task": "binary",
-    }
+    given = {"systems": {"a": HALVES, "b": HALVES}, "target": torch.tensor([0, 1, 1, 0]), "task": "binary"}
     with pytest.raises((ValueError, TypeError), match=words):
         tc.compare(**{**given, **change})
 

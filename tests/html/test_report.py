@@ -66,6 +66,15 @@ def parsed(task: str) -> Checker:
     return Checker(page(task))
 
 
+def shown(**changes):
+    """The page of a report with changes, without pictures."""
+    return render(replace(full("binary"), **{**BARE, **changes}))
+
+
+def in_words(text):
+    return " ".join(Checker(text).words)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_tags_are_balanced_and_the_outline_is_in_order(task):
     checker = parsed(task)
@@ -75,8 +84,6 @@ def test_tags_are_balanced_and_the_outline_is_in_order(task):
     assert headings.count(1) == 1
     assert all(deeper - level <= 1 for level, deeper in pairwise(headings))
     assert all(cell.get("scope") in ("col", "row", "rowgroup") for cell in checker.every("th"))
-    n_figures = 2 * (len(full(task).tables) + len(full(task).tests))
-    assert len(checker.every("figure")) == len(checker.every("figcaption")) == n_figures
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -126,9 +133,9 @@ def test_every_number_is_on_the_page(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_every_picture_is_there_for_light_and_dark_with_a_name(task):
     pictures = parsed(task).every("svg")
-    assert [picture["class"] for picture in pictures] == ["light", "dark"] * (
-        2 * (len(full(task).tables) + len(full(task).tests))
-    )
+    n_figures = 2 * (len(full(task).tables) + len(full(task).tests))
+    assert [picture["class"] for picture in pictures] == ["light", "dark"] * n_figures
+    assert len(parsed(task).every("figure")) == len(parsed(task).every("figcaption")) == n_figures
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
     assert "@media screen and (prefers-color-scheme: dark)" in page(task)
     assert {LIGHT.below, DARK.below} <= set(re.findall("#[0-9a-f]{6}", page(task)))
@@ -160,22 +167,21 @@ def test_tests_have_a_section_with_two_pictures_each_and_a_table_of_their_bins()
     assert sum("logit" in label for label in pictures) == 4
     assert "50 of 400" in pictures[0]
     assert ["open" in details for details in checker.every("details")] == [True, False, False, False]
-    values = [data["value"] for data in checker.every("data")]
-    assert str(12.5) in values
+    assert str(12.5) in [data["value"] for data in checker.every("data")]
     rows = [" ".join(row.split()) for row in re.findall(r"<tr>(.*?)</tr>", text) if "2.500e-06" in row]
     assert [re.sub(r"<[^>]*>", " ", row).split() for row in rows[:2]] == [
         ["0", "to", "2.500e-06", "100", "≈", "0", "0", "0", "0.00%"],
         ["2.500e-06", "to", "0.5000", "0", "empty"],
     ]
     assert "16.67%" in checker.words
-    assert "Predictions that the outcomes refute" not in render(replace(r, **BARE))
+    assert "Predictions that the outcomes refute" not in shown()
 
 
 def test_tests_of_no_data_are_said_to_be_of_none():
     table = TCETable(*(torch.zeros(1) for _ in range(11)), quantiles=torch.full((1, 33), torch.nan))
-    text = render(replace(full("binary"), tables={}, tests={"positive_class": table}))
+    text = shown(tests={"positive_class": table})
     assert "no data" in text
-    assert "TCE =" not in " ".join(Checker(text).words)
+    assert "TCE =" not in in_words(text)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -200,7 +206,7 @@ def test_a_bar_of_an_infinite_score_has_no_end_and_notes_are_there():
     r = full("binary")
     lost = replace(r.calibration.gains[0], value=math.inf, rcl=-math.inf)
     stage = replace(r.calibration, gains=(lost, *r.calibration.gains[1:]), notes=(HOSTILE,))
-    checker = Checker(render(replace(r, calibration=stage, **BARE)))
+    checker = Checker(shown(calibration=stage))
     n_infinite = sum(math.isinf(gain.value) for gain in stage.gains)
     assert sum(span.get("class") == "endless" for span in checker.every("span")) == n_infinite >= 1
     assert "−infinite" in checker.words
@@ -209,24 +215,22 @@ def test_a_bar_of_an_infinite_score_has_no_end_and_notes_are_there():
 
 
 def test_without_a_calibration_stage_there_is_no_section():
-    text = render(replace(full("binary"), calibration=None, **BARE))
-    assert "calibration stage" not in text.lower()
+    assert "calibration stage" not in shown(calibration=None).lower()
 
 
 @pytest.mark.parametrize("best", [None, "DP calibration"])
 def test_the_page_says_what_the_command_would_save(best):
     r = full("binary")
     stage = replace(r.calibration, recommendation=replace(r.recommendation, best=best))
-    words = " ".join(" ".join(Checker(render(replace(r, calibration=stage, **BARE))).words).split())
+    words = " ".join(in_words(shown(calibration=stage)).split())
     assert f"fits {stage.name} to all samples and saves it" in words
     assert ("though no calibrator is worth its trouble" in words) == (best is None)
 
 
 def test_tests_are_files_and_data_without_their_quantiles(tmp_path):
     written = save_report(replace(full("binary"), tables={}, tests={"top_label": TESTED}), tmp_path)
-    assert [path.name for path in written] == [
-        *("report.json", "report.html", "test_top_label.png", "test_top_label.svg"),
-    ]
+    names = ["report.json", "report.html", "test_top_label.png", "test_top_label.svg"]
+    assert [path.name for path in written] == names
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["tests"]["top_label"]
     assert read["rejected"] == [0, 0, 50]
     assert read["frequency"] == [0, "nan", 0.8125]
@@ -234,22 +238,17 @@ def test_tests_are_files_and_data_without_their_quantiles(tmp_path):
 
 
 def test_names_of_others_are_escaped():
-    r = full("binary")
-    hostile = replace(
-        r,
-        source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
-        settings={**r.settings, HOSTILE: HOSTILE},
-        sentence=HOSTILE,
-        notes=(HOSTILE,),
-        version=HOSTILE,
-        tables={},
-        tests={},
-        lines=tuple(
-            replace(line, name=HOSTILE, unit=HOSTILE, question=HOSTILE, source=HOSTILE, group=HOSTILE)
-            for line in r.lines
-        ),
+    fields = ("name", "unit", "question", "source", "group")
+    lines = tuple(replace(line, **dict.fromkeys(fields, HOSTILE)) for line in full("binary").lines)
+    checker = Checker(
+        shown(
+            source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
+            settings={**full("binary").settings, HOSTILE: HOSTILE},
+            notes=(HOSTILE,),
+            lines=lines,
+            **dict.fromkeys(("sentence", "version"), HOSTILE),
+        )
     )
-    checker = Checker(render(hostile))
     assert checker.every("script") == []
     assert HOSTILE in checker.words
 
@@ -265,21 +264,16 @@ def test_names_of_others_are_escaped():
     ],
 )
 def test_title_names_the_file(source, title):
-    text = render(replace(full("binary"), source=source, **BARE))
+    text = shown(source=source)
     assert f"<title>{title}</title>" in text
     assert f"<h1>{title}</h1>" in text
 
 
 def test_settings_and_source_are_told_long_lists_by_their_first_items():
-    r = full("binary")
-    source = {
-        "files": [f"part-{i}" for i in range(1000)],
-        "weights_key": None,
-        "reading": {"chunk_rows": 10},
-        "unused": [],
-    }
-    settings = {**r.settings, "right": True, "from_logits": True, "ignore_index": -1, "shuffled": False}
-    words = " ".join(Checker(render(replace(r, source=source, settings=settings, **BARE))).words)
+    files = [f"part-{i}" for i in range(1000)]
+    source = {"files": files, "weights_key": None, "reading": {"chunk_rows": 10}, "unused": []}
+    settings = {"right": True, "from_logits": True, "ignore_index": -1, "shuffled": False}
+    words = in_words(shown(source=source, settings={**full("binary").settings, **settings}))
     for told in ("part-4, and 995 more", "chunk rows 10", "(a, b]", "logits", "ignore index", "shuffled"):
         assert told in words
     assert "part-5" not in words
@@ -290,11 +284,11 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
     preds, target = torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]])
     r = tc.report(preds, target, task="multilabel", n_bins=5, **QUICK)
     assert math.isinf(r["nll"])
-    words = " ".join(Checker(render(r)).words)
+    words = in_words(render(replace(r, **BARE)))
     assert "infinite" in words
     assert "Infinite: a probability of 0 was given to something that happened." in words
     undefined = replace(r, **BARE, lines=(replace(r.lines[0], value=math.nan), r.main_line))
-    assert "Undefined: the data do not say" in " ".join(Checker(render(undefined)).words)
+    assert "Undefined: the data do not say" in in_words(render(undefined))
     assert "Infinite:" not in page("binary")
     assert "Undefined:" not in page("binary")
 
