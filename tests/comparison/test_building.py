@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from helpers.reports import TASKS
+from helpers.reports import QUICK, TASKS
 from helpers.systems import FEW, compared, systems
 
 import torchcalib as tc
 from torchcalib.bootstrap import Interval
 from torchcalib.comparison import ComparisonBuilder, groups
-from torchcalib.plots import DARK, LIGHT, difference_plot, to_svg
+from torchcalib.plots import DARK, difference_plot, to_svg
 
 HALVES = torch.full((4,), 0.5)
 MAIN = {"binary": "positive_class", "multiclass": "top_label", "multilabel": "classwise"}
@@ -22,9 +22,8 @@ def test_values_are_those_of_a_report_and_equal_systems_differ_by_exactly_0(task
     found, target = systems(task)
     logits = {"a": found["calibrated"], "b": found["sure"], "c": found["calibrated"].clone()}
     compared = tc.compare(logits, target, task=task, from_logits=True, **FEW)
-    quick = {"with_calibration": False, "with_intervals": False}
     for name in ("a", "b"):
-        report = tc.report(logits[name], target, task=task, from_logits=True, **quick)
+        report = tc.report(logits[name], target, task=task, from_logits=True, **QUICK)
         assert set(report) - set(compared) == {key for key in report if key.startswith("unc/")}
         for key, line in compared.items():
             assert line.values[name] == pytest.approx(report[key], abs=1e-12), key
@@ -154,9 +153,8 @@ def test_infinite_and_undefined_differences_are_drawn_and_told():
     assert math.isnan(both["nll"].differences["c"].value)
     content = json.loads(both.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert next(line for line in content["lines"] if line["key"] == "nll")["differences"]["c"]["value"] == "nan"
-    for style in (LIGHT, DARK):
-        assert "undefined" in to_svg(difference_plot(both, style=style))
-        assert "undefined" not in to_svg(difference_plot(compared, style=style))
+    assert "undefined" in to_svg(difference_plot(both, style=DARK))
+    assert "undefined" not in to_svg(difference_plot(compared))
     assert "NLL" in str(both)
 
 
@@ -168,7 +166,7 @@ def test_rounding_of_float32_is_no_difference():
     assert found.verdict == "not told apart"
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 4])
 def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
     g = torch.Generator().manual_seed(n)
     a, b = (torch.softmax(torch.randn(n, 3, generator=g), -1) for _ in range(2))

@@ -316,7 +316,10 @@ def test_same_report_gives_the_same_page_whatever_matplotlib_is_set_to():
 
 @pytest.mark.parametrize(
     ("task", "others", "tested"),
-    [("binary", ["_top_label"], ["positive_class", "top_label"]), ("multilabel", [], ["classwise"])],
+    [
+        ("binary", ["_top_label"], ["positive_class", "top_label"]),
+        pytest.param("multilabel", [], ["classwise"], marks=pytest.mark.extended),
+    ],
 )
 def test_folder_holds_exactly_the_files_returned(task, others, tested, tmp_path):
     out = tmp_path / "a" / "b"
