@@ -80,18 +80,15 @@ def test_without_data_values_are_nan_and_nothing_is_said():
     assert monitor.history.best is None
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
+def test_bad_arguments():
+    for given, error in (
         ({"task": "multiclass"}, "`num_classes` must be given for task='multiclass', got None"),
         ({"task": "multilabel"}, "`num_labels` must be given for task='multilabel', got None"),
         ({"task": "binary", "threshold": -1.0}, "`threshold` must be a number of nats of at least 0, got -1.0"),
         ({"task": "binary", "threshold": math.nan}, "`threshold` must be"),
         ({"task": "ternary"}, "`task` must be one of"),
-    ],
-)
-def test_bad_arguments(given, error):
-    with pytest.raises(ValueError, match=error):
-        tc.Monitor(**given)
+    ):
+        with pytest.raises(ValueError, match=error):
+            tc.Monitor(**given)
     with pytest.raises(TypeError, match="`metrics` must be metrics by their names, got list"):
         tc.Monitor(task="binary", metrics=[tc.ECE(task="binary")])

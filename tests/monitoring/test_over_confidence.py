@@ -10,9 +10,8 @@ import torchcalib as tc
 from torchcalib.monitoring import crossings
 
 
-@pytest.mark.parametrize(
-    ("ecd", "expected"),
-    [
+def test_over_confidence_is_told_of_when_it_has_grown_beyond_the_threshold():
+    cases = (
         ([-0.5, -0.2, 0.1, 0.11], [0, 0, 0, 1]),  # from 0 on, whatever was below, and beyond the threshold
         ([0.3, 0.35, 0.41], [0, 0, 1]),  # above the least so far
         ([0, 0.2, 0.3, 0.1, 0.2], [0, 1, 0, 0, 0]),  # told once: more than half of the threshold was left
@@ -21,10 +20,8 @@ from torchcalib.monitoring import crossings
         ([0, math.inf, math.inf], [0, 1, 0]),
         ([math.inf, math.inf], [0, 0]),
         ([], []),
-    ],
-)
-def test_over_confidence_is_told_of_when_it_has_grown_beyond_the_threshold(ecd, expected):
-    assert crossings(ecd, 0.1) == [bool(told) for told in expected]
+    )
+    assert [crossings(ecd, 0.1) for ecd, _ in cases] == [[bool(told) for told in expected] for _, expected in cases]
 
 
 def test_the_warning_has_numbers_epochs_and_advice():

@@ -46,18 +46,24 @@ def compared_in_logits(table, **options):
 DRAWINGS = [tce_diagram, in_logits, compared, compared_in_logits]
 
 
-def drawn_cases():
-    for draw in DRAWINGS:
-        for case in CASES:
-            always = draw in (tce_diagram, in_logits) or case in SHOWING_ALL
-            yield pytest.param(draw, case, marks=[] if always else pytest.mark.extended)
-
-
-@pytest.mark.parametrize(("draw", "case"), list(drawn_cases()))
-def test_edge_cases_are_drawn_and_no_text_covers_another(draw, case):
-    found = written(draw(CASES[case](), style=DARK, title="title"))
-    assert overlaps(found) == []
-    assert ("no data" in [text for text, _ in found]) == (case == "no data")
+@pytest.mark.parametrize(
+    ("draw", "cases"),
+    [
+        (tce_diagram, CASES),
+        (in_logits, CASES),
+        (compared, SHOWING_ALL),
+        (compared_in_logits, SHOWING_ALL),
+        pytest.param(compared, CASES, marks=pytest.mark.extended),
+        pytest.param(compared_in_logits, CASES, marks=pytest.mark.extended),
+    ],
+)
+def test_edge_cases_are_drawn_and_no_text_covers_another(draw, cases):
+    covered = {}
+    for case in cases:
+        found = written(draw(CASES[case](), style=DARK, title="title"))
+        covered[case] = overlaps(found)
+        assert ("no data" in [text for text, _ in found]) == (case == "no data"), case
+    assert not any(covered.values()), covered
 
 
 def test_the_detector_of_overlaps_can_fail():
@@ -112,12 +118,9 @@ def test_percentages_stand_on_their_bars_upright_where_bins_are_narrow_and_left_
         assert box.y1 < sizes.get_window_extent().y1 + 1
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0, "0%"), (1e-4, "<1%"), (0.01, "1%"), (0.246, "25%"), (0.99, "99%"), (0.9999, ">99%"), (1, "100%")],
-)
-def test_only_none_is_0_percent_and_only_all_is_100(share, expected):
-    assert plots.tce._percent(share) == expected
+def test_only_none_is_0_percent_and_only_all_is_100():
+    written = {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}
+    assert {share: plots.tce._percent(share) for share in written} == written
 
 
 def polygons(panel):
