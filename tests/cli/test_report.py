@@ -50,18 +50,25 @@ def test_it_prints_names_as_they_are(tmp_path, capsys):
     assert "a [bold] name.npz" in capsys.readouterr().out
 
 
-def test_it_writes_its_files_whatever_becomes_of_its_output(tmp_path):
+@pytest.mark.parametrize(
+    "ending", ["| head -c 1", *(pytest.param(ending, marks=pytest.mark.extended) for ending in (">&-", "> /dev/full"))]
+)
+def test_it_writes_its_files_whatever_becomes_of_its_output(ending, tmp_path):
     path, out = tmp_path / "a \x1b[31m.npz", tmp_path / "out"
     np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]), **{"\x1b]0;owned\x07": np.zeros(2)})
-    for ending in (f"--out '{out}' | head -c 1", ">&-", "> /dev/full"):  # files are written before anything is printed
-        command = f"{sys.executable} -m torchcalib report '{path}' {' '.join(QUICK_COMMAND)} {ending}"
-        done = subprocess.run(
-            ["bash", "-c", command], env=quick_environment(), capture_output=True, text=True, check=False
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert "Exception" not in done.stderr
-        assert "\x1b" not in done.stdout + done.stderr
+    command = f"{sys.executable} -m torchcalib report '{path}' --out '{out}' {' '.join(QUICK_COMMAND)} {ending}"
+    done = subprocess.run(["bash", "-c", command], env=quick_environment(), capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "Exception" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
     assert (out / "report.html").is_file()
+
+
+def test_it_reports_to_nobody_where_it_was_started_without_an_output(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["report", str(path), *QUICK_COMMAND]) == 0
 
 
 def test_it_says_in_which_rows_a_bad_value_is(tmp_path, capsys, monkeypatch):
