@@ -1,0 +1,131 @@
+"""Tables of bins for pictures and pages: of equal width, and of tested blocks of a sorted sample."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import torch
+
+from torchcalib import BinTable, TCETable, bin_table, binomial_test
+
+TESTED = TCETable(
+    *torch.tensor(
+        [
+            [0, 2.5e-6, 0.5],  # lower
+            [2.5e-6, 0.5, 1],  # upper
+            [100, 0, 300],  # n
+            [0.25, 0, 0.75],  # share
+            [1e-7, torch.nan, 0.75],  # confidence
+            [0, torch.nan, 0.8125],  # frequency
+            [-1e-7, 0, 0.0625],  # gap
+            [torch.nan, torch.nan, torch.nan],  # ecd
+            [torch.nan, torch.nan, torch.nan],  # band_low
+            [torch.nan, torch.nan, torch.nan],  # band_high
+            [0, 0, 50],  # rejected
+        ],
+        dtype=torch.float64,
+    ),
+    quantiles=torch.stack(
+        [
+            torch.linspace(0, 2e-6, 33, dtype=torch.float64),
+            torch.full((33,), torch.nan, dtype=torch.float64),
+            torch.linspace(0.5, 1, 33, dtype=torch.float64),
+        ]
+    ),
+)
+"""Three bins, the second empty, the third rejected in part."""
+
+
+def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
+    probs = torch.tensor(probs, dtype=torch.float64)
+    return bin_table(probs, torch.tensor(outcomes, dtype=torch.int64), task="binary", n_bins=n_bins, **options)
+
+
+@cache
+def mixed_bins() -> BinTable:
+    """Bins of 1, 0, 3, 2 and 4 samples: above, empty, below, on and below the diagonal."""
+    probs = [0.1, 0.45, 0.5, 0.55, 0.75, 0.75, 0.9, 0.9, 0.95, 0.95]
+    table = bins_of(probs, [1, 0, 0, 1, 1, 1, 1, 0, 1, 1])
+    gap, frequency = table.gap.clone(), table.frequency.clone()
+    gap[3], frequency[3] = 0.0, table.confidence[3]
+    return replace(table, frequency=frequency, gap=gap)
+
+
+def random_bins(n_bins: int, n: int = 500) -> BinTable:
+    generator = torch.Generator().manual_seed(n_bins)
+    probs = torch.rand(n, generator=generator, dtype=torch.float64)
+    return bin_table(probs, (torch.rand(n, generator=generator) < probs).long(), task="binary", n_bins=n_bins)
+
+
+def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
+    """The table of blocks of the sorted sample, by loops over them; a size of 0 is an empty bin."""
+    probs, order = torch.as_tensor(probs, dtype=torch.float64).sort(stable=True)
+    outcomes = torch.as_tensor(outcomes)[order]
+    held = [(p, y) for p, y in zip(probs.split(sizes), outcomes.split(sizes), strict=True)]
+    if edges is None:
+        edges = [0, *((a[-1] + b[0]) / 2 for (a, _), (b, _) in pairwise(held)), 1]
+    edges = torch.tensor(edges, dtype=torch.float64)
+    n = torch.tensor(sizes, dtype=torch.float64)
+    confidence = torch.stack([p.mean() for p, _ in held])
+    frequency = torch.stack([y.double().mean() for _, y in held])
+    if rejected is None:
+        rejected = [(binomial_test(y.sum(), len(y), p) <= 0.05).sum() if len(y) else 0 for p, y in held]
+    nan = torch.full((33,), torch.nan, dtype=torch.float64)
+    ranks = torch.linspace(0, 1, 33, dtype=torch.float64)
+    quantiles = [p[(ranks * (len(p) - 1)).round().long()] if len(p) else nan for p, _ in held]
+    return TCETable(
+        lower=edges[:-1],
+        upper=edges[1:],
+        n=n,
+        share=n / n.sum(),
+        confidence=confidence,
+        frequency=frequency,
+        gap=(frequency - confidence).nan_to_num(),
+        ecd=torch.full_like(n, torch.nan),
+        band_low=torch.full_like(n, torch.nan),
+        band_high=torch.full_like(n, torch.nan),
+        rejected=torch.tensor(rejected, dtype=torch.float64),
+        quantiles=torch.stack(quantiles),
+    )
+
+
+def simulated_blocks(sizes, seed=0, spread=2.0) -> TCETable:
+    """An over-confident model: outcomes follow the logit divided by 1.6."""
+    return _simulated_blocks(tuple(sizes), seed, spread)
+
+
+@cache
+def _simulated_blocks(sizes, seed, spread):
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(sum(sizes), generator=generator, dtype=torch.float64)
+    outcomes = torch.rand(logits.shape, generator=generator, dtype=torch.float64) < (logits / 1.6).sigmoid()
+    return blocks_of(logits.sigmoid(), outcomes.long(), list(sizes))
+
+
+@cache
+def small_blocks() -> TCETable:
+    """Blocks of 4, 0, 3 and 5 samples; the last one is of a single value."""
+    probs = [0.05, 0.1, 0.15, 0.2, 0.5, 0.55, 0.6, *[0.9] * 5]
+    outcomes = [0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 1]
+    return blocks_of(probs, outcomes, [4, 0, 3, 5], [0, 0.25, 0.4, 0.75, 1], [1, 0, 0, 5])
+
+
+@cache
+def no_blocks() -> TCETable:
+    return blocks_of([], torch.zeros(0, dtype=torch.int64), [0], [0, 1])
+
+
+@cache
+def batch_of_blocks() -> TCETable:
+    """Two series, the second of one bin, filled up with bins of no samples."""
+    one, other = small_blocks(), simulated_blocks([60])
+    padding = [1.0, 1.0, 0.0, 0.0, torch.nan, torch.nan, 0.0, *[torch.nan] * 3, 0.0, torch.nan]
+    columns = []
+    for name, fill in zip(one.to_dict(), padding, strict=True):
+        full, short_one = getattr(one, name), getattr(other, name)
+        columns.append(torch.stack([full, torch.cat([short_one, torch.full_like(full[1:], fill)])]))
+    return TCETable(*columns)
+
+
+def texts(ax) -> list[str]:
+    return [text.get_text() for text in ax.texts]

@@ -1,0 +1,169 @@
+"""Every number of a report is that of its function; for what is read from the sample in order, in every case of it."""
+
+import pytest
+import torch
+from helpers.reports import QUICK, TASKS, ordered, predictions, quick, values_are, values_in_order
+
+import torchcalib as tc
+from torchcalib.report import ReportBuilder
+
+LOGITS = {"from_logits": True, **QUICK}
+
+
+def values_of_sums(preds, target, **given):
+    """What the functions of scores and of errors over equal-width bins say, by the keys of a report."""
+    values = {
+        "nll": tc.nll(preds, target, **given),
+        "nce": tc.nll(preds, target, **given, normalize="prior"),
+        "brier": tc.brier_score(preds, target, **given),
+        "nbs": tc.brier_score(preds, target, **given, normalize="prior"),
+        "ecd": tc.ecd(preds, target, **given),
+    }
+    reductions = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise")}
+    for reduction in reductions.get(given["task"], ("classwise",)):
+        of = {**given, "reduction": reduction}
+        values |= {f"{name}/{reduction}": getattr(tc, name)(preds, target, **of) for name in ("ece", "esce", "mce")}
+        values[f"rmsce/{reduction}"] = tc.rmsce(preds, target, **of)
+        values[f"rmsce_debiased/{reduction}"] = tc.rmsce(preds, target, **of, debiased=True)
+    return {key: value.item() for key, value in values.items()}
+
+
+def check_in_order(report, *data, **given):
+    expected = values_in_order(*data, **given)
+    assert set(ordered(report)) == set(expected)
+    values_are(report, expected)
+
+
+def check_tables(report, preds, target, **given):
+    """One series; the entries of several labels are the samples of one."""
+    for reduction, table in report.tests.items():
+        if given["task"] == "multilabel":
+            expected = tc.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
+        else:
+            expected = tc.tce_table(preds, target, **given, reduction=reduction)
+        for name, column in expected.to_dict().items():
+            assert table.to_dict()[name] == pytest.approx(column, abs=1e-12, nan_ok=True), name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_number_is_that_of_its_function(task):
+    logits, target = predictions(task)
+    given = {"task": task, "from_logits": True}
+    report = quick(task)
+    expected = values_of_sums(logits, target, **given) | values_in_order(logits, target, **given)
+    assert {*report} == {*expected, "accuracy"}
+    values_are(report, expected)
+    guess = logits.argmax(-1) if task == "multiclass" else (logits > 0).long()
+    values_are(report, {"accuracy": (guess == target).double().mean().item()})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_naive_is_what_predicting_the_class_shares_gets(task):
+    _, target = predictions(task)
+    report = quick(task)
+    if task == "multiclass":
+        shares = torch.bincount(target).double() / len(target)
+        constant = shares.expand(len(target), -1)
+    else:
+        shares = target.double().mean(0)
+        constant = shares.expand(target.shape)
+    priors = [1 - shares.item(), shares.item()] if task == "binary" else shares.tolist()
+    assert report.priors == pytest.approx(priors, abs=1e-15)
+    naive = tc.report(constant.contiguous(), target, task=task, **QUICK)
+    values_are(naive, {line.key: line.naive for line in report.lines})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_perfect_is_what_a_right_and_sure_predictor_gets(task):
+    _, target = predictions(task)
+    certain = torch.nn.functional.one_hot(target, 5).double() if task == "multiclass" else target.double()
+    report = tc.report(certain, target, task=task, **QUICK)
+    values_are(report, {line.key: line.perfect for line in report.lines})
+
+
+# Read from the sample in order
+
+
+@pytest.mark.parametrize(
+    ("task", "n"),
+    [("binary", 1), ("binary", 19), ("multiclass", 2), ("multiclass", 200), ("multilabel", 1), ("multilabel", 19)],
+)
+def test_numbers_in_order_and_their_tables_are_those_of_the_functions_for_any_number_of_samples_and_bins(task, n):
+    logits, target = predictions(task, n)
+    report = tc.report(logits, target, task=task, n_bins=7, **LOGITS)
+    assert (report.settings["order_based"], report.notes) == ("exact", ())
+    assert set(report.tests) == set(report.tables)
+    check_in_order(report, logits, target, n_bins=7, task=task, from_logits=True)
+    check_tables(report, logits, target, task=task, from_logits=True)
+
+
+def test_recorded_tce_of_imagenet_dogs(recorded):
+    arrays = recorded("imagenet_dogs_alexnet.npz")
+    report = tc.report(arrays["probs"], arrays["targets"], task="binary", **QUICK)
+    assert report["tce/positive_class"] == pytest.approx(42.736, abs=1e-9)
+    assert report.tests["positive_class"].rejected.sum() == 21368
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_numbers_in_order_of_one_class_alone_are_those_of_the_functions(task):
+    logits, target = predictions(task, 60)
+    ones = torch.ones_like(target)
+    check_in_order(tc.report(logits, ones, task=task, **LOGITS), logits, ones, task=task, from_logits=True)
+
+
+def test_a_set_of_classes_against_the_rest_is_binary():
+    logits, target = predictions("multiclass")
+    given = {"from_logits": True, "positive_classes": [0, 3]}
+    report = tc.report(logits, target, task="multiclass", **given, **QUICK)
+    assert set(report.tests) == {"positive_class", "top_label"}
+    for reduction in report.tests:
+        expected = tc.tce(logits, target, task="multiclass", reduction=reduction, **given)
+        assert report[f"tce/{reduction}"] == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_are_copies_and_ignored_entries_are_none(task):
+    logits, target = predictions(task)
+    times = torch.arange(200) % 3
+    marked = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
+    given = {"task": task, "from_logits": True}
+    report = tc.report(logits, marked, weights=times.float(), ignore_index=-1, **given, **QUICK)
+    check_in_order(report, logits, marked, weights=times.float(), ignore_index=-1, **given)
+    if task != "multilabel":
+        keep = marked != -1
+        repeated = [x[keep].repeat_interleave(times[keep], 0) for x in (logits, target)]
+        check_tables(report, *repeated, **given)
+        expected = tc.report(*repeated, **given, **QUICK)
+        values_are(report, expected)
+        assert report.n == expected.n
+
+
+# What is left out
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
+    logits, target = predictions(task)
+    builder = ReportBuilder(task=task, **LOGITS)
+    builder.update(logits, target, weights=torch.full((200,), 2.0))
+    assert ordered(builder.report())
+    builder.update(logits, target, weights=torch.full((200,), 0.5))
+    builder.update(logits, target)
+    report = builder.report()
+    assert ordered(report) == report.tests == {}
+    assert report.settings["order_based"] == "left out"
+    (note,) = report.notes
+    said = "ACE, TCE, KS, MCB, DSC and UNC are left out: they count copies of a sample, and weights are no counts."
+    assert note == said
+    assert note in str(report)
+    keys = {key for key in report if "debiased" not in key}  # which depends on how many samples there are
+    assert keys == {key for key in quick(task) if "debiased" not in key} - set(ordered(quick(task)))
+    values_are(report, quick(task), keys)
+
+
+def test_more_copies_than_can_be_counted_leave_the_order_out():
+    logits, target = predictions("binary", 4)
+    for weight in (2.0**54, 2.0**52):  # one too large, and four of them
+        report = tc.report(logits, target, task="binary", weights=torch.full((4,), weight), **LOGITS)
+        assert ordered(report) == {}
+        assert report.settings["order_based"] == "left out"

@@ -1,0 +1,97 @@
+"""Predictions that are kept, for calibrators and intervals: pieces of any dtype are those of one call."""
+
+import pytest
+import torch
+from helpers.reports import TASKS, calibrated, realistic, stages_are_equal
+
+import torchcalib as tc
+from torchcalib.report import ReportBuilder
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_pieces_are_kept_as_they_came(dtype):
+    preds, target = realistic("multiclass")
+    builder = ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
+    builder.update(preds.to(dtype), target.to(torch.uint8))
+    assert [x.dtype for x in builder._kept.given()[:2]] == [dtype, torch.uint8]
+    assert builder.report().calibration is not None
+
+
+def by_chance(line):
+    """What there is of noise floor, p-value and interval, by its name."""
+    ends = () if line.interval is None else (line.interval.low, line.interval.high)
+    named = {"noise_floor": line.noise_floor, "p_value": line.p_value, **dict(zip(("low", "high"), ends, strict=False))}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def same_lines(report, expected, of_errors=True):
+    """Values, and what chance has to do with them; `of_errors` False looks at that of scores alone."""
+    assert report.notes == expected.notes
+    for line, other in zip(report.lines, expected.lines, strict=True):
+        assert (line.key, line.value) == (other.key, pytest.approx(other.value, rel=1e-6))
+        if of_errors or line.group == "scores":
+            assert by_chance(line) == pytest.approx(by_chance(other), rel=1e-9, abs=1e-12, nan_ok=True), line
+
+
+def test_pieces_of_shares_may_be_unanimous_or_empty_and_labels_among_shares_are_shares():
+    preds = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    votes, labels = preds.roll(1, 0), torch.arange(10) % 3
+    unanimous = torch.nn.functional.one_hot(labels, 3).to(votes)
+    whole = tc.report(preds, torch.cat((votes[:20], unanimous)), task="multiclass")
+
+    def of_pieces(*pieces):
+        builder = ReportBuilder(task="multiclass")
+        for piece, target in pieces:
+            builder.update(piece, target)
+        return builder.report()
+
+    empty = preds[:0], votes[:0]
+    same_lines(of_pieces((preds[:20], votes[:20]), (preds[20:], unanimous), empty), whole)
+    same_lines(of_pieces((preds[:5], votes[:5]), empty, (preds[5:], torch.cat((votes[5:20], unanimous)))), whole)
+    # That some rows are labels for certain says more of chance, whatever comes first; to scores they are the same.
+    certain = of_pieces((preds[:20], votes[:20]), (preds[20:], labels), empty)
+    same_lines(certain, whole, of_errors=False)
+    same_lines(of_pieces((preds[:20], votes[:20]), (preds[20:23], labels[:3]), (preds[23:], labels[3:])), certain)
+
+
+def test_pieces_may_have_labels_of_any_dtype():
+    preds, target = realistic("binary", 60)
+    builder = ReportBuilder(task="binary", from_logits=True)
+    kinds = (torch.uint16, torch.int64, torch.bool, torch.float16, torch.uint8)
+    for piece, labels, dtype in zip(preds.split(12), target.split(12), kinds, strict=True):
+        builder.update(piece, labels.to(dtype))
+    report, whole = builder.report(), tc.report(preds, target, task="binary", from_logits=True)
+    stages_are_equal(report.calibration, whole.calibration)
+    same_lines(report, whole)
+    assert all(line.interval is not None for line in report.lines)
+
+
+def test_a_report_is_finished_where_intervals_fail():
+    """Five copies of a sample of weight 2^51 are more than float64 counts, and in some replicate there are five."""
+    preds, target = realistic("binary", 60)
+    weights = torch.ones(60, dtype=torch.int64).index_fill(0, torch.tensor([3]), 2**51)
+    report = tc.report(preds, target, task="binary", from_logits=True, weights=weights, with_calibration=False)
+    assert report.lines[0].interval is None
+    said = "Bootstrap intervals are left out: computing them failed with ValueError: `weights` must"
+    assert report.notes[-1].startswith(said)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_builder_and_calibrator_fit_the_same(task):
+    preds, target = realistic(task)
+    builder = ReportBuilder(task=task, from_logits=True)
+    builder.update(preds[:100], target[:100])
+    builder.update(preds[100:], target[100:])
+    calibrator = calibrated(task).calibration.calibrator
+    expected = calibrator.fit(preds, target, task=task, from_logits=True)
+    torch.testing.assert_close(builder.fit(calibrator)(preds), expected(preds), rtol=1e-9, atol=1e-9)
+
+
+def test_a_fit_takes_the_shape_that_the_builder_was_given():
+    preds, target = realistic("multiclass")
+    images, labels = preds.reshape(3, 100, 5).movedim(-1, 1), target.reshape(3, 100)
+    builder = ReportBuilder(task="multiclass", from_logits=True, class_axis=1)
+    builder.update(images, labels)
+    expected = tc.DPCalibration().fit(preds, target, task="multiclass", from_logits=True)(preds)
+    found = builder.fit(tc.DPCalibration())(images)
+    torch.testing.assert_close(found.movedim(1, -1).reshape(300, 5), expected, rtol=1e-9, atol=1e-9)

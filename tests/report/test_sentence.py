@@ -1,0 +1,77 @@
+"""The sentence says what the numbers say, and nothing that chance explains."""
+
+import math
+
+import pytest
+import torch
+from helpers.reports import QUICK
+
+import torchcalib as tc
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "words"),
+    [
+        ([0.9] * 100, [1] * 60 + [0] * 40, ["badly too high", "90.0%", "60.0%"]),
+        ([0.6] * 1000, [1] * 650 + [0] * 350, ["clearly too low", "60.0%", "65.0%"]),
+        ([0.6] * 10, [1] * 6 + [0] * 4, ["too small to tell"]),
+        (
+            [0.6] * 1000,
+            [1] * 600 + [0] * 400,
+            ["As far as this sample can tell", "a calibrated model of this size shows"],
+        ),
+        ([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200, ["too high in some ranges"]),
+        ([0.0, 0.5], [1, 0], ["NLL is infinite"]),
+    ],
+)
+def test_it_says_what_the_numbers_say(preds, target, words):
+    report = tc.report(torch.tensor(preds), torch.tensor(target), task="binary", **QUICK)
+    for word in words:
+        assert word in report.sentence, report.sentence
+
+
+def test_of_classes_it_names_over_and_under_confidence():
+    target = torch.arange(400) % 4
+    wrong = torch.where(torch.arange(400) < 200, target, (target + 1) % 4)
+    for confidence, word in ((0.9, "badly over-confident"), (0.3, "badly under-confident")):
+        rows = torch.full((400, 4), (1 - confidence) / 3, dtype=torch.float64)
+        rows.scatter_(1, wrong.unsqueeze(1), confidence)
+        assert word in tc.report(rows, target, task="multiclass", **QUICK).sentence
+
+
+DRAWS = {
+    "one probability": lambda g: torch.full((500,), 0.7),
+    "any": lambda g: torch.rand(500, generator=g),
+    "one sample": lambda g: torch.full((1,), 0.7),
+    "small ones": lambda g: torch.rand(30, generator=g) ** 4,
+}
+
+
+@pytest.mark.parametrize(
+    "draw", ["small ones", *(pytest.param(n, marks=pytest.mark.extended) for n in list(DRAWS)[:3])]
+)
+def test_law_it_rarely_accuses_a_calibrated_model(draw):
+    """Of 40 calibrated samples some 5 % have p < 0.05: 3 standard deviations more are 6."""
+    generator, accused = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        p = DRAWS[draw](generator)
+        target = torch.bernoulli(p, generator=generator).long()
+        report = tc.report(p, target, task="binary", **QUICK)
+        accused += "can be trusted" not in report.sentence
+        assert ("can be trusted" in report.sentence) == (report.main_line.p_value >= 0.05)
+    assert accused <= 6
+
+
+def test_importance_weights_are_not_taken_for_samples():
+    """In one bin of 10,000 samples of 0.9 the gap is normal about 0, its mean size sqrt(2 / pi * 0.9 * 0.1 / 10,000).
+
+    The floor is a mean over replicates, 999 of them: 4 standard deviations of it are 10 %.
+    """
+    p, y = torch.full((10_000,), 0.9), (torch.arange(10_000) % 10 < 7).long()
+    floor = pytest.approx(math.sqrt(2 / math.pi * 0.9 * 0.1 / 10_000), rel=0.1)
+    given = [(p, y, torch.full((10_000,), scale)) for scale in (1e-4, 1.0, 1e4)]
+    for preds, target, weights in (*given, (p[:10], y[:10], torch.full((10,), 1000))):
+        report = tc.report(preds, target, task="binary", weights=weights, **QUICK)
+        assert report.main_line.noise_floor == floor
+        assert f"noise floor {report.main_line.noise_floor:.4f}" in report.sentence
+        assert "badly too high" in report.sentence
