@@ -128,6 +128,7 @@ class Bootstrapped(WrappedMetric[S]):
         if not self._in_forward:  # where torchmetrics sets the state aside for that of the batch
             self._n_rows = 0
 
+    @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch as `update` does and return the batch's own value, with its gradient."""
         self._in_forward = True
