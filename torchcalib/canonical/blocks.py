@@ -114,6 +114,8 @@ class BlockRecipe:
         values, target = vectors(p)
         *lead, n, _ = values.shape
         wide = wide_dtype(values.device)
+        if not n:
+            return BlockStats(torch.zeros((num_groups, *lead, 3, 1), dtype=wide, device=values.device))
         weights = p.weights if p.weights is not None else torch.ones(n, dtype=wide, device=values.device)
         weights = weights.expand(*lead, n)
         groups, order = groups.expand(*lead, n).sort(dim=-1, stable=True)
@@ -177,8 +179,8 @@ def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, w
     n_blocks = n if weighted else n // size
     if weighted and copies.device.type == "cpu":  # elsewhere the number would have to be waited for
         n_blocks = largest(end[..., -1:] // size, n)
-    places = torch.arange(n_blocks * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
-    rows = torch.searchsorted(end, places, right=True).clamp(max=max(0, n - 1))
+    places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
+    rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
     first = slice(None, None, size)
     return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), alone)
 

@@ -37,6 +37,15 @@ class StreamingMetric(PersistentMetric, Generic[S]):
     pickle are of all ranks then. `update`, `forward`, `merge_state` and `load_state_dict` raise, for what they add
     would be lost with the sum; `reset` forgets both.
 
+    `set_dtype` changes nothing: sums stay float64, and `dtype` stays float32.
+
+    A `dist_sync_fn` is called as `dist_sync_fn(tensor, group=process_group)` and returns the list of the tensors of all
+    ranks. With a `distributed_available_fn` beside it, ranks may be those of Ray, MPI or Horovod: `torch.distributed`
+    is not needed. Every gathered tensor has the same shape and dtype (float64 or uint8) on all ranks.
+
+    A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics: the metric
+    itself is left out, and raises if the compiled code calls it.
+
     Args:
         input_format: how tensors are read.
         recipe: the statistic.
