@@ -371,9 +371,10 @@ def never_asks_for_a_value(case):
         metric.compute()
 
 
-def test_update_off_the_cpu_never_asks_for_a_value():
+@pytest.mark.parametrize("extended", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_update_off_the_cpu_never_asks_for_a_value(extended):
     """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
-    check_each(CASES, never_asks_for_a_value)
+    check_each((p.values[0] for p in PATHS_AND_FORMULAS if bool(p.marks) == extended), never_asks_for_a_value)
 
 
 @pytest.mark.parametrize("case", PATHS_AND_FORMULAS)

@@ -4,11 +4,13 @@ import inspect
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
 import torch
 from cases import CASES
+from helpers.tables import check_each
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
@@ -216,19 +218,15 @@ def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda **kwargs: tc.Cox(task="multiclass", **kwargs),
-        lambda **kwargs: tc.Spiegelhalter(task="multiclass", **kwargs),
-        lambda **kwargs: tc.cox(P, Y, task="binary", **kwargs),
-        lambda **kwargs: tc.spiegelhalter(P, Y, task="binary", **kwargs),
-    ],
-)
 @pytest.mark.parametrize("average", [None, "macro"])
-def test_what_never_averages_over_classes_refuses_average(call, average):
-    with pytest.raises(TypeError, match=rf"`average` must not be given, got {average!r}\. Each class or label keeps"):
-        call(average=average)
+def test_what_never_averages_over_classes_refuses_average(average):
+    def check(call):
+        with pytest.raises(
+            TypeError, match=rf"`average` must not be given, got {average!r}\. Each class or label keeps"
+        ):
+            call(task="binary", average=average)
+
+    check_each([tc.Cox, tc.Spiegelhalter, partial(tc.cox, P, Y), partial(tc.spiegelhalter, P, Y)], check)
 
 
 def test_values_of_metrics_that_are_not_differentiable_carry_no_gradient():
