@@ -120,7 +120,7 @@ class BlockRecipe:
         weights = weights.expand(*lead, n)
         groups, order = groups.expand(*lead, n).sort(dim=-1, stable=True)
         cut = _cut_in_groups(weights.nan_to_num().long().gather(-1, order), groups, num_groups, self.size, p.weighted)
-        rows = order.gather(-1, cut.rows).unflatten(-1, (-1, self.size))
+        rows = order.gather(-1, cut.rows).reshape(*cut.is_block.shape, self.size)
         per_block = pair_op.blocks(
             _rows_of(values, rows, 2),
             _rows_of(target, rows, 1 if p.hard else 2),
@@ -189,7 +189,7 @@ def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
     """Entries of `(..., N)`, or with two axes `(..., N, C)`, at rows `(..., K, size)`."""
     flat = rows.flatten(-2)
     found = x.gather(-1, flat) if n_axes == 1 else x.gather(-2, flat.unsqueeze(-1).expand(*flat.shape, x.shape[-1]))
-    return found.unflatten(-n_axes, rows.shape[-2:])
+    return found.reshape(*rows.shape, *found.shape[flat.dim() :])
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:
