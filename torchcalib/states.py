@@ -73,6 +73,9 @@ class StateKind(Protocol[State, S]):
     def announce(self, state: State, rank: int, world: int) -> Tensor:
         """Return what is summed over ranks, float64 `(n,)`."""
 
+    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
+        """Return the sum over ranks, of what each announced as rank 0 of 1."""
+
     def payload(self, state: State) -> Tensor:
         """Return what is gathered from every rank, uint8 `(n,)`."""
 
@@ -150,6 +153,10 @@ class SumsKind(Generic[S]):
     def announce(self, state: Tensor, rank: int, world: int) -> Tensor:  # noqa: ARG002
         """Return the sums."""
         return state.detach()
+
+    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
+        """Return the sum."""
+        return torch.stack(list(announced)).sum(0)
 
     def payload(self, state: Tensor) -> Tensor:
         """Return nothing."""
@@ -300,6 +307,11 @@ class SamplesKind:
         table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
         table[rank, 2], table[rank, 3] = _OUTCOME_DTYPES.index(outcome.dtype), float(n.shape[-1] > 0)
         return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
+
+    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the counts, and the table of all rows."""
+        counts = torch.stack([theirs[:N_LEFT_OUT] for theirs in announced]).sum(0)
+        return torch.cat((counts, *(theirs[N_LEFT_OUT:] for theirs in announced)))
 
     def payload(self, state: Any) -> Tensor:
         """Return the bytes of all samples."""

@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -61,16 +60,13 @@ def killed(rank, world, folder):
     group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
     collection = an_epoch(metrics(group), rank, folder, dies=rank == VICTIM)
     before = copy.deepcopy(collection.state_dict())
-    began = time.monotonic()
     with pytest.raises(RuntimeError) as raised:  # DistBackendError and DistNetworkError are some
         collection.compute()
-    assert time.monotonic() - began < 2 * TIMEOUT
     with pytest.raises(RuntimeError):
         collection["ks"].compute()
     assert all(not m._is_synced and m._cache is None for m in collection.values())
     assert str(collection.state_dict()) == str(before)
-    seconds = time.monotonic() - began
-    (folder / f"{rank}.told").write_text(f"{type(raised.value).__name__} after {seconds:.1f} s: {raised.value}")
+    (folder / f"{rank}.told").write_text(f"{type(raised.value).__name__}: {raised.value}")
     os._exit(0)  # there is no group left to take leave of
 
 
@@ -157,7 +153,7 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
 
 
 def what_fails_in_the_middle_leaves_ranks_with_their_own(rank, world, folder):
-    def fails(*_):
+    def fails(*_, **__):
         raise OSError("in the middle")
 
     for cls in (tc.ECE, tc.KS):

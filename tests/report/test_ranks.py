@@ -103,6 +103,7 @@ def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
     torch.testing.assert_close(*fits, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_torchrun_ends_with_one_line_where_one_rank_fails(tmp_path):
     _, pattern = shards(tmp_path / "shards", data_set("binary", 20), 10)
     save_npz(tmp_path / "shards" / "shard-1.npz", {"logits": np.full(10, np.nan, np.float32), "targets": np.zeros(10)})

@@ -4,7 +4,7 @@ import pytest
 from processes import SCRIPTS, run_together
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.extended), 4])
+@pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
 def test_ranks_agree_with_one_process(world, tmp_path):
     codes, said = run_together([[SCRIPTS / "rank.py", rank, world, tmp_path / "store"] for rank in range(world)])
     assert codes == [0] * world, said

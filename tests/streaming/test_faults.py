@@ -31,7 +31,7 @@ def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_und
     assert codes == [0] * WORLD, said
 
 
-@pytest.mark.extended
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_soak_of_100_000_updates_keeps_memory_and_files_flat_and_gives_the_offline_values(tmp_path):

@@ -1,16 +1,21 @@
 """Rows that a `DistributedSampler` repeats, told by what it yields on all ranks."""
 
+import itertools
+
 import pytest
 import torch
+from helpers.each import check_each
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 import torchcalib as tc
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 16])
-def test_every_row_is_seen_first_once_by_the_indices_that_the_sampler_yields(world, shuffle, drop_last):
+def test_every_row_is_seen_first_once_by_the_indices_that_the_sampler_yields():
+    check_each(itertools.product([1, 2, 3, 4, 7, 16], [False, True], [False, True]), every_row_is_seen_first_once)
+
+
+def every_row_is_seen_first_once(setting):
+    world, shuffle, drop_last = setting
     for n in (1, 2, 3, 5, 8, 13, 16, 17):
         samplers = [
             DistributedSampler(range(n), world, rank, shuffle=shuffle, drop_last=drop_last) for rank in range(world)

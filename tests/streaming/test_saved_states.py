@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from cases import CASES
+from helpers.each import check_each
 from torch import nn
 
 import torchcalib as tc
@@ -50,8 +51,11 @@ def same(one, other):
     return str(one) == str(other)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(name, tmp_path):
+def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(tmp_path):
+    check_each(KINDS, lambda name: is_the_stream(name, tmp_path))
+
+
+def is_the_stream(name, tmp_path):
     whole, first, second = (KINDS[name](persistent=True) for _ in range(3))
     preds, target = of_format(whole, *data())
     for metric in (whole, first):
@@ -152,18 +156,24 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("other", "message"), REFUSED)
-def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_changes(other, message):
+def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_changes():
+    check_each(REFUSED, lambda pair: is_refused(*pair))
+
+
+def is_refused(other, message):
     saved = tc.ECE(task="binary", persistent=True)
     saved.update(P, Y)
     state = saved.state_dict()
     metric = other()
     before = whole_state(metric)
-    for take in (metric.load_state_dict, metric.merge_state):
+    for refused in (
+        lambda: metric.load_state_dict(state),
+        lambda: metric.merge_state(state),
+        lambda: metric.merge_state(saved),
+        lambda: nn.ModuleDict({"m": metric}).load_state_dict({f"m.{name}": part for name, part in state.items()}),
+    ):
         with pytest.raises(ValueError, match=message):
-            take(state)
-        with pytest.raises(ValueError, match=message):
-            nn.ModuleDict({"m": metric}).load_state_dict({f"m.{name}": part for name, part in state.items()})
+            refused()
         assert same(whole_state(metric), before)
 
 

@@ -2,11 +2,13 @@
 
 import copy
 import functools
+import itertools
 import pickle
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, formula_of, once_a_path, path_of
+from helpers.each import check_each
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
@@ -14,12 +16,15 @@ import torchcalib as tc
 from torchcalib.states import SumsKind
 
 ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
-OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumsKind)]
-OF_SAMPLES = [case for case in ONE_OF_EACH if case not in OF_SUMS]
+# A case for each recipe: what a state does depends on nothing else.
+STATES = list({path_of(case)[:2]: case for case in ONE_OF_EACH}.values())
+OF_SUMS = [case for case in STATES if isinstance(case.metric().kind, SumsKind)]
+# A case for each path and for each formula; the others in the extended run.
+PATHS_AND_FORMULAS = list(once_a_path(CASES, lambda case: {path_of(case), formula_of(case)}))
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 
 
-@pytest.fixture(params=ONE_OF_EACH, ids=lambda case: case.cls.__name__)
+@pytest.fixture(params=STATES, ids=lambda case: case.cls.__name__)
 def one(request):
     return request.param
 
@@ -30,7 +35,7 @@ def tensors(metric):
     return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
 
 
-def test_metric_contract(one):
+def contract(one):
     metric = one.metric()
     assert isinstance(metric, Metric)
     assert metric.full_state_update is False
@@ -43,29 +48,33 @@ def test_metric_contract(one):
     assert set(metric.state_dict()) == {*metric.kind.names, "description"}
 
 
-@pytest.mark.parametrize(
-    "cast",
-    [
-        lambda m: m.to(torch.bfloat16),
-        lambda m: m.half(),
-        lambda m: m.bfloat16(),
-        lambda m: m.set_dtype(torch.float16),
-        lambda m: torch.nn.ModuleList([m]).to(torch.bfloat16)[0],
-        lambda m: m.to("cpu", torch.float16),
-    ],
-    ids=["to", "half", "bfloat16", "set_dtype", "parent", "to device and dtype"],
-)
-def test_sums_survive_a_cast(one, cast):
-    preds, target = one.data(n=500)
-    metric = one.metric()
-    metric.update(preds[:250], target[:250])
-    before = [tensor.clone() for tensor in tensors(metric)]
-    metric = cast(metric)
-    torch.testing.assert_close(tensors(metric), before, rtol=0, atol=0)
-    metric.update(preds[250:], target[250:])
-    metric.reset()
-    metric.update(preds, target)
-    torch.testing.assert_close(metric.compute(), one.call(preds, target), rtol=1e-12, atol=1e-12)
+def test_every_class_keeps_the_contract_of_a_torchmetrics_metric():
+    check_each(ONE_OF_EACH, contract)
+
+
+CASTS = [
+    lambda m: m.to(torch.bfloat16),
+    lambda m: m.half(),
+    lambda m: m.bfloat16(),
+    lambda m: m.set_dtype(torch.float16),
+    lambda m: torch.nn.ModuleList([m]).to(torch.bfloat16)[0],
+    lambda m: m.to("cpu", torch.float16),
+]
+
+
+def test_sums_survive_a_cast(one):
+    preds, target = one.data(n=100)
+    for cast in CASTS:
+        metric = one.metric()
+        metric.update(preds[:50], target[:50])
+        before = [tensor.clone() for tensor in tensors(metric)]
+        metric = cast(metric)
+        torch.testing.assert_close(tensors(metric), before, rtol=0, atol=0)  # the same tensors
+        assert metric.dtype == torch.float32, "`dtype` is of no state"
+        metric.update(preds[50:], target[50:])
+        metric.reset()
+        metric.update(preds, target)
+        torch.testing.assert_close(metric.compute(), one.call(preds, target), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("one", OF_SUMS, ids=lambda case: case.cls.__name__)
@@ -117,39 +126,42 @@ BAD_UPDATES = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD_UPDATES)
-@pytest.mark.parametrize("method", ["update", "forward"])
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
-def test_an_update_that_fails_leaves_everything_as_it_was(bad, method, cls):
-    metric = cls(task="binary")
-    metric.update(P, Y)
-    value = metric.compute()
-    before = {name: copy.copy(item) for name, item in metric.__dict__.items()}
-    preds, target, kwargs = BAD_UPDATES[bad]
-    with pytest.raises((TypeError, ValueError)):
-        getattr(metric, method)(preds, target, **kwargs)
-    for name, item in before.items():
-        after = metric.__dict__[name]
-        assert torch.equal(after, item) if torch.is_tensor(item) else after == item, name
-    assert metric.compute() == value
-    metric.update(P, Y)
-    assert metric.compute() == value
+def test_an_update_that_fails_leaves_everything_as_it_was(cls):
+    def check(bad):
+        metric = cls(task="binary")
+        metric.update(P, Y)
+        value = metric.compute()
+        before = {name: copy.copy(item) for name, item in metric.__dict__.items()}
+        method, (preds, target, kwargs) = bad[0], BAD_UPDATES[bad[1]]
+        with pytest.raises((TypeError, ValueError)):
+            getattr(metric, method)(preds, target, **kwargs)
+        for name, item in before.items():
+            after = metric.__dict__[name]
+            assert torch.equal(after, item) if torch.is_tensor(item) else after == item, name
+        assert metric.compute() == value
+        metric.update(P, Y)
+        assert metric.compute() == value
+
+    check_each(itertools.product(("update", "forward"), BAD_UPDATES), check)
 
 
-@pytest.mark.parametrize("bad", [bad for bad in BAD_UPDATES if bad != "keyword"])
-@pytest.mark.parametrize("method", ["update", "forward"])
-def test_a_collection_changes_in_all_members_or_in_none(bad, method):
-    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary", n_bins=4), tc.MCE(task="binary")])
-    metrics.update(P, Y)
-    before = metrics.compute()
-    preds, target, kwargs = BAD_UPDATES[bad]
-    with pytest.raises((TypeError, ValueError)):
-        getattr(metrics, method)(preds, target, **kwargs)
-    assert [m.update_count for m in metrics.values()] == [1, 1, 1]
-    assert metrics.compute() == before
-    metrics.update(P, Y)
-    for name, value in metrics.compute().items():
-        torch.testing.assert_close(value, before[name])
+def test_a_collection_changes_in_all_members_or_in_none():
+    def check(bad):
+        members = [tc.NLL(task="binary"), tc.ECE(task="binary", n_bins=4), tc.MCE(task="binary")]
+        metrics = tc.CalibrationCollection(members)
+        metrics.update(P, Y)
+        before = metrics.compute()
+        method, (preds, target, kwargs) = bad[0], BAD_UPDATES[bad[1]]
+        with pytest.raises((TypeError, ValueError)):
+            getattr(metrics, method)(preds, target, **kwargs)
+        assert [m.update_count for m in metrics.values()] == [1, 1, 1]
+        assert metrics.compute() == before
+        metrics.update(P, Y)
+        for name, value in metrics.compute().items():
+            torch.testing.assert_close(value, before[name])
+
+    check_each(itertools.product(("update", "forward"), set(BAD_UPDATES) - {"keyword"}), check)
 
 
 def test_a_member_that_alone_cannot_take_the_batch_stops_the_whole_collection():
@@ -292,26 +304,6 @@ def test_collection_inside_a_metric_collection_still_works_as_single_metrics():
     torch.testing.assert_close(both.compute()["ECE"], tc.ece(P, Y, task="binary").double())
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (lambda: tc.ECE(task="binary", n_bins=10), "n_bins=10"),
-        (lambda: tc.ECE(task="binary", right=True), "right=True"),
-        (lambda: tc.ECE(task="binary", from_logits=True), "from_logits=True"),
-        (lambda: tc.ECE(task="multiclass"), "task='multiclass'"),
-        (lambda: tc.ECE(task="binary", batch_shape=(2,)), "batch_shape"),
-        (lambda: tc.MCE(task="binary"), "class"),
-    ],
-)
-def test_states_of_other_things_are_refused_never_merged(other, message):
-    metric = tc.ECE(task="binary")
-    metric.update(P, Y)
-    before = metric.compute()
-    with pytest.raises(ValueError, match=message):
-        metric.merge_state(other())
-    assert metric.compute() == before
-
-
 def test_merge_takes_a_dict_of_state_and_refuses_others():
     metric, other = tc.ECE(task="binary"), tc.ECE(task="binary")
     metric.update(P[:2], Y[:2])
@@ -367,9 +359,7 @@ def test_wrong_device_is_named():
         metric.update(P.to("meta"), Y.to("meta"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_update_off_the_cpu_never_asks_for_a_value(case):
-    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+def never_asks_for_a_value(case):
     preds, target = (tensor.to("meta") for tensor in case.data())
     metric = case.metric(ignore_index=-100).to("meta")
     metric.update(preds, target, weights=torch.rand(40, device="meta"))
@@ -381,7 +371,13 @@ def test_update_off_the_cpu_never_asks_for_a_value(case):
         metric.compute()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("extended", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_update_off_the_cpu_never_asks_for_a_value(extended):
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+    check_each((p.values[0] for p in PATHS_AND_FORMULAS if bool(p.marks) == extended), never_asks_for_a_value)
+
+
+@pytest.mark.parametrize("case", PATHS_AND_FORMULAS)
 def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, monkeypatch):
     """What `update` does on CUDA, with the numbers on the CPU where they can be looked at."""
     from torchcalib.predictions import InputFormat

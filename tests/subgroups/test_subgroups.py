@@ -1,10 +1,12 @@
 """Metrics by group: every value is that of the metric over the rows of the group alone, however the rows came."""
 
+import itertools
 import pickle
 
 import pytest
 import torch
-from cases import CASES, once_a_kind
+from cases import CASES, formula_of, once_a_path, path_of
+from helpers.each import check_each
 
 import torchcalib as tc
 from torchcalib.kernels.bin_sums import cell_sums
@@ -12,28 +14,20 @@ from torchcalib.kernels.bin_sums import cell_sums
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 SOME = [case for case in CASES if str(case).startswith(NAMES)]
 some_cases = pytest.mark.parametrize("case", SOME, ids=str)
-# What keeps sums and cannot say in which cell a sample counts; `by_group` takes their functions.
-WITHOUT_CELLS = (tc.SKCE,)
+# Blocks of SKCE are cut in each update: test_blocks.py.
+IN_PIECES = [case for case in CASES if not case.in_blocks]
+path = pytest.mark.parametrize("case", list(once_a_path(IN_PIECES, lambda case: {path_of(case)})))
+formula = pytest.mark.parametrize("case", list(once_a_path(IN_PIECES, lambda case: {formula_of(case)})))
 
 
-@pytest.fixture(params=once_a_kind(case for case in CASES if case.cls not in WITHOUT_CELLS))
-def case(request):
-    return request.param
+def test_sums_that_cannot_be_split_by_group_are_refused():
+    class Total(tc.NLL):
+        def __init__(self):
+            super().__init__(task="binary")
+            object.__setattr__(self.kind, "recipe", object())
 
-
-@pytest.mark.parametrize("cls", WITHOUT_CELLS)
-def test_sums_without_cells_are_refused(cls):
-    with pytest.raises(ValueError, match="`metric` must keep sums over cells, or samples, got"):
-        tc.ByGroup(cls(task="binary"), num_groups=2)
-
-
-def test_blocks_of_each_group_by_the_function():
-    preds, target = torch.rand(60, dtype=torch.float64), torch.arange(60) % 2
-    groups = some_groups(60, 3)
-    values = tc.by_group(tc.skce, preds, target, groups, task="binary", estimator="linear")
-    for k in range(len(values)):
-        rows = groups == k
-        close(values[k], tc.skce(preds[rows], target[rows], task="binary", estimator="linear"))
+    with pytest.raises(ValueError, match="`metric` must keep sums that can be split by group, or samples, got"):
+        tc.ByGroup(Total(), num_groups=2)
 
 
 def close(a, b, **tolerance):
@@ -61,6 +55,7 @@ def by_group_of(case, num_groups=6, **kwargs):
     return tc.ByGroup(case.metric(**kwargs), num_groups=num_groups)
 
 
+@path
 def test_groups_are_a_loop_over_groups_in_pieces_weighted_and_merged(case):
     preds, target = case.data(n=90)
     groups, weights = some_groups(90), case.weights(90)
@@ -74,6 +69,7 @@ def test_groups_are_a_loop_over_groups_in_pieces_weighted_and_merged(case):
     close(values, loop(case, preds, target, groups, 6, weights).double())
 
 
+@formula
 def test_forward_is_the_value_of_the_batch_by_group_with_its_gradient(case):
     preds, target = case.data(n=40)
     groups = some_groups(40)
@@ -169,9 +165,12 @@ def test_rows_of_no_group_and_rows_left_out_count_nowhere(case):
     assert metric.n().tolist() == groups[keep].bincount(minlength=6).tolist()
 
 
-@pytest.mark.parametrize("cls", [tc.NLL, tc.ECE, tc.KS])
-@pytest.mark.parametrize("wrong", [6, -2, 2**40])
-def test_a_number_of_no_group_is_an_error_and_changes_nothing(cls, wrong):
+def test_a_number_of_no_group_is_an_error_and_changes_nothing():
+    table = itertools.product((tc.NLL, tc.ECE, tc.KS), (6, -2, 2**40))
+    check_each(table, lambda pair: is_an_error_and_changes_nothing(*pair))
+
+
+def is_an_error_and_changes_nothing(cls, wrong):
     metric = tc.ByGroup(cls(task="binary"), num_groups=6)
     p, y = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1])
     metric.update(p, y, groups=torch.tensor([0, 5, 5]))

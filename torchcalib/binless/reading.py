@@ -118,7 +118,15 @@ def _series(events: Events, most: int) -> Iterator[Events]:
 
 
 def kept_apart(task: Task, reduction: Reduction | None, options: Mapping[str, Any]) -> Average | None:
-    """Return the `average` of a reading whose values for classes, if it has any, no mean is taken of."""
+    """Return the `average` of a metric that never averages over classes or labels.
+
+    Raises:
+        TypeError: if `options` has an `average`, which such a metric does not take.
+    """
+    if "average" in options:
+        raise TypeError(
+            f"`average` must not be given, got {options['average']!r}. Each class or label keeps a value of its own."
+        )
     return None if resolve_reduction(task_read_as(task, options), reduction) == "classwise" else "macro"
 
 
@@ -183,8 +191,8 @@ class EventMetric(StreamingMetric[S]):
     """A reading of sums over events, over a stream: the state is constant, and the value that of one call over all.
 
     Args:
+        recipe: what is summed of the events of a reduction. A subclass passes it.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        recipe: what is summed of the events of a reduction.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.
         from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
@@ -200,9 +208,10 @@ class EventMetric(StreamingMetric[S]):
 
     def __init__(
         self,
+        recipe: Callable[[Reduction], EventSums[S]],
+        /,
         *,
         task: Task,
-        recipe: Callable[[Reduction], EventSums[S]],
         num_classes: int | None = None,
         num_labels: int | None = None,
         from_logits: bool = False,

@@ -223,7 +223,7 @@ class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
 
     def __init__(self, *, bandwidth: float | None = None, **options: Any) -> None:
         checked = _checked(bandwidth)
-        super().__init__(recipe=partial(SmoothingRecipe, with_noise=True), **options)
+        super().__init__(partial(SmoothingRecipe, with_noise=True), **options)
         self.bandwidth = checked
 
     def evidence_from(self, statistic: BinStats, **how: Any) -> Evidence:

@@ -166,7 +166,7 @@ class Spiegelhalter(EventMetric[Sums]):
     ) -> None:
         check_choice("component", component, get_args(SpiegelhalterComponent))
         average = kept_apart(task, reduction, options)
-        super().__init__(task=task, recipe=SpiegelhalterRecipe, reduction=reduction, average=average, **options)
+        super().__init__(SpiegelhalterRecipe, task=task, reduction=reduction, average=average, **options)
         self.component = component
         if component == "p_value":
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]

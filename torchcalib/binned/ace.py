@@ -70,4 +70,4 @@ class ACE(BinnedMetric):
     source = "Matsubara et al., TCE, UAI 2023, sec. 2"
 
     def __init__(self, *, n_bins: int = 15, ties: Ties = "pool", **options: Any) -> None:
-        super().__init__(binning=Binning("equal_mass", n_bins, ties=ties), **options)
+        super().__init__(Binning("equal_mass", n_bins, ties=ties), **options)

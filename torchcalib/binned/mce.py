@@ -78,4 +78,4 @@ class MCE(BinnedMetric):
         right: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(binning=Binning.given(bins, n_bins=n_bins, right=right), **options)
+        super().__init__(Binning.given(bins, n_bins=n_bins, right=right), **options)

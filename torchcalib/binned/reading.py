@@ -142,6 +142,8 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
     `resolution` a sketch of constant size.
 
     Args:
+        binning: other bins than `n_bins` of equal width, and instead of `right`; checked. A subclass passes it.
+        from_bins: another function of the bins than the class's own. A subclass passes it.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.
@@ -152,8 +154,6 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         with_ecd: sum the ECD too, for the `ecd` column of `bin_table()`, which is NaN without. Equal-width bins only.
         resolution: None keeps every sample. A number of cells for each unit of log-odds keeps their sums instead: see
             `LogitCells` for what is exact then; 24 bytes a cell, 141 cells for each unit of `resolution`.
-        from_bins: another reading of the bins than the class's own.
-        binning: other bins than `n_bins` of equal width, and instead of `right`; checked.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
@@ -176,6 +176,9 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
 
     def __init__(
         self,
+        binning: Binning | None = None,
+        from_bins: Callable[[BinStats], Tensor] | None = None,
+        /,
         *,
         task: Task,
         num_classes: int | None = None,
@@ -193,8 +196,6 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         nan_policy: NanPolicy = "raise",
         with_ecd: bool = False,
         resolution: int | None = None,
-        from_bins: Callable[[BinStats], Tensor] | None = None,
-        binning: Binning | None = None,
         **kwargs: Any,
     ) -> None:
         read_as = task_read_as(task, {"positive_classes": positive_classes})

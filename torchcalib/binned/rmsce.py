@@ -87,4 +87,4 @@ class RMSCE(BinnedMetric):
     ) -> None:
         check_flag("debiased", debiased)
         binning = Binning.given(bins, n_bins=n_bins, right=right)
-        super().__init__(from_bins=partial(rmsce_from_bins, debiased=debiased), binning=binning, **options)
+        super().__init__(binning, partial(rmsce_from_bins, debiased=debiased), **options)

@@ -64,7 +64,8 @@ class Bootstrapped(WrappedMetric[S]):
         n_replicates: R.
         level: of the interval, in (0, 1).
         seed: of the draws: the same rows in the same order on the same rank give the same interval on every device.
-            Metrics that are to be merged with `merge_state` in one process need seeds of their own.
+            Metrics that are to be merged with `merge_state` in one process need seeds of their own, and so do ranks
+            that `torch.distributed` does not number (a `dist_sync_fn` of Ray, MPI or Horovod).
         **kwargs: those of `torchmetrics.Metric`.
 
     Raises:
@@ -128,6 +129,7 @@ class Bootstrapped(WrappedMetric[S]):
         if not self._in_forward:  # where torchmetrics sets the state aside for that of the batch
             self._n_rows = 0
 
+    @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch as `update` does and return the batch's own value, with its gradient."""
         self._in_forward = True

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcalib.canonical.vectors import distributions, vectors, ways_of_weighing
 from torchcalib.kernels import pair_op
+from torchcalib.kernels.looking import largest
 from torchcalib.kernels.pair_op import Kernel
 from torchcalib.kernels.row_stats import wide_dtype
 from torchcalib.predictions import Predictions, Task
@@ -104,6 +105,44 @@ class BlockRecipe:
         ).unsqueeze(-1)
         return BlockStats(sums if poison is None else sums + poison)
 
+    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BlockStats:
+        """Cut the samples of each group into blocks of their own, `(G, ..., 3, 1)`; see `of`.
+
+        Args:
+            p: predictions, weighed in one way.
+            groups: the group of each sample, `(..., N)`; a label axis of size 1 is expanded.
+            num_groups: G.
+        """
+        values, target = vectors(p)
+        *lead, n, _ = values.shape
+        wide = wide_dtype(values.device)
+        if not n:
+            return BlockStats(torch.zeros((num_groups, *lead, 3, 1), dtype=wide, device=values.device))
+        weights = p.weights if p.weights is not None else torch.ones(n, dtype=wide, device=values.device)
+        weights = weights.expand(*lead, n)
+        groups, order = groups.expand(*lead, n).sort(dim=-1, stable=True)
+        cut = _cut_in_groups(weights.nan_to_num().long().gather(-1, order), groups, num_groups, self.size, p.weighted)
+        rows = order.gather(-1, cut.rows).reshape(*cut.is_block.shape, self.size)
+        per_block = pair_op.blocks(
+            _rows_of(values, rows, 2),
+            _rows_of(target, rows, 1 if p.hard else 2),
+            cut.is_block.long().unsqueeze(-1).expand_as(rows),
+            torch.full(rows.shape[:-1], scale_of(self.kernel, self.bandwidth), dtype=wide, device=values.device),
+            from_logits=p.from_logits,
+            kernel=self.kernel,
+            size=self.size,
+            at_most_once=True,
+            chunk=self.chunk,
+        )
+        _, residual = distributions(p)
+        own = residual.square().sum(-1).gather(-1, order)  # h of two copies of a row
+        of_copies = cut.alone.unsqueeze(-1) * torch.stack((torch.ones_like(own), own, own.square()), -1)
+        sums = torch.zeros((*lead, num_groups, 3), dtype=wide, device=values.device)
+        sums = sums.scatter_add(-2, cut.owner.unsqueeze(-1).expand_as(per_block), per_block)
+        sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(of_copies), of_copies)
+        poison = (0 * weights.sum(-1))[..., None, None]  # NaN, if there is one
+        return BlockStats((sums + poison).movedim(-2, 0).unsqueeze(-1))
+
     def wrap(self, sums: Tensor) -> BlockStats:
         """Return `sums` as `BlockStats`."""
         return BlockStats(sums)
@@ -111,6 +150,48 @@ class BlockRecipe:
     def n_events(self, p: Predictions) -> int:
         """Return how many numbers one way of weighing works on."""
         return p.samples.numel() * p.num_classes
+
+
+class _GroupBlocks(NamedTuple):
+    """Blocks of rows in the order of their groups.
+
+    Attributes:
+        rows: the rows of K blocks `(..., K * size)`.
+        is_block: which of the K are blocks `(..., K)`.
+        owner: the group of each `(..., K)`.
+        alone: how many more blocks consist of copies of one row only, for each row `(..., N)`.
+    """
+
+    rows: Tensor
+    is_block: Tensor
+    owner: Tensor
+    alone: Tensor
+
+
+def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:
+    """Cut rows with copies, in the order of their groups, into blocks that each lie within a group."""
+    n = copies.shape[-1]
+    totals = copies.new_zeros((*copies.shape[:-1], num_groups)).scatter_add(-1, groups, copies)
+    end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)  # counted within the group
+    whole = (totals // size * size).gather(-1, groups)  # the rest of a group is no part of any block
+    begin, end = torch.minimum(end - copies, whole), torch.minimum(end, whole)
+    alone = (end // size - (begin + size - 1) // size).clamp(min=0)
+    # Without these, every block holds the last copy of some row. So there are at most N, whatever the weights.
+    end = (end - begin - alone * size).cumsum(-1)
+    n_blocks = n if weighted else n // size
+    if weighted and copies.device.type == "cpu":  # elsewhere the number would have to be waited for
+        n_blocks = largest(end[..., -1:] // size, n)
+    places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
+    rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
+    first = slice(None, None, size)
+    return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), alone)
+
+
+def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
+    """Entries of `(..., N)`, or with two axes `(..., N, C)`, at rows `(..., K, size)`."""
+    flat = rows.flatten(-2)
+    found = x.gather(-1, flat) if n_axes == 1 else x.gather(-2, flat.unsqueeze(-1).expand(*flat.shape, x.shape[-1]))
+    return found.reshape(*rows.shape, *found.shape[flat.dim() :])
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:

@@ -197,7 +197,7 @@ class SKCE(StreamingMetric[BlockStats]):
     Blocks are cut within each update, in the order of its samples, and what is left at its end is no part of any. So
     the value depends on where a stream is cut, and is unbiased wherever that is; updates of multiples of `block_size`
     give the value of one call. The state is 3 sums (for each label), which add, merge and sync. All pairs cannot be
-    had from sums: `estimator="unbiased"` and `"biased"` are for the function.
+    had from sums: `estimator="unbiased"` and `"biased"` are for the function. `ByGroup` cuts the blocks of each group.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.

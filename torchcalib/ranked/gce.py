@@ -128,9 +128,7 @@ class GCE(BinnedMetric):
         _check_loss(loss)
         check_choice("norm", norm, get_args(Norm))
         super().__init__(
-            binning=Binning.given(
-                bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties
-            ),
-            from_bins=partial(gce_from_bins, loss=loss, norm=norm),
+            Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties),
+            partial(gce_from_bins, loss=loss, norm=norm),
             **options,
         )

@@ -18,7 +18,8 @@ from torchcalib.statistics import BinStats
 
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
     """Test-based calibration error: the norm over bins of the percentage of a bin's samples that the test rejects."""
-    return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm)
+    # Counts of decisions: without `detach` the value would require a gradient that is zero everywhere.
+    return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm).detach()
 
 
 def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
@@ -216,12 +217,10 @@ class TCE(BinnedMetric):
         _check_test(alpha, test)
         check_choice("norm", norm, get_args(Norm))
         super().__init__(
+            Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties),
+            partial(tce_from_bins, alpha=alpha, test=test, norm=norm),
             task=task,
             reduction=_one_against_rest(task_read_as(task, options), reduction),
-            binning=Binning.given(
-                bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties
-            ),
-            from_bins=partial(tce_from_bins, alpha=alpha, test=test, norm=norm),
             **options,
         )
         self.alpha, self.test = alpha, test

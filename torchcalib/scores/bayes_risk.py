@@ -187,7 +187,7 @@ class BayesRisk(ScoreMetric):
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
 
     def __init__(self, *, cost: CostMatrix | Costs | None = None, **options: Any) -> None:
-        super().__init__(score=_bayes_risk_score(cost), **options)
+        super().__init__(_bayes_risk_score(cost), **options)
         num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
         if cost is not None and num_classes is not None:
             read_costs(cost, num_classes)

@@ -113,6 +113,6 @@ class Brier(ScoreMetric):
 
     def __init__(self, *, normalize: Normalize | None = None, **options: Any) -> None:
         if normalize == "classes":
-            super().__init__(score=_BRIER_OVER_CLASSES, **options)
+            super().__init__(_BRIER_OVER_CLASSES, **options)
         else:
             super().__init__(normalize=normalize, **options)

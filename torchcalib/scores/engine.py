@@ -125,6 +125,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
     The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
 
     Args:
+        score: another score than the class's own. A subclass passes it.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `normalize` or `priors`, else only checked.
         num_labels: L of a multi-label task.
@@ -132,7 +133,6 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
             `torchcalib.InputOptions`.
         normalize, priors, average: see the function of the same name.
         batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
-        score: another score than the class's own.
         keep_classes: keep the classes apart even where the value does not ask for it.
         **kwargs: those of `torchmetrics.Metric`.
     """
@@ -141,6 +141,8 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
 
     def __init__(
         self,
+        score: Score | None = None,
+        /,
         *,
         task: Task,
         num_classes: int | None = None,
@@ -155,7 +157,6 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         batch_shape: tuple[int, ...] = (),
         validate_args: bool = True,
         nan_policy: NanPolicy = "raise",
-        score: Score | None = None,
         keep_classes: bool = False,
         **kwargs: Any,
     ) -> None:

@@ -117,4 +117,4 @@ class NLL(ScoreMetric):
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
 
     def __init__(self, *, eps: float | None = None, **options: Any) -> None:
-        super().__init__(score=_nll_score(eps), **options)
+        super().__init__(_nll_score(eps), **options)

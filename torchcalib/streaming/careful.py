@@ -19,6 +19,15 @@ class CarefulMetric(Metric):
     _shared: dict[Hashable, Any] | None = None
     """What members of a collection have in common in an update that is under way."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Hide properties and annotated attributes from TorchScript, which would try to compile them."""
+        super().__init_subclass__(**kwargs)
+        bases = [vars(base) for base in cls.__mro__]
+        properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
+        annotated = {name for base in bases for name in base.get("__annotations__", {})}
+        cls.__jit_unused_properties__ = sorted(properties)
+        cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
+
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
         """Torchmetrics copies every tensor, all samples so far in each `forward`; states are never written into."""
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -31,6 +32,8 @@ class CalibrationCollection(MetricCollection):
         >>> {name: round(value.item(), 4) for name, value in metrics.compute().items()}
         {'NLL': 0.2284, 'ECE': 0.2}
     """
+
+    __jit_unused_properties__: ClassVar[list[str]] = ["compute_groups", "metric_state"]
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class CalibrationCollection(MetricCollection):
             # torchmetrics looks for every member which keywords it takes, if there are any.
             super().update(preds, target, **_given(weights=weights, groups=groups))
 
+    @torch.jit.unused
     def forward(
         self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torchcalib.states import SamplesKind, StateKind, SumsKind
 from torchcalib.statistics import SumsRecipe
 from torchcalib.streaming.faults import refuse_if_synced, unchanged_on_error
 from torchcalib.streaming.persistent import PersistentMetric
-from torchcalib.streaming.ranks import dropped_over_ranks, fingerprint, met_over_ranks
+from torchcalib.streaming.ranks import dropped_over_ranks, fingerprint, met_by_gather, met_over_ranks
 
 S = TypeVar("S")
 
@@ -36,6 +36,15 @@ class StreamingMetric(PersistentMetric, Generic[S]):
     Between `sync` and `unsync` the state is that of all ranks, to be read: `statistic`, `n_dropped`, `state_dict` and a
     pickle are of all ranks then. `update`, `forward`, `merge_state` and `load_state_dict` raise, for what they add
     would be lost with the sum; `reset` forgets both.
+
+    `set_dtype` changes nothing: sums stay float64, and `dtype` stays float32.
+
+    A `dist_sync_fn` is called as `dist_sync_fn(tensor, group=process_group)` and returns the list of the tensors of all
+    ranks. With a `distributed_available_fn` beside it, ranks may be those of Ray, MPI or Horovod: `torch.distributed`
+    is not needed. Every gathered tensor has the same shape and dtype (float64 or uint8) on all ranks.
+
+    A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics: the metric
+    itself is left out, and raises if the compiled code calls it.
 
     Args:
         input_format: how tensors are read.
@@ -64,6 +73,7 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         input_format: InputFormat,
         recipe: SumsRecipe[S] | ExactSample,
         batch_shape: tuple[int, ...] = (),
+        /,
         *,
         persistent: bool = False,
         **kwargs: Any,
@@ -84,6 +94,19 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
             self.add_state(name, part, dist_reduce_fx=reduction, persistent=persistent)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of outputs: C for multi-class, L for multi-label; None for binary or if not given.
+
+        The wrappers of torchmetrics read this attribute.
+        """
+        return self.input_format.num_classes
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of labels L of a multi-label task; None for other tasks."""
+        return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
     def share(self, computed: dict[Hashable, Any] | None) -> None:
         """Take from there, and put there, what members of a collection have in common in an update; None ends it."""
@@ -170,6 +193,7 @@ class StreamingMetric(PersistentMetric, Generic[S]):
             self._raise_if_invalid()
         return self._value(self._statistic)
 
+    @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch as `update` does and return the batch's own value, with its gradient."""
         with unchanged_on_error(self), self._in_its_place():
@@ -217,7 +241,7 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         """
         count = self.kind.left_out(self.state)[1:].detach()
         if self._would_sync and self.dist_sync_fn is not None:
-            count = torch.stack(self.dist_sync_fn(count, self.process_group)).sum(0)
+            count = torch.stack(self.dist_sync_fn(count, group=self.process_group)).sum(0)
         elif self._would_sync:
             return dropped_over_ranks([self], self.process_group)[0]
         return int(count)
@@ -315,9 +339,6 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
         group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
-            world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-            announced = torch.stack(dist_sync_fn(self.kind.announce(self.state, rank, world), group)).sum(0)
-            payloads = dist_sync_fn(self.kind.payload(self.state), group)
-            self.state = self.kind.meet(announced, payloads)
+            self.state = met_by_gather(self, dist_sync_fn, group)
             return
         (self.state,) = met_over_ranks([self], group)

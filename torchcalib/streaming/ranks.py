@@ -1,7 +1,7 @@
 """States of all ranks together: sums in one collective, whole samples in one more."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,26 @@ def met_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any
     return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
 
 
+def met_by_gather(metric: "StreamingMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
+    """Return the state of all ranks together, by a `dist_sync_fn` given by the caller.
+
+    `gather(tensor, group=process_group)` returns the tensors of all ranks. `torch.distributed` may not be running, so
+    the number of ranks is the length of that list. All tensors that are gathered have one shape on all ranks.
+    """
+    kind, state = metric.kind, metric.state
+    mine = kind.announce(state, 0, 1)
+    marked = gather(torch.cat((mine, mine.new_tensor([float(fingerprint([metric]))]))), group=process_group)
+    if any(theirs.shape != marked[0].shape or theirs[-1] != marked[0][-1] for theirs in marked):
+        raise _different([metric])
+    announced = kind.announced_by_all([theirs[:-1] for theirs in marked])
+    sizes = kind.payload_sizes(announced, len(marked))
+    payload, longest = kind.payload(state), max(sizes)
+    if not longest:
+        return kind.meet(announced, [payload] * len(marked))
+    everyone = gather(torch.cat((payload, payload.new_zeros(longest - len(payload)))), group=process_group)
+    return kind.meet(announced, [theirs[:size] for theirs, size in zip(everyone, sizes, strict=True)])
+
+
 def dropped_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[int]:
     """Return how many rows all ranks together have dropped, for every metric, from one collective."""
     counts = [metric.kind.left_out(metric.state)[1:].detach().clone() for metric in metrics]
@@ -47,12 +67,16 @@ def _summed(parts: Sequence[Tensor], metrics: "Sequence[StreamingMetric[Any]]", 
     packed = torch.cat([*parts, parts[0].new_tensor([mark, mark**2])])
     torch.distributed.all_reduce(packed, group=process_group)
     if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
-        names = ", ".join(type(metric).__name__ for metric in metrics)
-        raise RuntimeError(
-            f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
-            "Call compute, plot, bin_table and n_dropped on every rank alike."
-        )
+        raise _different(metrics)
     return list(torch.split(packed[:-2], [part.numel() for part in parts]))
+
+
+def _different(metrics: "Sequence[StreamingMetric[Any]]") -> RuntimeError:
+    names = ", ".join(type(metric).__name__ for metric in metrics)
+    return RuntimeError(
+        f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
+        "Call compute, plot, bin_table and n_dropped on every rank alike."
+    )
 
 
 def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:

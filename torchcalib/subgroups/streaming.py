@@ -29,6 +29,9 @@ class ByGroup(WrappedMetric[Any]):
     A row of group -1 belongs to no group and counts nowhere, as do rows that weight 0, `ignore_index` or `nan_policy`
     leave out, whose numbers are not read.
 
+    `SKCE` cuts blocks within each update, and here within each group of each update. What is left of a group at the end
+    of an update is no part of any block.
+
     In a `CalibrationCollection` the numbers go to those members that are metrics by group.
 
     Args:
@@ -94,7 +97,7 @@ class ByGroup(WrappedMetric[Any]):
         """Return the weight of the samples of every group, their number where all weights are 1: float64 `(G, ...)`.
 
         Over all ranks if `torch.distributed` is running. Of labels, of which each may have entries of its own that are
-        ignored, it is that of the label with the most.
+        ignored, it is that of the label with the most. For `SKCE` it is the number of blocks.
         """
         return self._n_of(self._synced_statistic())
 
@@ -181,9 +184,9 @@ class ByGroup(WrappedMetric[Any]):
         if isinstance(kind, SamplesKind):
             return GroupedSamplesKind(kind.recipe, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
         recipe: Any = kind.recipe if isinstance(kind, SumsKind) else None
-        if not isinstance(kind, SumsKind) or not hasattr(recipe, "cells"):
+        if not isinstance(kind, SumsKind) or not (hasattr(recipe, "cells") or hasattr(recipe, "of_groups")):
             raise ValueError(
-                f"`metric` must keep sums over cells, or samples, got {self.metric}. "
+                f"`metric` must keep sums that can be split by group, or samples, got {self.metric}. "
                 "Use torchcalib.by_group with its function."
             )
         return SumsKind(SumsByGroup(recipe, self.num_groups), (self.num_groups, *kind.shape))

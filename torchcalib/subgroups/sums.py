@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcalib.kernels.bin_sums import cell_sums
 from torchcalib.predictions import Predictions, Task
 from torchcalib.reductions import reduce_to_events
-from torchcalib.statistics import Cells, EqualWidthBins, Sums, SumsRecipe, apart_of, with_apart
+from torchcalib.statistics import Cells, Sums, SumsRecipe, apart_of, with_apart
 
 S = TypeVar("S", covariant=True)
 
@@ -45,9 +45,10 @@ class SumsByGroup(Generic[S]):
     def of(self, p: Predictions) -> Sums:
         """Take the sums of every group of `p`, which are known there."""
         recipe: Any = self.recipe
-        if isinstance(recipe, EqualWidthBins):  # from one read of the events, without a table of what they add
+        if hasattr(recipe, "of_groups"):  # without a table of what every event adds
             assert p.groups is not None  # that is what tells groups
-            return recipe.of_groups(p, p.groups, self.num_groups)
+            found: Sums = recipe.of_groups(p, p.groups, self.num_groups)
+            return found
         cells = self.recipe.cells(p)
         place = group_of_events(p, cells.index) * cells.n_cells + cells.index
         sums = cell_sums(place, cells.columns, self.num_groups * cells.n_cells)

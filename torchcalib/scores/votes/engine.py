@@ -88,4 +88,4 @@ class VotesMetric(ScoreMetric):
                 raise ValueError(
                     f"`{name}` must be None for distances to votes, got {options[name]!r}: they belong to no class."
                 )
-        super().__init__(score=votes_score(self.parts, component), **options)
+        super().__init__(votes_score(self.parts, component), **options)

@@ -1,0 +1,239 @@
+"""The contract of `torchmetrics.Metric`: gathers of one's own, TorchScript, attributes that wrappers read, options."""
+
+import inspect
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from unittest.mock import Mock
+
+import pytest
+import torch
+from cases import CASES
+from helpers.each import check_each
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
+
+import torchcalib as tc
+from torchcalib.streaming import StreamingMetric
+
+P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4], dtype=torch.float64), torch.tensor([0, 1, 1, 1])
+CLASSES = [cls for name in tc.__all__ if inspect.isclass(cls := getattr(tc, name)) and issubclass(cls, StreamingMetric)]
+WRAPPERS = (tc.ByGroup, tc.Bootstrapped)
+
+
+def on_ranks(n, work):
+    """What `work(rank, gather)` returns on each of n ranks, threads that nothing but `gather` connects."""
+    barrier, sent = threading.Barrier(n, timeout=60), [None] * n
+
+    def gather_of(rank):
+        def gather(tensor, *, group):
+            sent[rank] = tensor
+            barrier.wait()
+            everyone = list(sent)
+            barrier.wait()
+            assert len({(theirs.shape, theirs.dtype) for theirs in everyone}) == 1, "a plain all_gather would fail"
+            return everyone
+
+        return gather
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(lambda rank: work(rank, gather_of(rank)), range(n)))
+
+
+def connected(gather):
+    return {"dist_sync_fn": gather, "distributed_available_fn": lambda: True}
+
+
+def close(found, expected):
+    """To rounding of float64: sums of some 40 terms of size 1, in another order, 40 * 2.2e-16, with room."""
+    torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric .* was called before")  # a rank without data
+def test_ranks_that_only_a_gather_connects_have_the_value_of_all_data(path):
+    """Without `torch.distributed`; shares of 0, 10 and 30 rows. Blocks of SKCE are cut on each rank."""
+    preds, target = path.data(n=40)
+    shares = [slice(0, 0), slice(0, 10), slice(10, 40)]  # 10 and 30 rows are whole blocks of 2 and of 5
+
+    def work(rank, gather):
+        metric = path.metric(**connected(gather))
+        if rank:
+            metric.update(preds[shares[rank]], target[shares[rank]])
+        return metric.compute(), metric.n_dropped(), metric.compute()
+
+    for value, n_dropped, again in on_ranks(3, work):
+        close(value, path.call(preds, target))
+        assert again is value
+        assert n_dropped == 0
+
+
+def test_wrapped_metrics_and_collections_meet_by_a_gather():
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(40, generator=generator, dtype=torch.float64)
+    target, groups = torch.randint(0, 2, (40,), generator=generator), torch.arange(40) % 3
+    shares = [slice(0, 11), slice(11, 40)]
+
+    def work(rank, gather):
+        kwargs, rows = connected(gather), shares[rank]
+        by_group = tc.ByGroup(tc.KS(task="binary"), num_groups=3, **kwargs)
+        by_group.update(preds[rows], target[rows], groups=groups[rows])
+        bootstrapped = tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=rank, **kwargs)
+        members = tc.CalibrationCollection([tc.ECE(task="binary", **kwargs), tc.KS(task="binary", **kwargs)])
+        plain = MetricCollection([tc.ECE(task="binary", **kwargs), tc.NLL(task="binary", **kwargs)])
+        for metric in (bootstrapped, members, plain):
+            metric.update(preds[rows], target[rows])
+        return (
+            by_group.compute(),
+            by_group.n().tolist(),
+            bootstrapped.compute(),
+            bootstrapped.interval().replicates,
+            {**members.compute(), **plain.compute()},
+        )
+
+    (by_group, n, value, replicates, values), other = on_ranks(2, work)
+    close(by_group, tc.by_group(tc.ks, preds, target, groups, task="binary"))
+    assert n == groups.bincount().tolist()
+    close(value, tc.nll(preds, target, task="binary"))
+    assert torch.equal(replicates, other[3])
+    assert len(set(replicates.tolist())) > 30
+    for name, function in (("ECE", tc.ece), ("KS", tc.ks), ("NLL", tc.nll)):
+        close(values[name], function(preds, target, task="binary"))
+
+
+def test_ranks_that_gather_different_metrics_are_told():
+    def work(rank, gather):
+        metric = tc.ECE(task="binary", right=rank == 1, **connected(gather))
+        metric.update(P, Y)
+        with pytest.raises(RuntimeError, match="all ranks must sync the same metrics"):
+            metric.compute()
+
+    on_ranks(2, work)
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+def test_a_gather_is_asked_for_only_by_compute_as_in_torchmetrics(cls):
+    """The idea of torchmetrics' own test of `distributed_available_fn`; the hook is called with `group` by keyword."""
+    available, gather = Mock(return_value=True), Mock(wraps=lambda x, group=None: [x, x])
+    metric = cls(task="binary", dist_sync_fn=gather, distributed_available_fn=available, process_group="mine")
+    metric.update(P, Y)
+    gather.assert_not_called()
+    available.assert_not_called()
+    close(metric.compute(), getattr(tc, cls.__name__.lower())(torch.cat((P, P)), torch.cat((Y, Y)), task="binary"))
+    available.assert_called_once()
+    assert all(call.kwargs == {"group": "mine"} for call in gather.call_args_list)
+    assert metric.update_count == 1
+    assert not metric._is_synced
+
+
+class Model(nn.Module):
+    def __init__(self, metric):
+        super().__init__()
+        self.layer, self.metric = nn.Linear(3, 1), metric
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # since torch 2.13
+@pytest.mark.filterwarnings("ignore:This property will be removed:DeprecationWarning")  # of torchmetrics' own
+def test_a_module_that_holds_a_metric_can_be_scripted_and_saved():
+    one_of_each = {case.cls: case for case in CASES}
+    assert set(one_of_each) | {*WRAPPERS, tc.GCE} >= set(CLASSES)
+    metrics = [case.metric() for case in one_of_each.values()]
+    nll = tc.NLL(task="binary")
+    metrics += [
+        tc.ByGroup(nll, num_groups=2),
+        tc.Bootstrapped(nll),
+        tc.CalibrationCollection([nll, tc.KS(task="binary")]),
+    ]
+    nll.update(P, Y)
+    for metric in metrics:
+        model, file = Model(metric), io.BytesIO()
+        torch.jit.save(torch.jit.script(model), file)
+        file.seek(0)
+        x = torch.ones(2, 3)
+        torch.testing.assert_close(torch.jit.load(file)(x), model(x))
+
+
+def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
+    metrics = {
+        "binary": tc.ECE(task="binary"),
+        "multiclass": tc.ECE(task="multiclass", num_classes=7),
+        "multilabel": tc.ECE(task="multilabel", num_labels=5),
+        "set": tc.ECE(task="multiclass", num_classes=7, positive_classes=[1]),
+        "not given": tc.ECE(task="multiclass"),
+        "wrapped": tc.Bootstrapped(tc.ECE(task="multilabel", num_labels=5)),
+    }
+    found = {name: (metric.num_classes, metric.num_labels) for name, metric in metrics.items()}
+    assert found == {
+        "binary": (None, None),
+        "multiclass": (7, None),
+        "multilabel": (5, 5),
+        "set": (7, None),
+        "not given": (None, None),
+        "wrapped": (5, 5),
+    }
+    with pytest.raises(AttributeError):
+        metrics["multiclass"].num_classes = 3
+
+
+@pytest.mark.parametrize(("task", "size"), [("multiclass", {"num_classes": 7}), ("multilabel", {"num_labels": 3})])
+def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
+    (n,) = size.values()
+    metric = tc.ECE(task=task, reduction="classwise", average=None, **size)
+    tracker = MetricTracker(MetricCollection([ClasswiseWrapper(metric)]), maximize=None)
+    assert tracker.maximize == [False] * n
+    generator = torch.Generator().manual_seed(0)
+    values = []
+    for _ in range(2):
+        tracker.increment()
+        preds = torch.rand(20, n, generator=generator).softmax(-1)
+        target = torch.randint(0, n, (20,), generator=generator)
+        target = nn.functional.one_hot(target, n) if task == "multilabel" else target
+        tracker.update(preds, target)
+        values.append(tc.ece(preds.double(), target, task=task, reduction="classwise", average=None))
+    best = torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64)
+    # The predictions are float32: each of the 20 confidences is rounded by at most 6e-8.
+    torch.testing.assert_close(best, torch.stack(values).amin(0), rtol=0, atol=1e-6)
+
+
+def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
+    """Every class with every name of an argument of any class or function, and with names that are internal."""
+    functions = [f for name in tc.__all__ if inspect.isfunction(f := getattr(tc, name))]
+    names = {"binning", "from_bins", "input_format", "nonsense", "recipe"}
+    for made in (*CLASSES, *functions):
+        parameters = inspect.signature(made).parameters.values()
+        names |= {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
+    wrong = []
+    for cls in set(CLASSES) - set(WRAPPERS):
+        needed = {"task": "binary", **({"loss": torch.square} if cls is tc.GCE else {})}
+        for name in names - set(needed):
+            try:
+                cls(**needed, **{name: None})
+            except (TypeError, ValueError) as error:
+                if not str(error).startswith(("`", "Unexpected keyword arguments: `")):
+                    wrong.append(f"{cls.__name__}({name}=None): {error}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("average", [None, "macro"])
+def test_what_never_averages_over_classes_refuses_average(average):
+    def check(call):
+        with pytest.raises(
+            TypeError, match=rf"`average` must not be given, got {average!r}\. Each class or label keeps"
+        ):
+            call(task="binary", average=average)
+
+    check_each([tc.Cox, tc.Spiegelhalter, partial(tc.cox, P, Y), partial(tc.spiegelhalter, P, Y)], check)
+
+
+def test_values_of_metrics_that_are_not_differentiable_carry_no_gradient():
+    cases = [case for case in CASES if not case.differentiable]
+    assert {case.cls for case in cases} == {tc.Accuracy, tc.BayesRisk, tc.TCE}
+    for case in cases:
+        preds, target = case.data()
+        leaf = preds.requires_grad_()
+        assert not case.call(leaf, target).requires_grad, case
+        assert not case.metric()(leaf, target).requires_grad, case

@@ -1,0 +1,108 @@
+"""SKCE by group: blocks are cut within each group of each update. Values are those of the function over each group."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.each import check_each
+
+import torchcalib as tc
+
+N_GROUPS = 6
+SIZES = {"binary": {}, "multiclass": {"num_classes": 4}, "multilabel": {"num_labels": 3}}
+WEIGHTS = {"none": None, "few": 3, "whole blocks of one row": 40}
+
+
+def close(a, b):
+    """Means of at most 200 blocks of values up to 2, summed in another order: 200 * 2 * 2.2e-16, with room."""
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+def data(task, soft, n=120):
+    """Logits, targets and groups: group 2 is empty, -1 is none."""
+    g = torch.Generator().manual_seed(0)
+    shape = (n,) if task == "binary" else (n, *SIZES[task].values())
+    logits = torch.randn(shape, generator=g, dtype=torch.float64)
+    if soft:
+        target = torch.rand(shape, generator=g, dtype=torch.float64)
+        target = target.softmax(-1) if task == "multiclass" else target
+    else:
+        target = (
+            torch.randint(0, 4, (n,), generator=g) if task == "multiclass" else torch.randint(0, 2, shape, generator=g)
+        )
+    groups = torch.randint(-1, N_GROUPS - 1, (n,), generator=g)
+    return logits, target, groups.masked_fill(groups == 2, 3)
+
+
+def check_values_and_gradients(setting):
+    task, estimator, high, soft = setting
+    preds, target, groups = data(task, soft)
+    weights = None if WEIGHTS[high] is None else torch.arange(len(groups)) * 7 % WEIGHTS[high]
+    options = {"task": task, "from_logits": True, "estimator": estimator, "block_size": 5}
+    options["average"] = None if task == "multilabel" else "macro"
+    metric = tc.ByGroup(tc.SKCE(**options, **SIZES[task]), num_groups=N_GROUPS)
+    mine, theirs = (preds.clone().requires_grad_() for _ in range(2))
+    expected = []
+    for k in range(N_GROUPS):
+        rows = groups == k
+        own = None if weights is None else weights[rows]
+        expected.append(tc.skce(theirs[rows], target[rows], weights=own, **options))
+    expected = torch.stack(expected)
+    value = metric(mine, target, groups=groups, weights=weights)
+    close(value, expected)
+    held = ~expected.isnan()
+    value[held].sum().backward()
+    expected[held].sum().backward()
+    close(mine.grad, theirs.grad)
+    metric.update(preds, target, groups=groups, weights=weights)  # the same blocks once more
+    close(metric.compute(), expected)
+
+
+def test_values_and_gradients_are_those_of_the_function_over_each_group():
+    settings = itertools.product(SIZES, ("linear", "block"), WEIGHTS, (False, True))
+    check_each(settings, check_values_and_gradients)
+
+
+def test_series_of_a_batch_and_batches_without_a_block():
+    preds, target, groups = data("multiclass", soft=False)
+    preds, target, groups = (t.reshape(2, 60, *t.shape[1:]) for t in (preds, target, groups))
+    metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True, batch_shape=(2,)), num_groups=N_GROUPS)
+    metric.update(preds, target, groups=groups)
+    for n in (0, 1):  # too few for a block
+        few = torch.ones(2, n, dtype=torch.int64)
+        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n])
+        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n], weights=few)
+    for b in range(2):
+        for k in range(N_GROUPS):
+            rows = groups[b] == k
+            given = {"task": "multiclass", "from_logits": True, "estimator": "linear"}
+            close(metric.compute()[k, b], tc.skce(preds[b][rows], target[b][rows], **given))
+            assert metric.n()[k, b] == rows.sum() // 2, "n is the number of blocks"
+
+
+def test_a_weight_of_any_size_takes_no_memory():
+    """Blocks of copies of one row alone are counted, not made: h = |r|^2 each, whatever the kernel."""
+    p = torch.tensor([0.2, 0.5], dtype=torch.float64)
+    metric = tc.ByGroup(tc.SKCE(task="binary", estimator="block"), num_groups=2)
+    metric.update(p, torch.ones(2, dtype=torch.int64), groups=torch.arange(2), weights=torch.tensor([32 * 10**10, 64]))
+    assert metric.n().tolist() == [10**10, 2]
+    close(metric.compute(), 2 * (1 - p) ** 2)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_update_off_the_cpu_never_asks_for_a_value(weighted):
+    preds, target, groups = (t.to("meta") for t in data("multiclass", soft=False))
+    weights = torch.ones(120, dtype=torch.int64, device="meta") if weighted else None
+    metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True), num_groups=N_GROUPS).to("meta")
+    metric.update(preds, target, groups=groups, weights=weights)
+    assert metric.state.device.type == "meta"
+
+
+def test_ranks_merge_by_addition():
+    preds, target, groups = data("binary", soft=False)
+    whole, *parts = (tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS) for _ in range(3))
+    for rows, part in zip((slice(0, 50), slice(50, 120)), parts, strict=True):
+        for metric in (whole, part):
+            metric.update(preds[rows], target[rows], groups=groups[rows])
+    parts[0].merge_state(parts[1])
+    close(parts[0].compute(), whole.compute())
