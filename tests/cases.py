@@ -264,13 +264,13 @@ def squared_gap(b):
 CASES = list(_cases())
 
 
-def covering(cases, keys, extended):
+def covering(cases, keys, extended=str):
     """Cases for the normal run, each with a key that none before it has; for the extended run one for each key of its.
 
     Args:
         cases: in the order in which they are chosen.
         keys: the set of things that a case covers.
-        extended: what the extended run covers; a case that adds nothing there either is left out.
+        extended: what the extended run covers, by default every case; one that adds nothing there is left out.
     """
     seen, seen_at_length = set(), set()
     for case in cases:
@@ -321,8 +321,3 @@ def paths(where=anything):
 def formulas(where=anything):
     """Parameters for a law of values: a case for each formula; in the extended run one of each setting."""
     return list(covering(filter(where, CASES), lambda case: {formula_of(case)}, kind_of))
-
-
-def once_a_kind(cases):
-    """All cases; those that differ from one before them in `from_logits` alone run in the extended run."""
-    return covering(cases, lambda case: {kind_of(case)}, str)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import CASES, formulas, once_a_kind, paths
+from cases import formulas, paths
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
@@ -30,11 +30,6 @@ def pytest_collection_modifyitems(config, items):
     needs_device = [item for item in items if "cuda" in item.keywords]
     config.hook.pytest_deselected(items=needs_device)
     items[:] = [item for item in items if "cuda" not in item.keywords]
-
-
-@pytest.fixture(params=once_a_kind(CASES))
-def case(request):
-    return request.param
 
 
 @pytest.fixture(params=paths())

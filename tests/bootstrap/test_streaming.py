@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, once_a_path, path_of
+from cases import CASES, covering, path_of
 from helpers.bootstrap import BINARY, close
 
 import torchcalib as tc
@@ -30,7 +30,7 @@ def test_bad_metrics_are_told(metric, change, error, message):
         tc.Bootstrapped(metric(), **change)
 
 
-@pytest.fixture(params=list(once_a_path(ADDITIVE, lambda case: {path_of(case)})))
+@pytest.fixture(params=list(covering(ADDITIVE, lambda case: {path_of(case)})))
 def additive(request):
     return request.param
 

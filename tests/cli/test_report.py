@@ -36,7 +36,7 @@ def test_it_in_many_small_pieces_is_one_call(task, tmp_path, monkeypatch):
         np.savez_compressed(files[-1], logits=logits[piece].numpy(), targets=target[piece].numpy())
     monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 600)
     state = tmp_path / "state.pt"  # pages take longer to draw than all the rest
-    assert main(["report", *files, "--save-state", str(state), *QUICK_COMMAND]) == 0
+    assert main(["report", *files, "--task", task, "--save-state", str(state), *QUICK_COMMAND]) == 0
     report = tc.load_report_state(state).report()
     values_are(report, quick(task))
     assert report.source["files"] == files

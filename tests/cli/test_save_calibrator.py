@@ -21,7 +21,8 @@ def saved(folder, task="binary", **given):
 @pytest.mark.parametrize("task", TASKS)
 def test_it_saves_the_recommended_calibrator(task, tmp_path, capsys):
     path, preds, target = saved(tmp_path, task)
-    assert main(["report", str(path), "--no-intervals", "--save-calibrator", str(tmp_path / "cal [1].pt")]) == 0
+    options = ["--task", task, "--no-intervals", "--save-calibrator", str(tmp_path / "cal [1].pt")]
+    assert main(["report", str(path), *options]) == 0
     said = " ".join(capsys.readouterr().out.split())
     report = calibrated(task)
     assert report.recommendation.text in said

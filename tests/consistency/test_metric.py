@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CASES, formula_of, once_a_path, path_of
+from cases import CASES, covering, formula_of, path_of
 from helpers.null_distribution import F64, FEW, FIELDS, close, same
 
 import torchcalib as tc
@@ -20,7 +20,7 @@ WITH_EVIDENCE = [
 ]
 
 
-@pytest.mark.parametrize("case", list(once_a_path(WITH_EVIDENCE, lambda case: {formula_of(case)})))
+@pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {formula_of(case)})))
 def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     preds, target = case.data(n=60)
     metric = case.metric()
@@ -42,7 +42,7 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     assert not torch.equal(found.noise_floor, metric.evidence(seed=1, with_interval=False, **FEW).noise_floor)
 
 
-@pytest.mark.parametrize("case", list(once_a_path(WITH_EVIDENCE, lambda case: {path_of(case)})))
+@pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {path_of(case)})))
 def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_without_data(case):
     preds, target = case.data(n=60)
     weights = case.weights(60).long() if case.whole_weights else case.weights(60)

@@ -155,7 +155,7 @@ CLASSES = [
     ("batch is an int", lambda: tc.NLL(task="binary", batch_shape=3), TypeError, ["`batch_shape`", "3"]),
     ("batch of 0", lambda: tc.NLL(task="binary", batch_shape=(0,)), ValueError, ["`batch_shape`", "at least 1"]),
     ("unknown argument", lambda: tc.ECE(task="binary", bins=3), ValueError, ["`bins`"]),
-    ("positional task", lambda: tc.ECE("binary"), TypeError, ["positional"]),
+    ("positional task", lambda: tc.ECE("binary"), TypeError, ["keyword-only", "'task'"]),
     ("unknown task", lambda: tc.ECE(task="regression"), ValueError, ["`task`", "'regression'"]),
     ("another C in update", lambda: tc.ECE(task="multiclass", num_classes=3).update(Q, H), ValueError, ["3 entries"]),
     ("batch in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from cases import CASES, ONE_OF_EACH_PATH
+from cases import CASES, paths
 
 import torchcalib as tc
 from torchcalib.kernels.draws import poisson_counts
@@ -38,7 +38,7 @@ def computed_in(collectives, metrics):
 
 def every_metric_agrees_with_one_process(rank, world):
     """Two ranks take a case for each path, of every other one all rows are on the first rank; more ranks take all."""
-    of_paths = [param.values[0] for param in ONE_OF_EACH_PATH if not param.marks]
+    of_paths = [param.values[0] for param in paths() if not param.marks]
     for k, case in enumerate(of_paths if world == 2 else CASES):
         shares = [share(r, world, 60) for r in range(world)]
         if world == 2 and k % 2:

@@ -83,7 +83,14 @@ def test_parts_whose_weights_are_counts_and_not_counts_have_no_order():
 
 
 @pytest.mark.parametrize(
-    ("task", "ends"), [("binary", (100,)), ("binary", (10,)), ("binary", (10, 20, 200)), ("multilabel", (10, 20, 200))]
+    ("task", "ends"),
+    [
+        ("binary", (10, 20, 200)),
+        *(
+            pytest.param(*more, marks=pytest.mark.extended)
+            for more in (("binary", (100,)), ("multilabel", (10, 20, 200)))
+        ),
+    ],
 )
 def test_what_is_too_much_only_together_is_let_go_of_as_in_one(task, ends, tmp_path, monkeypatch):
     """The samples become a sketch, and are not kept for calibrators: in each part, in some of them, in none."""
@@ -93,14 +100,14 @@ def test_what_is_too_much_only_together_is_let_go_of_as_in_one(task, ends, tmp_p
         monkeypatch.setattr(kept, "MOST_SAMPLES", limit)
         arrays = data_set(task, weights="counts")
         arrays["weights"] += 1  # samples of weight 0 would not be among those that are too many
-        whole = builder_of(arrays, task).report().to_dict()
-        parts = parts_of(arrays, task, tmp_path, *ends)
+        whole = builder_of(arrays, task, with_intervals=False).report().to_dict()
+        parts = parts_of(arrays, task, tmp_path, *ends, with_intervals=False)
         assert_same(reduce(add, parts).report().to_dict(), whole)
         assert whole["settings"]["order_based"].startswith("sketch")
-        assert len(whole["notes"]) == 3
+        assert len(whole["notes"]) == 2  # on the sketch, on calibrators and intervals
     monkeypatch.setattr("torchcalib.bounded.MOST_SAMPLES", n_events)
     monkeypatch.setattr(kept, "MOST_SAMPLES", n_events)
-    exact = reduce(add, parts_of(arrays, task, tmp_path, *ends)).report()
+    exact = reduce(add, parts_of(arrays, task, tmp_path, *ends, with_intervals=False)).report()
     assert exact.settings["order_based"] == "exact"
     assert exact.calibration is not None
 
@@ -184,6 +191,10 @@ def test_builders_that_differ_are_refused_and_nothing_is_added():
 
 @cache
 def saved(task):
+    if task == "probabilities":
+        builder = tc.ReportBuilder(task="binary")
+        builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2)
+        return state_bytes(builder)
     return state_bytes(builder_of(data_set(task, n=12, weights="counts"), task))
 
 
@@ -297,7 +308,7 @@ HOSTILE = {
     "sums": changed(first_sums(lambda sums: sums[:-1])("NLL")),
     "sums of another kind": changed(first_sums(lambda sums: [1, 2])("NLL")),
     "chunks": changed(first_sums(lambda chunks: chunks * 2)("scores")),
-    "scores": changed(first_sums(lambda chunks: [chunk + 2 for chunk in chunks])("scores")),
+    "probabilities": changed(first_sums(lambda chunks: [chunk + 2 for chunk in chunks])("scores"), "probabilities"),
     "outcomes": changed(first_sums(lambda chunks: [chunk + 200 for chunk in chunks])("outcomes")),
     "counts": changed(first_sums(lambda chunks: [chunk - 9 for chunk in chunks])("sample of top_label.weights")),
     "labels out of range": changed(piece(1, torch.full((12,), 2**40))),

@@ -83,6 +83,7 @@ def written(folder):
     return json.loads((folder / "report.json").read_text())
 
 
+@pytest.mark.extended
 def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
     """Four ranks, uneven shards, an empty one, groups, calibrators and intervals, which depend on the order of rows."""
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, formula_of, once_a_path, path_of
+from cases import CASES, covering, formula_of, path_of
 from helpers.each import check_each
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
@@ -20,7 +20,7 @@ ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.v
 STATES = list({path_of(case)[:2]: case for case in ONE_OF_EACH}.values())
 OF_SUMS = [case for case in STATES if isinstance(case.metric().kind, SumsKind)]
 # A case for each path and for each formula; the others in the extended run.
-PATHS_AND_FORMULAS = list(once_a_path(CASES, lambda case: {path_of(case), formula_of(case)}))
+PATHS_AND_FORMULAS = list(covering(CASES, lambda case: {path_of(case), formula_of(case)}))
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, formula_of, once_a_path, path_of
+from cases import CASES, covering, formula_of, path_of
 from helpers.each import check_each
 
 import torchcalib as tc
@@ -16,8 +16,8 @@ SOME = [case for case in CASES if str(case).startswith(NAMES)]
 some_cases = pytest.mark.parametrize("case", SOME, ids=str)
 # Blocks of SKCE are cut in each update: test_blocks.py.
 IN_PIECES = [case for case in CASES if not case.in_blocks]
-path = pytest.mark.parametrize("case", list(once_a_path(IN_PIECES, lambda case: {path_of(case)})))
-formula = pytest.mark.parametrize("case", list(once_a_path(IN_PIECES, lambda case: {formula_of(case)})))
+path = pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)})))
+formula = pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {formula_of(case)})))
 
 
 def test_sums_that_cannot_be_split_by_group_are_refused():

@@ -1,7 +1,7 @@
 """Calibration in the evaluations of `transformers.Trainer`, measured batch by batch: its logits never pile up."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
-_USUAL: dict[str, type[StreamingMetric[Any]]] = {
+_USUAL: dict[str, Callable[..., StreamingMetric[Any]]] = {
     "nll": NLL,
     "brier": Brier,
     "ecd": ECD,
