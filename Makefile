@@ -3,9 +3,10 @@
 #   make test       makes the venv, installs the development tools, and runs ruff, the tests and the doctests (5 minutes)
 #
 # For maintainers and CI:
-#   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions
+#   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions,
+#                   coverage
 #   make coverage   measures line and branch coverage of `make test`
-#   make soak | fuzz | mutants | tables   take up to hours; run them when what they test has changed
+#   make soak | fuzz | mutants | tables   take up to hours; run them after a change to the code that they test
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
 QUIET := -q --no-header -p no:cacheprovider
-# What computes numbers: these tests run in every environment below
+# Tests of numerical code, which run in every environment of `make matrix`
 NUMERICAL := tests/kernels tests/binomial tests/contract tests/streaming
 
 .PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz mutants tables install clean
@@ -46,8 +47,8 @@ matrix: $(VENV)/.dev
 	TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 
-# The lowest versions that pyproject.toml allows, but for torch: its older builds bring CUDA packages of several GB.
-# `make lowest LOWEST_TORCH=2.8.0` takes them.
+# The lowest versions that pyproject.toml allows, except for torch, whose older builds install several GB of CUDA packages.
+# `make lowest LOWEST_TORCH=2.8.0` installs an older torch too.
 LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) --ignore tests/integrations
@@ -71,7 +72,7 @@ tables: $(VENV)/.dev
 
 install: $(VENV)/.dev
 
-# torch first and alone, so that no other package's range picks a build of it
+# torch first and alone, so that no other package's requirements choose its build
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) torch
