@@ -1,4 +1,4 @@
-"""The table of cases: every metric in its settings, over which the laws run."""
+"""Cases of the laws: every metric in each of its settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import torch
 import torchcalib as tc
 
 N_CLASSES = 4
-COSTS = {  # more decisions than classes, fewer, one that costs nothing for no class, and a gain
+COSTS = {  # more decisions than classes, one with a cost in every class, and a negative cost
     2: tc.CostMatrix([[0, 1, 0.2], [3, 0, 0.4]]),
     N_CLASSES: tc.CostMatrix([[0, 2, 1, 5, 0.3], [1, 0, 1, 1, 0.6], [1, 4, 0.1, 1, 0.3], [2, 1, 1, -0.5, 0.3]]),
 }
@@ -18,7 +18,7 @@ COSTS = {  # more decisions than classes, fewer, one that costs nothing for no c
 
 @dataclass(frozen=True)
 class Case:
-    """One metric in one setting: its function, its streaming class, their arguments."""
+    """One metric in one setting: its function, its streaming class, and their arguments."""
 
     name: str
     function: Callable
@@ -26,7 +26,7 @@ class Case:
     task: str
     options: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
-    in_blocks: bool = False  # the value is of blocks of samples, cut in the order given, within each update
+    in_blocks: bool = False  # the value depends on blocks of samples, which are cut in order within each update
 
     @property
     def call(self):
@@ -36,7 +36,7 @@ class Case:
         return self.cls(task=self.task, **self.options, **self.own, **kwargs)
 
     def data(self, n=40, lead=(), seed=0, dtype=torch.float64):
-        """Predictions and targets `(*lead, n[, C])`; probabilities, or logits where the case reads logits."""
+        """Return predictions and targets `(*lead, n[, C])`: logits if the case takes logits, else probabilities."""
         generator = torch.Generator().manual_seed(seed)
         shape = (*lead, n) if self.task == "binary" else (*lead, n, N_CLASSES)
         logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def format(self):
-        """How the case reads input: what it demands of targets and weights."""
+        """Input format of the case: its requirements of targets and weights."""
         return self.metric().input_format
 
     @property
@@ -61,7 +61,7 @@ class Case:
         return self.cls.is_differentiable
 
     def weights(self, n, seed=3):
-        """Random weights: real ones, or counts where the case takes no others."""
+        """Return random weights: counts if the case requires whole weights, else real numbers."""
         generator = torch.Generator().manual_seed(seed)
         w = torch.rand(n, generator=generator, dtype=torch.float64)
         return (5 * w).floor() if self.whole_weights else w
@@ -265,12 +265,12 @@ CASES = list(_cases())
 
 
 def covering(cases, keys, extended=str):
-    """Cases for the normal run, each with a key that none before it has; for the extended run one for each key of its.
+    """Select cases that together cover all keys; the normal run takes those with a key that no earlier case has.
 
     Args:
-        cases: in the order in which they are chosen.
-        keys: the set of things that a case covers.
-        extended: what the extended run covers, by default every case; one that adds nothing there is left out.
+        cases: in order of preference.
+        keys: function that returns the set of keys of a case.
+        extended: function that returns the one key of a case in the extended run; by default every case has its own.
     """
     seen, seen_at_length = set(), set()
     for case in cases:
@@ -283,13 +283,13 @@ def covering(cases, keys, extended=str):
 
 
 def path_of(case):
-    """How a case gets from its input to its state: batching, weights, merging and saving depend on nothing else."""
+    """Return the path of a case from input to state. Batching, weights, merging and saving depend on it alone."""
     metric = case.metric()
     return type(metric.kind), type(getattr(metric, "recipe", None)), case.task, case.options.get("reduction")
 
 
 def formula_of(case):
-    """What a case computes of its state: the class and its own options, whatever the task and the events."""
+    """Return what a case computes from its state: the class and its own options, without those of input and events."""
     shared = {"from_logits", "reduction", "priors", "average", "positive_classes"}
     return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
 
@@ -304,7 +304,7 @@ def anything(case):
 
 
 def in_any_order(case):
-    """Whether the value depends on the rows alone. Blocks are cut in the order given: test_skce has their laws."""
+    """Whether the value is independent of the order of the rows. The laws of blocks are in test_skce."""
     return not case.in_blocks
 
 

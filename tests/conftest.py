@@ -12,11 +12,11 @@ import torch
 from cases import formulas, paths
 from hypothesis import settings
 
-settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, and no stopwatch
+settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, without time limits
 settings.load_profile("here")
 for package in filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")):
     sys.modules[package] = None  # as if it were not installed
-# On small tensors and busy cores threads cost more than they give.
+# On small tensors and busy cores several threads are slower than one.
 torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
 
 
@@ -52,7 +52,7 @@ def data_folder():
 
 @pytest.fixture(scope="session")
 def recorded():
-    """Load a recorded input by name; skips, visibly, where the folder is missing."""
+    """Return a function that loads a recorded input by name. Skip the test if the folder is missing."""
     folder = data_folder()
     if not (folder / "expected.json").is_file():
         pytest.skip(f"recorded inputs are not in {folder}; set TORCHCALIB_DATA")

@@ -1,8 +1,8 @@
-"""Mutation test: make random small defects in the modules that compute numbers, and list those that no test notices.
+"""Mutation test: make random small defects in numerical modules, and list those that no test detects.
 
-Run `make mutants`, or `python tests/mutants.py --number 30 --seed 1` for a sample. First the suite runs once under
-coverage, so that a mutant of a function is held only against the tests that call this function. A mutant survives if
-all of them pass. Some survivors are equivalent to the original; the others show what has no test.
+Run `make mutants`, or `python tests/mutants.py --number 30 --seed 1` for a sample. The suite first runs once under
+coverage, so that a mutant of a function is run only with the tests that call this function. A mutant survives if all of
+them pass. Some survivors are equivalent to the original; the others lack a test.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = (  # whatever computes numbers; Triton's kernels need a GPU
+MODULES = (  # numerical code; Triton's kernels need a GPU
     "kernels/*.py", "binomial/*.py", "predictions/*.py", "streaming/*.py", "scores/**/*.py", "binned/*.py",
     "ranked/*.py", "canonical/*.py", "binless/*.py", "losses/*.py", "calibrators/*.py", "calibration_loss/*.py",
     "consistency/*.py", "bootstrap/*.py", "bins.py", "binnings.py", "statistics.py", "samples.py", "reductions.py",
@@ -40,7 +40,7 @@ OPERATORS = {
 
 @dataclass
 class Mutant:
-    """One defect: the text of a syntax node, replaced."""
+    """One defect: the replaced text of a syntax node."""
 
     file: str
     line: int
@@ -52,8 +52,8 @@ class Mutant:
     outcome: str = ""
 
     def __str__(self) -> str:
-        shorten = lambda text: " ".join(text.split())[:90]  # noqa: E731
-        return f"{self.file}:{self.line} ({self.function}): {shorten(self.before)} -> {shorten(self.after)}"
+        before, after = (" ".join(text.split())[:90] for text in (self.before, self.after))
+        return f"{self.file}:{self.line} ({self.function}): {before} -> {after}"
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -115,7 +115,7 @@ def mutated(node: ast.AST) -> str | None:
 
 
 def tests_by_function(data: CoverageData, root: Path) -> dict[tuple[str, str], set[str]]:
-    """Return the tests that run each function, by file and name; by file and "" those that run any of it."""
+    """Return the tests that run each function, by file and name. The key (file, "") has the tests of the whole file."""
     found: dict[tuple[str, str], set[str]] = {}
     for name in data.measured_files():
         path = Path(name)
@@ -137,10 +137,10 @@ def tests_by_function(data: CoverageData, root: Path) -> dict[tuple[str, str], s
 
 
 def selected(mutant: Mutant, tests: dict[tuple[str, str], set[str]]) -> list[str]:
-    """Return the tests that a mutant is held against, those of its own folder first.
+    """Return the tests to run for a mutant, those of its own folder first.
 
-    Loops that numba compiles leave no trace: for them the tests of their folder and of the contract count. What runs in
-    the set-up of a test may be shared by the tests of its file, so that all of them count.
+    Coverage does not measure loops that numba compiles: for these, use the tests of the folder and of the contract. The
+    tests of a file may share what runs in the set-up of one of them: in that case, use the whole file.
     """
     contexts = tests.get((mutant.file, mutant.function)) or tests.get((mutant.file, "")) or set()
     chosen = {context.rpartition("|")[0] for context in contexts if context.endswith("|run")}
@@ -154,7 +154,7 @@ def selected(mutant: Mutant, tests: dict[tuple[str, str], set[str]]) -> list[str
 
 
 def run_tests(tree: Path, arguments: list[str], timeout: float, **variables: str) -> tuple[int, str]:
-    """Run pytest in a copy of the project; return its exit code and output. A run that takes too long has failed."""
+    """Run pytest in a copy of the project, and return its exit code and output. A timeout counts as a failure."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
     try:
@@ -173,7 +173,7 @@ def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
     path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
     with TemporaryDirectory() as folder:
         variables = {"PYTHONDONTWRITEBYTECODE": "1"}
-        if "numba" in mutant.file:  # kernels of other files hold a compiled copy of what they call
+        if "numba" in mutant.file:  # cached kernels contain compiled copies of the functions that they call
             variables["NUMBA_CACHE_DIR"] = folder
         listed = Path(folder) / "tests"
         listed.write_text("\n".join(tests))
@@ -189,7 +189,7 @@ def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy the files that git tracks, and what numba has compiled of them."""
+    """Copy the files that git tracks, and the kernels that numba has compiled from them."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("torchcalib/**/__pycache__/*.nb?")]
     for name in names + compiled:
@@ -199,7 +199,7 @@ def copy_tree(target: Path) -> Path:
 
 
 def measure_coverage(tree: Path) -> CoverageData:
-    """Run the suite under coverage; its tests are the contexts."""
+    """Run the suite under coverage, with its tests as contexts."""
     options = ["--numprocesses", "2", "--cov", "--cov-context=test", "--cov-report="]
     code, output = run_tests(tree, options, 3600)
     if code:

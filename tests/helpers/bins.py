@@ -1,4 +1,4 @@
-"""What the tests of bins share: every task with its reductions, predictions with labels or shares, and weights."""
+"""Data for tests of bins: tasks with their reductions, predictions with labels or soft targets, and weights."""
 
 import torch
 from cases import N_CLASSES
@@ -11,7 +11,7 @@ WEIGHTS = ["none", "copies", "importance"]
 
 
 def data(task, n=50, soft=False, seed=0):
-    """Probabilities and labels, or shares of votes."""
+    """Return probabilities, and labels or soft targets."""
     generator = torch.Generator().manual_seed(seed)
     if task == "multiclass":
         preds = torch.randn(n, N_CLASSES, generator=generator, dtype=F64).softmax(-1)

@@ -1,4 +1,4 @@
-"""What the tests of blocks share: the implementations to try, a random sample, a table to compare."""
+"""Implementations, random samples and tables for tests of isotonic blocks."""
 
 import torch
 from helpers.kernels import NUMBA
@@ -10,13 +10,13 @@ TIES = ["pool", "split"]
 
 
 def table(blocks):
-    """Sizes and positives of one row as lists, without the empty blocks that pad a batch."""
+    """Return sizes and positives of one row as lists, without the empty blocks that pad a batch."""
     keep = blocks.n > 0
     return blocks.n[keep].tolist(), blocks.positives[keep].tolist()
 
 
 def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
-    """Scores, outcomes that follow them, and weights; `distinct` values make ties."""
+    """Return scores, outcomes drawn from them, and weights. `distinct` values make ties."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(*lead, n, generator=generator, dtype=torch.float64)
     if distinct:

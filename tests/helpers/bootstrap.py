@@ -1,4 +1,4 @@
-"""What tests of the bootstrap share."""
+"""A case and draws for tests of the bootstrap."""
 
 import torch
 from cases import CASES

@@ -1,4 +1,4 @@
-"""Where the text of a picture is, in pixels."""
+"""Positions of text in a figure, in pixels."""
 
 from itertools import combinations
 
@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 
 def written(ax):
-    """All text that is drawn, with the box it takes, in pixels."""
+    """Return all text that is drawn, each with its box in pixels."""
     renderer = FigureCanvasAgg(ax.figure).get_renderer()
     ax.figure.draw(renderer)
     found = []
@@ -22,7 +22,7 @@ def written(ax):
 
 
 def overlaps(found) -> list[str]:
-    """Pairs of texts whose boxes share more than a fraction of a pixel."""
+    """Return pairs of texts whose boxes overlap by more than half a pixel."""
     return [
         f"{one!r} and {other!r}"
         for (one, a), (other, b) in combinations(found, 2)

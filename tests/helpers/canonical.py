@@ -1,4 +1,4 @@
-"""Data sets of whole vectors of probabilities, and what tests of canonical calibration share."""
+"""Data sets and measurements for tests of canonical calibration."""
 
 import oracles
 import torch
@@ -21,7 +21,7 @@ def data(task, n, **how):
 
 
 def rows_of(task, preds, target):
-    """One (rows q, rows t) for every value."""
+    """Return (rows of q, rows of t) for every value of the metric."""
     if task == "multiclass":
         return [(preds.tolist(), [oracles.one_hot(h, N_CLASSES) for h in target.tolist()])]
     columns = [(preds, target)] if task == "binary" else zip(preds.T, target.T, strict=True)
@@ -29,7 +29,7 @@ def rows_of(task, preds, target):
 
 
 def calibrated(n_sets, n, num_classes=3, seed=0, concentration=1.0):
-    """Sets of predictions `(S, N, C)`, and labels drawn from them."""
+    """Return data sets of predictions `(S, N, C)`, and labels drawn from them."""
     generator = torch.Generator().manual_seed(seed)
     preds = (torch.randn(n_sets, n, num_classes, generator=generator, dtype=F64) / concentration).softmax(-1)
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
@@ -37,7 +37,7 @@ def calibrated(n_sets, n, num_classes=3, seed=0, concentration=1.0):
 
 
 class Largest(TorchDispatchMode):
-    """Keeps the size of the largest tensor that an operation makes."""
+    """Record the size of the largest tensor that any operation returns."""
 
     size = 0
 

@@ -1,12 +1,12 @@
-"""A table of inputs as one test, which reports all that fail."""
+"""One test for a table of inputs, which reports every failure."""
 
 import pytest
 
 
 def check_each(items, check):
-    """Call `check` with every item; fail with a line for each item for which it raised.
+    """Call `check` with every item, and fail with a line for each item whose check raised.
 
-    `pytest.raises` and `pytest.fail` raise an exception of pytest's own, which is no `Exception`.
+    `pytest.raises` and `pytest.fail` raise `pytest.fail.Exception`, which does not derive from `Exception`.
     """
     failed = []
     for item in items:

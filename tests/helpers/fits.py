@@ -1,4 +1,4 @@
-"""Samples and calibrators of the tests of everything that is fitted."""
+"""Samples and calibrators for tests of calibrators and calibration losses."""
 
 import torch
 
@@ -16,12 +16,12 @@ def name(calibrator):
 
 
 def gumbel(*shape, generator, dtype=torch.float64):
-    """Noise by which the largest of logits becomes a sample of their classes."""
+    """Return Gumbel noise: the argmax of logits plus this noise is a sample from their softmax."""
     return -(-torch.rand(*shape, generator=generator, dtype=dtype).log()).log()
 
 
 def data(n=60, n_classes=4, lead=(), seed=0, dtype=torch.float64):
-    """Logits that are too large and lack a bias, and their labels."""
+    """Return logits with a wrong scale and a missing bias, and their labels."""
     g = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(*lead, n, n_classes, generator=g, dtype=torch.float64)
     noise = gumbel(*lead, n, n_classes, generator=g)
@@ -29,11 +29,11 @@ def data(n=60, n_classes=4, lead=(), seed=0, dtype=torch.float64):
 
 
 def single(n=60, lead=(), seed=0):
-    """Log-odds and labels of a binary task."""
+    """Return log-odds and labels of a binary task."""
     logits, target = data(n, 2, lead, seed)
     return logits[..., 1], target
 
 
 def turns(n, n_folds=5):
-    """Folds that samples are dealt to in turn."""
+    """Return folds that take samples in turn."""
     return torch.arange(n) % n_folds

@@ -1,4 +1,4 @@
-"""What the tests of kernels share: the implementations to try, random events and rows, and numbers of threads."""
+"""Implementations, random events and rows, and thread counts for tests of kernels."""
 
 import contextlib
 import importlib.util
@@ -10,13 +10,13 @@ NUMBA = ["numba"] if importlib.util.find_spec("numba") else []
 BACKENDS = ["torch", *NUMBA]
 NO_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
 F64 = torch.float64
-# float32 arithmetic on probabilities is promised to 2e-6 of each (`rows`), and sums of positive terms keep that.
+# `rows` documents a relative error of 2e-6 for float32 probabilities, and sums of positive terms keep it.
 SUMS_OF_FLOAT32 = {"rtol": 2e-6, "atol": 1e-12}
 
 
 @contextlib.contextmanager
 def threads_of_torch(number):
-    """Use so many threads inside the block."""
+    """Use `number` threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -26,7 +26,7 @@ def threads_of_torch(number):
 
 
 def events(n, dtype=torch.float32, seed=0):
-    """Confidence, outcome, weights of which every fifth is 0, and ECD."""
+    """Return confidence, outcome, weights (every fifth is 0), and ECD."""
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.rand(n, generator=generator, dtype=F64).to(dtype)
     outcome = torch.rand(n, generator=generator) < confidence
@@ -36,7 +36,7 @@ def events(n, dtype=torch.float32, seed=0):
 
 
 def class_case(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
-    """Rows, labels and weights. No probability is so near an edge of the bins that rounding decides on which side."""
+    """Return rows, labels and weights. No probability is within rounding error of a bin edge."""
     generator = torch.Generator().manual_seed(0)
     values = 3 * torch.randn(4 * n, n_classes, generator=generator)
     values = (values if from_logits else values.softmax(-1)).to(dtype)

@@ -28,7 +28,7 @@ ERRORS = {
     "corp": (tc.CORP, 500),
     "tce": (tc.TCE, 200),
 }
-"""Errors, and from how many data sets each is examined."""
+"""Errors, and the number of data sets for each."""
 MOVED = {
     "temperature 1.4": lambda z: z / 1.4,
     "temperature 0.7": lambda z: z / 0.7,
@@ -47,13 +47,13 @@ def same(a, b, **tolerance):
 
 
 def one_bin(p, n, k):
-    """Bin of n samples of confidence p with k positives."""
+    """Return a bin of n samples of confidence p with k positives."""
     sums = [n, n * p, k, n * p * (1 - p), n * p * (1 - p)]
     return BinStats(torch.tensor(sums, dtype=F64).unsqueeze(-1), has_noise=True)
 
 
 def calibrated(kind, n, n_data, seed=0, weighted=False):
-    """Data sets `(n_data, n)` of confidences that are the probabilities of their outcomes."""
+    """Return data sets `(n_data, n)` of a calibrated model: confidences, outcomes drawn from them, and weights."""
     generator = torch.Generator().manual_seed(seed)
     p = CONFIDENCES[kind](torch.rand(n_data, n, generator=generator, dtype=F64))
     y = (torch.rand(n_data, n, generator=generator, dtype=F64) < p).long()
@@ -61,7 +61,7 @@ def calibrated(kind, n, n_data, seed=0, weighted=False):
 
 
 def miscalibrated(kind, n, n_data, moved, seed=0):
-    """Data sets, and the frequencies that their outcomes have."""
+    """Return data sets of a miscalibrated model: confidences, outcomes, and the probabilities of the outcomes."""
     p, _, _ = calibrated(kind, n, n_data, seed)
     frequency = moved(p.clamp(1e-12, 1 - 1e-12).logit()).sigmoid()
     generator = torch.Generator().manual_seed(seed + 1)
@@ -69,14 +69,14 @@ def miscalibrated(kind, n, n_data, moved, seed=0):
 
 
 def metric_of(cls, p, y, weights=None):
-    """An error that has seen data sets `(D, N)`, each a batch element."""
+    """Return a metric updated with data sets `(D, N)`, each a batch element."""
     metric = cls(task="binary", batch_shape=(len(p),))
     metric.update(p, y, weights=weights)
     return metric
 
 
 def excess_of(p_values):
-    """Return the largest P(p <= a) - a, and the largest distance of the two, over all a."""
+    """Return the maximum of P(p <= a) - a over all a, and the maximum of its absolute value."""
     p = p_values.sort().values
     n = len(p)
     up_to, below = torch.arange(1, n + 1, dtype=F64) / n, torch.arange(n, dtype=F64) / n
@@ -85,19 +85,19 @@ def excess_of(p_values):
 
 
 def check_valid(p_values):
-    """P(p <= a) <= a for every a, up to the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart at 0.1 %."""
+    """Check that P(p <= a) <= a for every a, within the Dvoretzky-Kiefer-Wolfowitz-Massart bound at 0.1 %."""
     over, _ = excess_of(p_values)
     assert over <= math.sqrt(math.log(1 / 0.001) / (2 * len(p_values)))
 
 
 def check_uniform(p_values, n_replicates):
-    """P(p <= a) = a for every a, up to the same inequality on both sides and a step of the replicates."""
+    """Check that P(p <= a) = a for every a, within the two-sided bound and one step of the replicates."""
     _, distance = excess_of(p_values)
     assert distance <= math.sqrt(math.log(2 / 0.001) / (2 * len(p_values))) + 1 / (n_replicates + 1)
 
 
 def check_covers(covered, level=0.95):
-    """93 to 97 %, which 2,000 data sets are outside of with probability 4e-5 if the coverage is 95 %."""
+    """Check a coverage of 93 to 97 %. With a true coverage of 95 %, 2,000 data sets fail with probability 4e-5."""
     share = float(covered.double().mean())
     assert level - 0.02 <= share <= level + 0.02, share
 

@@ -1,4 +1,4 @@
-"""Penalties for training, the loops that they are held against, and batches."""
+"""Penalties for training, their slow loops, and batches."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ C = 4
 TASKS = ("binary", "multiclass", "multilabel")
 
 
-PENALTIES = {  # function, module, options, loop over claims
+PENALTIES = {  # function, module, options, slow loop over (confidence, outcome, weight)
     "soft l1": (tc.soft_binned_ece, tc.SoftBinnedECELoss, {"n_bins": 7, "norm": "l1"},
                 partial(slow.soft_binned_ece, n_bins=7, temperature=0.01, norm="l1")),
     "soft l2": (tc.soft_binned_ece, tc.SoftBinnedECELoss, {"temperature": 0.002},
@@ -46,7 +46,7 @@ def data(task, n=24, seed=0, dtype=torch.float64, lead=()):
 
 
 def claims_of(task, reduction, logits, target, weights):
-    """Lists of (confidence, outcome, weight): one, or one for each class."""
+    """Return lists of (confidence, outcome, weight): a single one, or one for each class."""
     if task == "multiclass":
         qs = [[math.exp(z) / sum(map(math.exp, row)) for z in row] for row in logits]
         ts = [oracles.one_hot(h, C) for h in target]

@@ -1,4 +1,4 @@
-"""What the tests of ranked metrics share: samples with ties, and the slow loop over what a reduction makes of them."""
+"""Samples with ties, and slow loops over their events, for tests of rank-based metrics."""
 
 import oracles
 import pytest
@@ -25,7 +25,7 @@ setting = pytest.mark.parametrize(("task", "how"), SETTINGS, ids=str)
 
 
 def sample(task, n=60, seed=0, weighted=False, heaviest=3):
-    """Predictions in steps of 1/64, so that there are ties and sums are exact; targets that follow them; weights."""
+    """Return predictions in steps of 1/64 (ties, and exact sums), targets drawn from them, and weights."""
     generator = torch.Generator().manual_seed(seed)
     if task == "multiclass":
         votes = torch.randint(0, N_CLASSES, (n, 64), generator=generator)
@@ -41,7 +41,7 @@ def sample(task, n=60, seed=0, weighted=False, heaviest=3):
 
 
 def distinct(task, n=24, seed=0):
-    """Predictions that stay apart, for derivatives."""
+    """Return distinct predictions, for derivatives."""
     generator = torch.Generator().manual_seed(seed)
     if task == "multiclass":
         preds = torch.rand(n, N_CLASSES, generator=generator, dtype=F64).add(0.1)
@@ -53,14 +53,14 @@ def distinct(task, n=24, seed=0):
 
 
 def looped(loop, task, how, preds, target, weights=None):
-    """The loop over each pair of columns that the reduction makes."""
+    """Return the value of the loop for each column of events of the reduction."""
     columns = oracle.events(task, how.get("reduction"), preds.tolist(), target.tolist(), how.get("positive_classes"))
     weights = None if weights is None else weights.tolist()
     return [loop(confidence, outcome, weights) for confidence, outcome in columns]
 
 
 def assert_slow_loop(function, loop, task, how, data, **options):
-    """Both the value of every class or label, where there are several, and their mean."""
+    """Compare the mean, and the value of every class or label if there are several, with the loop."""
     preds, target, weights = data
     values = looped(loop, task, how, preds, target, weights)
     given = {"task": task, "weights": weights, **how, **options}
@@ -71,7 +71,7 @@ def assert_slow_loop(function, loop, task, how, data, **options):
 
 
 def assert_gradient(function, loop, task, how, **options):
-    """The gradient by central differences of the loop, at three entries."""
+    """Compare the gradient with central differences of the loop, at three entries."""
     preds, target = distinct(task)
     leaf = preds.clone().requires_grad_()
     function(leaf, target, task=task, validate_args=False, **how, **options).backward()
@@ -105,7 +105,7 @@ EQUAL_MASS = {
 
 @st.composite
 def samples(draw, max_weight=3):
-    """Scores in steps of 1/16, labels and weights that are not all 0."""
+    """Draw scores in steps of 1/16, labels, and weights with a sum of at least 2."""
     n = draw(st.integers(2, 30))
     scores = draw(st.lists(st.integers(0, 16), min_size=n, max_size=n))
     outcomes = draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))

@@ -1,4 +1,4 @@
-"""Writers of files that cannot be read, and the check that each is refused in one line."""
+"""Writers of unreadable files, and the check that each raises an error of one line."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ WEIGHTS = np.array([1, 0, 2, 1, 3, 1, 1])
 
 
 def assert_refused(table, folder, monkeypatch):
-    """Every entry (writer, words of the error, options) must end in an `InputError`; all that do not are shown."""
+    """Check that every entry (writer, words of the error, options) raises `InputError`. All failures are reported."""
     wrong = {}
     for k, (name, (write, words, *options)) in enumerate(table.items()):
         (folder / str(k)).mkdir()
@@ -23,7 +23,7 @@ def assert_refused(table, folder, monkeypatch):
         try:
             for _ in open_predictions(write(folder / str(k)), **dict(*options)).chunks(max_bytes=4096):
                 pass
-            said = "nothing was refused"
+            said = "nothing was raised"
         except InputError as error:
             said = str(error)
         if words not in said or "\n" in said or not said.endswith((".", "...")):
@@ -82,7 +82,7 @@ def shards(*arrays):
 
 
 def cut(write, keep):
-    """The same file without its end."""
+    """Return a writer of the same file, truncated to the share `keep`."""
 
     def written(folder):
         (name,) = write(folder)

@@ -1,4 +1,4 @@
-"""Predictions for reports, reports that are made once for all tests, and what of two reports must be equal."""
+"""Predictions for reports, cached reports, and comparisons of reports."""
 
 import math
 from functools import cache
@@ -13,17 +13,17 @@ from torchcalib.report import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
 REDUCTIONS = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
-"""What is put in order, the main one first."""
+"""Reductions with rank-based lines, the main one first."""
 IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
-"""Names of what is read from the sample in order."""
+"""Names of rank-based lines."""
 QUICK = {"with_calibration": False, "with_intervals": False}
 QUICK_COMMAND = ("--no-calibration", "--no-intervals")
 SUMS = {"rel": 1e-12, "abs": 1e-12}
-"""Two sums of n float64 numbers differ by n eps of the sum of their sizes at most: 2e-13 of the mean for n = 1,000."""
+"""Two orders of summing n float64 numbers differ by at most n eps sum |x|: 2e-13 of the mean for n = 1,000."""
 
 
 def predictions(task, n=200, seed=0):
-    """Logits of 5 classes or labels, and targets that have nothing to do with them."""
+    """Return logits of 5 classes or labels, and targets that are independent of them."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn((n,) if task == "binary" else (n, 5), generator=generator, dtype=torch.float64)
     shape = (n, 5) if task == "multilabel" else (n,)
@@ -31,7 +31,7 @@ def predictions(task, n=200, seed=0):
 
 
 def realistic(task, n=300, scale=2.5, seed=0):
-    """Logits that are `scale` times too large."""
+    """Return logits that are `scale` times too large, and targets."""
     logits, _ = predictions(task, n, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     if task == "multiclass":
@@ -43,7 +43,7 @@ def realistic(task, n=300, scale=2.5, seed=0):
 
 @cache
 def off(task):
-    """Probabilities, of 12 classes or 3 labels, that are too large, and targets."""
+    """Return miscalibrated probabilities, of 12 classes or 3 labels, and targets."""
     g = torch.Generator().manual_seed(1)
     if task == "multiclass":
         probs = torch.rand(400, 12, generator=g, dtype=torch.float64).softmax(-1)
@@ -54,7 +54,7 @@ def off(task):
 
 @cache
 def full(task):
-    """The report of `off` with all there is: calibrators, intervals, a source."""
+    """Return the report of `off` with all sections: calibrators, intervals, a source."""
     builder = ReportBuilder(task=task, n_bins=10)
     builder.update(*off(task))
     return builder.report(source={"file": "held_out.npz", "preds": "probs"})
@@ -68,24 +68,24 @@ def page(task):
 
 @cache
 def quick(task):
-    """The report of `predictions` without calibrators and intervals."""
+    """Return the report of `predictions` without calibrators and intervals."""
     return tc.report(*predictions(task), task=task, from_logits=True, **QUICK)
 
 
 @cache
 def calibrated(task):
-    """The report of `realistic` with calibrators alone."""
+    """Return the report of `realistic` with calibrators only."""
     return tc.report(*realistic(task), task=task, from_logits=True, with_intervals=False)
 
 
 def values_are(report, expected, keys=None):
-    """Hold values of lines, by default all, against those of another report or of a dictionary."""
+    """Compare the values of lines, by default all, with another report or a dictionary."""
     for key in expected if keys is None else keys:
         assert report[key] == pytest.approx(expected[key], **SUMS, nan_ok=True), key
 
 
 def values_in_order(preds, target, n_bins=15, names=IN_ORDER, **given):
-    """What the functions of samples in order say, by the keys of a report."""
+    """Return the values of the rank-based functions, by the keys of a report."""
     values = {}
     for reduction in REDUCTIONS[given["task"]]:
         of = {**given, "reduction": reduction}
@@ -98,15 +98,15 @@ def values_in_order(preds, target, n_bins=15, names=IN_ORDER, **given):
 
 
 def ordered(report):
-    """Its lines that are read from the sample in order, by key."""
+    """Return the rank-based lines of a report, by key."""
     return {key: report[key] for key in report if key.split("/")[0] in IN_ORDER}
 
 
 def stages_are_equal(found, expected):
-    """Hold what calibrators gain against the same, fitted to the same rows that came in another way.
+    """Compare calibration stages that were fitted to the same rows on different paths.
 
-    A fit ends where a step changes its loss by rounding alone, so that scores agree to some 1e-12 and gains, which are
-    100 times a difference of their ratio from 1, to 1e-9; a few digits are left to spare.
+    A fit ends when a step changes its loss only by rounding, so that scores agree to about 1e-12. A gain is 100 times
+    the difference of their ratio from 1, so that gains agree to 1e-9. The tolerance leaves one more digit.
     """
     assert [(g.score, g.calibrator) for g in found.gains] == [(g.score, g.calibrator) for g in expected.gains]
     assert found.raw == pytest.approx(expected.raw, **SUMS)
@@ -119,7 +119,7 @@ def stages_are_equal(found, expected):
 
 
 def saved_npz(path, task="binary", **given):
-    """Logits and targets in a file; returns them too."""
+    """Save logits and targets to a file, and return them."""
     logits, target = realistic(task, **given)
     np.savez(path, logits=logits.numpy(), targets=target.numpy())
     return logits, target

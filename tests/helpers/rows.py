@@ -1,4 +1,4 @@
-"""What the tests of the row op share: random rows, the definitions in float64, scores with their gradient, layouts."""
+"""Random rows, float64 definitions, gradients and memory layouts for tests of the row operation."""
 
 import torch
 
@@ -6,7 +6,7 @@ from torchcalib.kernels.row_op import Rows, rows
 
 
 def oracle(values, target, from_logits):
-    """The definitions, in float64 over the whole tensor."""
+    """Compute the definitions in float64 over the whole tensor."""
     x = values.double()
     log_q = x.log_softmax(-1) if from_logits else x.log()
     q = log_q.exp() if from_logits else x
@@ -21,7 +21,7 @@ def oracle(values, target, from_logits):
 
 
 def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):
-    """Rows, and labels of which half are the top class."""
+    """Return rows, and labels that are the top class in at least half of them."""
     generator = torch.Generator().manual_seed(seed)
     values = scale * torch.randn(n, n_classes, generator=generator)
     values = (values if from_logits else values.double().softmax(-1)).to(dtype)
@@ -40,7 +40,7 @@ def equal(found, expected):
 
 
 def with_gradient(values, target, from_logits, backend, of=None):
-    """Scores, and the gradient of their sum weighted by `of`, a number for each."""
+    """Return scores, and the gradient of their sum with weights `of`, one for each score."""
     leaf = values.detach().requires_grad_()  # keeps the layout
     found = rows(leaf, target, from_logits=from_logits, backend=backend)
     weights = torch.tensor([0.3, -0.7, 0.5, 0.9] if of is None else of, dtype=torch.float64)
@@ -49,7 +49,7 @@ def with_gradient(values, target, from_logits, backend, of=None):
 
 
 def layouts(values):
-    """The same rows in other places of memory."""
+    """Yield the same rows in other memory layouts, by name."""
     n, n_classes = values.shape
     yield "class axis first", values.T.contiguous().T
     yield "every other row", torch.stack((values, values), 1)[:, 0]

@@ -1,4 +1,4 @@
-"""Data sets that are cut into pieces, and what must be equal of the reports of both."""
+"""Data sets cut into pieces, and the comparison of their reports."""
 
 import math
 
@@ -9,7 +9,7 @@ TASKS = ("binary", "multiclass", "multilabel")
 
 
 def data_set(task, n=240, weights="none", soft=False, seed=0):
-    """Logits, targets and weights as arrays by the names that files use."""
+    """Return logits, targets and weights as arrays, by their names in files."""
     rng = np.random.default_rng(seed)
     shape = (n,) if task == "binary" else (n, 4)
     logits = 2 * rng.normal(size=shape).astype(np.float32)
@@ -26,7 +26,7 @@ def data_set(task, n=240, weights="none", soft=False, seed=0):
 
 
 def cut(arrays, *ends):
-    """Pieces of the rows, which end there; what is left is the last."""
+    """Cut the rows at `ends` into pieces."""
     n = len(arrays["targets"])
     starts = (0, *ends)
     return [{name: values[a:b] for name, values in arrays.items()} for a, b in zip(starts, (*ends, n), strict=True)]
@@ -42,7 +42,7 @@ def add_to(builder, arrays):
 
 
 def assert_same(found, expected, where="report"):
-    """Reports as plain values: words and counts are equal, other numbers to 1e-12; only the files may differ."""
+    """Check reports as plain values: text and counts are equal, other numbers to 1e-12. Only the files may differ."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for name, value in expected.items():

@@ -1,9 +1,9 @@
-"""Snippets of a text in Markdown, and how each is run. What a snippet is, its text says.
+"""Run the code snippets of a Markdown file. The text of a snippet determines how it is run.
 
 - Python is executed. One whose first line is `# name.py: torchrun ...` is a script: it is written to `name.py` and run
   by that command.
-- In a shell snippet `torchcalib`, `torchrun` and `python -m` are run, on files of predictions that are made for them;
-  what `pip install` and `make` name is looked up. Any other line is an error, for nobody would see it rot.
+- In a shell snippet `torchcalib`, `torchrun` and `python -m` are run, on generated files of predictions. The extras of
+  `pip install` and the targets of `make` must exist. Any other line is an error, because no test would cover it.
 """
 
 import re
@@ -37,7 +37,7 @@ class Snippet:
 
     @property
     def script(self):
-        """Name of the script and the command that runs it; None for what is executed where it stands."""
+        """Name of the script and the command that runs it; None for a snippet that is executed directly."""
         found = re.match(r"# (\w+\.py): (torchrun .+)\n", self.text)
         return found and (found[1], found[2])
 
@@ -46,7 +46,7 @@ class Snippet:
 
 
 def snippets(path):
-    """All fenced blocks of a file that name a language."""
+    """Return all fenced blocks of a file that name a language."""
     found = re.findall(r"^```(\w+)\n(.*?)^```$", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     return [Snippet(*block) for block in found]
 
@@ -61,7 +61,7 @@ def run_shell(snippet, folder, scripts=()):
 
 
 def run_line(words, as_written, folder):
-    """Run one command, or look up what it names."""
+    """Run one command, or check the names in it."""
     command, *arguments = words
     if command == "pip":
         assert arguments[0] == "install", words
@@ -95,7 +95,7 @@ def check_targets(names):
 
 
 def make_inputs(arguments, folder):
-    """Make the files of predictions that are named and are not there; two for a pattern."""
+    """Make the named files of predictions that do not exist; two files for a pattern."""
     for before, word in zip(("", *arguments), arguments, strict=False):
         word = word.rpartition("=")[2]  # of NAME=FILE
         if word.endswith(FILES) and not before.startswith(OUTPUTS) and not list(folder.glob(word)):
@@ -104,7 +104,7 @@ def make_inputs(arguments, folder):
 
 
 def make_predictions(path):
-    """Write a few predictions: logits that are the file's own, of targets that are those of any file."""
+    """Write a few predictions: logits depend on the name of the file, targets do not."""
     generator = torch.Generator().manual_seed(zlib.crc32(path.name.encode()))
     logits = torch.randn(N_ROWS, N_CLASSES, generator=generator)
     targets = torch.randint(0, N_CLASSES, (N_ROWS,), generator=torch.Generator().manual_seed(0))
@@ -129,7 +129,7 @@ def make_predictions(path):
 
 
 def expanded(word, is_quoted, folder):
-    """What a shell makes of a word: the files that match."""
+    """Expand a pattern as a shell does: return the files that match."""
     if is_quoted or "*" not in word:
         return [word]
     return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) or [word]
@@ -139,7 +139,7 @@ def run_command(command, arguments, folder):
     if command == "torchcalib":
         assert main(arguments) == 0, arguments
         return
-    if command == "torchrun":  # a port of its own
+    if command == "torchrun":  # with a free port
         arguments = ["-m", "torch.distributed.run", "--standalone", *arguments]
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=quick_environment(), capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Systems to compare: one that is calibrated, one that is too sure, and one that is worse."""
+"""Systems to compare: a calibrated one, an over-confident one, and a noisy one."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ FEW = {"n_replicates": 39}
 
 
 def systems(task, n=120, seed=0):
-    """Logits of three systems, and targets: of one that is calibrated, one that is too sure, and one that is worse."""
+    """Return logits of the three systems by name, and targets."""
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn((n,) if task == "binary" else (n, 4), generator=g, dtype=torch.float64)
     if task == "multiclass":
@@ -24,5 +24,5 @@ def systems(task, n=120, seed=0):
 
 @cache
 def compared(task):
-    """The comparison of all three."""
+    """Return the comparison of all three."""
     return tc.compare(*systems(task), task=task, from_logits=True, **FEW)

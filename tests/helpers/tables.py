@@ -1,4 +1,4 @@
-"""Tables of bins for pictures and pages: of equal width, and of tested blocks of a sorted sample."""
+"""Bin tables for plots and pages: equal-width bins, and tested blocks of a sorted sample."""
 
 from dataclasses import replace
 from functools import cache
@@ -43,7 +43,7 @@ def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
 
 @cache
 def mixed_bins() -> BinTable:
-    """Bins of 1, 0, 3, 2 and 4 samples: above, empty, below, on and below the diagonal."""
+    """Return bins of 1, 0, 3, 2 and 4 samples: above, empty, below, on and below the diagonal."""
     probs = [0.1, 0.45, 0.5, 0.55, 0.75, 0.75, 0.9, 0.9, 0.95, 0.95]
     table = bins_of(probs, [1, 0, 0, 1, 1, 1, 1, 0, 1, 1])
     gap, frequency = table.gap.clone(), table.frequency.clone()
@@ -58,7 +58,7 @@ def random_bins(n_bins: int, n: int = 500) -> BinTable:
 
 
 def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
-    """The table of blocks of the sorted sample, by loops over them; a size of 0 is an empty bin."""
+    """Compute the table of blocks of the sorted sample with loops. A size of 0 is an empty bin."""
     probs, order = torch.as_tensor(probs, dtype=torch.float64).sort(stable=True)
     outcomes = torch.as_tensor(outcomes)[order]
     held = [(p, y) for p, y in zip(probs.split(sizes), outcomes.split(sizes), strict=True)]
@@ -104,7 +104,7 @@ def _simulated_blocks(sizes, seed, spread):
 
 @cache
 def small_blocks() -> TCETable:
-    """Blocks of 4, 0, 3 and 5 samples; the last one is of a single value."""
+    """Return blocks of 4, 0, 3 and 5 samples; all scores of the last block are equal."""
     probs = [0.05, 0.1, 0.15, 0.2, 0.5, 0.55, 0.6, *[0.9] * 5]
     outcomes = [0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 1]
     return blocks_of(probs, outcomes, [4, 0, 3, 5], [0, 0.25, 0.4, 0.75, 1], [1, 0, 0, 5])
@@ -117,7 +117,7 @@ def no_blocks() -> TCETable:
 
 @cache
 def batch_of_blocks() -> TCETable:
-    """Two series, the second of one bin, filled up with bins of no samples."""
+    """Return two batch elements. The second has one bin, and empty bins as padding."""
     one, other = small_blocks(), simulated_blocks([60])
     padding = [1.0, 1.0, 0.0, 0.0, torch.nan, torch.nan, 0.0, *[torch.nan] * 3, 0.0, torch.nan]
     columns = []

@@ -1,4 +1,4 @@
-"""Distances to votes, and for each a slow loop over classes that computes it for one sample."""
+"""Distances to label distributions (votes), each with a slow loop over classes for one sample."""
 
 import oracles
 import torch
@@ -35,7 +35,7 @@ C = 4
 
 
 def data(task, n=30, seed=0, dtype=torch.float64, most=9, lead=()):
-    """Logits, and at least two votes on each row."""
+    """Return logits, and counts of at least two votes for each row."""
     generator = torch.Generator().manual_seed(seed)
     shape = (*lead, n) if task == "binary" else (*lead, n, C)
     logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -45,14 +45,16 @@ def data(task, n=30, seed=0, dtype=torch.float64, most=9, lead=()):
 
 
 def known_entropy(counts):
-    """sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
+    """Return sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
     n = sum(counts)
     return sum(k / n * sum(1 / j for j in range(k, n)) for k in counts if k)
 
 
 def corrected(name, q, t, n):
-    """With the entropy of votes by digamma of whole numbers, which are sums of inverses, jackknifed by leaving out each
-    vote in turn; the unbiased variance.
+    """Return the distance corrected for the noise of few votes.
+
+    The entropy of votes uses digamma functions of whole numbers, which are sums of inverses, and the jackknife over
+    votes. The squared distance uses the unbiased variance.
     """
     if name == "votes":
         return oracles.brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
@@ -64,7 +66,7 @@ def corrected(name, q, t, n):
 
 
 def slow(name, component, task, q, votes):
-    """One sample: probabilities over classes and counts of votes."""
+    """Return the value of one sample, from probabilities over classes and counts of votes."""
     n = sum(votes)
     t = [v / n for v in votes]
     if component == "noise_floor":
@@ -75,7 +77,7 @@ def slow(name, component, task, q, votes):
 
 
 def as_classes(task, logits, counts):
-    """Rows of probabilities over classes, and their counts."""
+    """Return rows of probabilities over classes, and their counts."""
     if task == "multiclass":
         return logits.softmax(-1).reshape(-1, C).tolist(), counts.reshape(-1, C).tolist()
     p = logits.sigmoid().reshape(-1)

@@ -1,4 +1,4 @@
-"""Files of predictions, written in every format from arrays by name."""
+"""Writers of prediction files in every format, from arrays by name."""
 
 import numpy as np
 import torch
@@ -19,14 +19,14 @@ def write_safetensors(path, arrays):
 
 
 def write_csv(path, arrays):
-    """Classes in numbered columns: `logits_0, logits_1, ...`."""
+    """Write classes as numbered columns: `logits_0, logits_1, ...`."""
     columns = flat(arrays)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
 
 
 def write_parquet(path, arrays, **options):
-    """Classes in list columns."""
+    """Write classes as list columns."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -34,7 +34,7 @@ def write_parquet(path, arrays, **options):
 
 
 def write_numbered_parquet(path, arrays):
-    """Classes in numbered columns."""
+    """Write classes as numbered columns."""
     write_parquet(path, flat(arrays))
 
 
@@ -49,7 +49,7 @@ WRITERS = {
 
 
 def flat(arrays):
-    """Arrays of two axes as numbered columns."""
+    """Return arrays with two axes as numbered columns."""
     columns = {}
     for name, values in arrays.items():
         columns |= {name: values} if values.ndim == 1 else numbered(f"{name}_", values)

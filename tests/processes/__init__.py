@@ -1,8 +1,8 @@
-"""Scripts and modules as processes that are ready at once, or soon.
+"""Start scripts and modules as processes, without the time to import torch and torchcalib.
 
-Python takes seconds to import torch and torchcalib. For `run_together` a server has done so, and every process is
-forked from it; it has a `__main__`, arguments, an environment and an exit code of its own, as if Python had started it.
-Where Python itself is to start, `quick_environment` spares it what torchcalib does not need.
+Python takes seconds for these imports. `run_together` forks every process from a server that has already imported them.
+A process has its own `__main__`, arguments, environment and exit code, as if Python had started it. For a new Python
+process, `quick_environment` skips imports that torchcalib does not need.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ ROOT = TESTS.parent
 
 
 def quick_environment(**more):
-    """Variables for a process that finds this checkout first, and imports no more than it must."""
+    """Return variables for a process that imports this checkout, and no more than it needs."""
     path = os.pathsep.join(map(str, filter(None, [SCRIPTS / "quick_start", TESTS, ROOT, os.environ.get("PYTHONPATH")])))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 @cache
 def _server():
-    """Start the server. It finds this checkout first, it has seen no data, and no thread of it runs."""
+    """Start the server. It imports this checkout, has processed no data, and runs no threads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "cases", "torchcalib", "torchcalib.cli"])
     with mock.patch.dict(os.environ, quick_environment(PYTHONWARNINGS="ignore")):
@@ -42,7 +42,7 @@ def _server():
 
 
 def _run(command, environment, folder, output):
-    """What a forked process does: `command` is a script, or `-m` and a module, and its arguments."""
+    """Run a command in a forked process: a script, or `-m` and a module, with arguments."""
     sink = os.open(output, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(sink, stream)
@@ -61,13 +61,13 @@ def _run(command, environment, folder, output):
 
 
 def run_together(commands, environments=None, folder=".", timeout=240):
-    """Run processes side by side; returns their exit codes, and what all of them said.
+    """Run processes in parallel, and return their exit codes and the output of all.
 
     Args:
-        commands: one for each process: a script, or `-m` and a module, and its arguments.
-        environments: variables of each, besides those of this process.
-        folder: where they work.
-        timeout: in seconds, after which all that still run are killed.
+        commands: one for each process: a script, or `-m` and a module, with arguments.
+        environments: variables of each process, in addition to those of this one.
+        folder: working directory.
+        timeout: in seconds; processes that still run are then killed.
     """
     context = _server()
     with TemporaryDirectory() as said:
@@ -88,7 +88,7 @@ def run_together(commands, environments=None, folder=".", timeout=240):
 
 
 def free_ports(n):
-    """Numbers of ports that nobody listens at, as words."""
+    """Return the numbers of free ports, as text."""
     with contextlib.ExitStack() as opened:
         found = [opened.enter_context(socket.socket()) for _ in range(n)]
         for free in found:
@@ -97,19 +97,19 @@ def free_ports(n):
 
 
 def environments_of_ranks(n_ranks, port=None, **more):
-    """Variables of each rank as torchrun gives them, and `more`; by default they meet at a port that is free."""
+    """Return the variables of each rank as torchrun sets them, and `more`. The default port is a free one."""
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_ports(1)[0], **more}
     world |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
     return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n_ranks)]
 
 
 def run_again_in_tritons_interpreter(path):
-    """Run those tests of a file that are of the CPU. Triton reads how it is to run when it is imported."""
+    """Run the CPU tests of a file in a new process, because Triton selects its interpreter on import."""
     import triton
 
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
-    # A forked process has imported what pytest would rewrite.
+    # A forked process has already imported the modules whose assertions pytest would rewrite.
     command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
     codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
     assert codes == [0], said

@@ -1,4 +1,4 @@
-"""One rank of test_faults.py: `python fault_rank.py PART RANK WORLD FOLDER`. An error if anything differs."""
+"""One rank of test_faults.py: `python fault_rank.py PART RANK WORLD FOLDER`. Raises an error on any difference."""
 
 import copy
 import datetime
@@ -22,7 +22,7 @@ TIMEOUT, N_BATCHES, SAVED_EACH, KILLED_AT, VICTIM = 5, 10, 3, 7, 1
 
 
 def metrics(group=None):
-    """Sums, samples, a sketch and a bootstrap, all persistent."""
+    """Return sums, samples, a sketch and a bootstrap, all persistent."""
     options = {"task": "binary", "process_group": group}
     return tc.CalibrationCollection(
         {
@@ -43,7 +43,7 @@ def batch(rank, number):
 
 
 def an_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
-    """Update from batch `first` on; every few batches the states are saved with the place in the data."""
+    """Update from batch `first` on. Every few batches, save the states and the position in the data."""
     for number in range(first, last):
         if dies and number == KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,7 +56,7 @@ def an_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
 
 
 def killed(rank, world, folder):
-    """One rank dies in the middle of the epoch; the others are told by torch, and are as they were."""
+    """One rank dies during the epoch. torch raises an error on the others, whose states are unchanged."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
     collection = an_epoch(metrics(group), rank, folder, dies=rank == VICTIM)
     before = copy.deepcopy(collection.state_dict())

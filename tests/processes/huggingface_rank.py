@@ -1,4 +1,4 @@
-"""Tiny models, data and Trainers; as a script, one process of test_huggingface.py: `huggingface_rank.py FOLDER`."""
+"""Tiny models, data and Trainers. As a script, one process of test_huggingface.py: `huggingface_rank.py FOLDER`."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ N_TOKENS = 11
 
 
 def bert(head, **config):
-    """A classifier with three classes, in double precision: rows beside a row change it by rounding alone."""
+    """A classifier with three classes in double precision: other rows of a batch change a row only by rounding."""
     set_seed(0)
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = {**tiny, "vocab_size": N_TOKENS, "max_position_embeddings": 16, "num_labels": 3, **config}
@@ -34,7 +34,7 @@ def GPT2():
 
 
 def over_confident(model):
-    """Weights as large as are needed for logits that differ."""
+    """Make weights large enough for logits that differ."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -47,7 +47,7 @@ class Rows(list, Dataset):
 
 
 class Stream(IterableDataset):
-    """Rows that come without their number."""
+    """Rows of a data set without a length."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -57,7 +57,7 @@ class Stream(IterableDataset):
 
 
 def sentences(n, seed=0):
-    """Five tokens and a class each."""
+    """Return rows of five tokens and a class."""
     g = torch.Generator().manual_seed(seed)
     tokens, labels = torch.randint(0, N_TOKENS, (n, 5), generator=g), torch.randint(0, 3, (n,), generator=g)
     return Rows(
@@ -67,7 +67,7 @@ def sentences(n, seed=0):
 
 
 def words(n, own=False):
-    """Sentences of 2 to 9 tokens with a class for most of them, or with the tokens themselves for labels."""
+    """Return sentences of 2 to 9 tokens. Most tokens have a class, or the labels are the tokens themselves."""
     g = torch.Generator().manual_seed(0)
     rows = Rows()
     for i in range(n):
@@ -80,7 +80,7 @@ def words(n, own=False):
 
 
 def padded(rows):
-    """A batch of sentences as long as its longest."""
+    """Return a batch of sentences, padded to the longest."""
     fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
     return {
         name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
@@ -89,7 +89,7 @@ def padded(rows):
 
 
 def trainer(model, calibration, folder, words=False, eval_dataset=None, train_dataset=None, **arguments):
-    """A Trainer with both hooks."""
+    """Return a Trainer with both hooks."""
     own = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
     own = {**own, "per_device_eval_batch_size": 4, "dataloader_pin_memory": False, **arguments}
     return Trainer(
@@ -105,7 +105,7 @@ def trainer(model, calibration, folder, words=False, eval_dataset=None, train_da
 
 @torch.no_grad()
 def outputs(model, rows):
-    """Logits and labels of all rows (of tokens: of all tokens of all rows), each row run by itself."""
+    """Return logits and labels of all rows, or of all tokens of all rows. Each row runs on its own."""
     logits, labels = [], []
     for row in rows:
         given = {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask")}

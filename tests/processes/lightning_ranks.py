@@ -1,4 +1,4 @@
-"""A script for two processes, started by test_lightning.py: what each rank of a ddp training sees, as JSON."""
+"""A script for two processes of test_lightning.py, which writes the results of each rank of a DDP training as JSON."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from integrations.test_lightning import N_CLASSES, loader, monitor, rows
 
 import torchcalib as tc
 
-N_VALID = (13, 4)  # of the first loader the sampler repeats a row
+N_VALID = (13, 4)  # the sampler of the first loader repeats a row
 GIVEN = {"task": "multiclass", "from_logits": True}
 
 

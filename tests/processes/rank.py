@@ -1,4 +1,4 @@
-"""One rank of test_distributed.py: `python rank.py RANK WORLD FILE`. Exits with an error if anything differs."""
+"""One rank of test_distributed.py: `python rank.py RANK WORLD FILE`. Raises an error on any difference."""
 
 import datetime
 import sys
@@ -17,7 +17,7 @@ def close(a, b):
 
 
 def share(rank, world, n):
-    """Uneven shares; of more than two ranks the last has none."""
+    """Return the rows of a rank: uneven shares, and none for the last of more than two ranks."""
     if world == 2:
         return (slice(0, n // 3), slice(n // 3, n))[rank]
     cuts = [0, *(n * (k + 1) ** 2 // (world - 1) ** 2 for k in range(world - 1)), n]
@@ -25,7 +25,7 @@ def share(rank, world, n):
 
 
 def computed_in(collectives, metrics):
-    """The values, which are computed in exactly these collectives."""
+    """Compute the values, and check that exactly these collectives are called."""
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("all_reduce", "all_gather"):
@@ -37,7 +37,7 @@ def computed_in(collectives, metrics):
 
 
 def every_metric_agrees_with_one_process(rank, world):
-    """Two ranks take a case for each path, of every other one all rows are on the first rank; more ranks take all."""
+    """Two ranks test one case for each path, every other one with all rows on rank 0. More ranks test all cases."""
     of_paths = [param.values[0] for param in paths() if not param.marks]
     for k, case in enumerate(of_paths if world == 2 else CASES):
         shares = [share(r, world, 60) for r in range(world)]
@@ -62,7 +62,7 @@ def every_metric_agrees_with_one_process(rank, world):
 
 
 def samples_of_all_kinds_meet(rank, world):
-    """Float32 on one rank, float64 on another, soft targets and weights on a third, none on the last; and a sketch."""
+    """Ranks with float32, with float64, with soft targets and weights, and without rows; and a sketch."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(40, generator=generator)
     y = torch.randint(0, 2, (40,), generator=generator)
@@ -145,7 +145,7 @@ def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
 
 
 def evidence_of_all_ranks_is_that_of_one_process(rank, world):
-    """Bit for bit where sums are the same in any order: of probabilities that are multiples of 2^-8."""
+    """Results are bit-identical if sums do not depend on the order: for probabilities that are multiples of 2^-8."""
     generator = torch.Generator().manual_seed(0)
     preds = torch.softmax(2 * torch.randn(90, 3, generator=generator, dtype=torch.float64), -1)
     coarse = (preds * 256).round() / 256
@@ -163,7 +163,7 @@ def evidence_of_all_ranks_is_that_of_one_process(rank, world):
 
 
 def agrees(cls, given, preds, target, weights, mine, is_exact):
-    """Whether evidence of ranks with a share each is that of all rows; a rank without rows takes part."""
+    """Check that the evidence of all ranks together is that of all rows. One rank has no rows."""
     metric, whole = cls(**given), cls(**given, sync_on_compute=False)
     if len(target[mine]):
         metric.update(preds[mine], target[mine], weights=None if weights is None else weights[mine])

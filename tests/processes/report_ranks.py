@@ -1,6 +1,6 @@
-"""One rank of test_report_ranks.py: runs the command several times, as several processes would one after the other.
+"""One rank of tests/report/test_ranks.py, which runs the command several times in one process.
 
-`python ranks_of_reports.py FOLDER`: the calls are in `calls.json`, what each rank says goes to `said-RANK.json`.
+`python report_ranks.py FOLDER` reads the calls from `calls.json`, and writes the output of a rank to `said-RANK.json`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def run(folder):
 
 
 def gather(folder):
-    """Builders of a training loop's own: the last rank has seen nothing, and all go on with what they had."""
+    """Gather builders of a training loop. The last rank has none, and the builders keep their own data."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=RANK, world_size=N_RANKS)
     builder = torchcalib.ReportBuilder(task="multiclass", from_logits=True)
     pieces = cut(data_set("multiclass", 60), *[10 + 40 * k // (N_RANKS - 1) for k in range(N_RANKS - 2)])
@@ -63,7 +63,7 @@ def gather(folder):
 
 
 def counted(name, calls):
-    """Note every call of a collective, and make it."""
+    """Record every call of a collective, and make it."""
     original = getattr(dist, name)
     setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 

@@ -1,7 +1,7 @@
-"""One rank of the soak of test_faults.py: `python soak_rank.py soak RANK WORLD FOLDER UPDATES`, of all ranks together.
+"""One rank of the soak test in test_faults.py: `python soak_rank.py soak RANK WORLD FOLDER UPDATES` (of all ranks).
 
-Updates of random sizes and dtypes, some rows missing, with all that a long run does in between. Memory and open files
-stay what they are, and the values are those of all rows at once.
+Updates have random sizes and dtypes and missing rows, mixed with the other operations of a long run. Memory and the
+number of open files must not grow, and the values must be those of all rows at once.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ MOST_GROWTH = 8 * 2**20
 
 
 def batch(rank, number):
-    """Binary or multi-class probabilities and targets, and weights or none."""
+    """Return binary or multi-class probabilities and targets, and weights or None."""
     generator = torch.Generator().manual_seed((rank << 32) + number)
     n, dtype, has_weights, missing = torch.randint(0, 2**31, (4,), generator=generator).tolist()
     n, dtype = n % LARGEST, DTYPES[dtype % 4]
@@ -59,7 +59,7 @@ def collections():
 
 
 def offline(world, n_each):
-    """The same values from all rows at once, by name; and the number of rows that are missing."""
+    """Return the values from all rows at once, by name, and the number of missing rows."""
     found = []
     for parity in (0, 1):
         rows = [batch(rank, number) for rank in range(world) for number in range(parity, n_each, 2)]
@@ -79,7 +79,7 @@ def offline(world, n_each):
 
 
 def held():
-    """Bytes of memory and number of open files of this process, once freed memory has gone back to the system."""
+    """Return the memory in bytes and the number of open files of this process, after freed memory is returned."""
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
@@ -88,7 +88,7 @@ def held():
 
 
 def soak(rank, world, folder, n_updates):
-    """Returns what was held at every look, once all has been warmed up."""
+    """Return memory and open files at regular intervals, after a warm-up."""
     both, n_each, looks = list(collections()), -(-n_updates // world), []
     for number in range(n_each):
         preds, target, weights = batch(rank, number)
