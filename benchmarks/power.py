@@ -6,11 +6,11 @@
 
 Every cell draws data sets of N samples from a generator of a source paper, or from confidences whose true frequencies
 are moved by a temperature or a shift of the log-odds, and counts p-values of at most 5 %. Rows named "calibrated" say
-how often a calibrated model is rejected, which should be 5 % of the time or less.
+how often a calibrated model is rejected, which should be at most 5 % of the time.
 
-A second table has the power that ties cost at few samples. A valid p-value counts replicates that equal the data. A
-randomised one counts a random part of them, and rejects a calibrated model in 5 % of data sets at any number of
-samples; but it differs from run to run.
+A second table shows the power that is lost to ties at few samples. A valid p-value counts all replicates that equal the
+data. A randomised p-value counts a random part of them, and rejects a calibrated model in 5 % of data sets at any
+number of samples. But it differs from run to run.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def share_rejected(error: Callable[..., tc.consistency.TestedMetric], preds: Ten
 
 
 def tenths(temperature: float, shift: float, n: int, seed: int) -> Data:
-    """Confidences of 0.1, 0.2, ..., 0.9, which leave few other outcomes; moved as those of `moved_log_odds`."""
+    """Draw confidences of 0.1, 0.2, ..., 0.9, which give many ties, with true frequencies as in `moved_log_odds`."""
     generator = torch.Generator().manual_seed(seed)
     preds = torch.randint(1, 10, (n,), generator=generator) / torch.tensor(10, dtype=torch.float64)
     true = (preds.logit() / temperature + shift).sigmoid()
@@ -126,7 +126,7 @@ SMALL_ERRORS: dict[str, tuple[Callable[..., tc.consistency.TestedMetric], Callab
 
 
 def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, target: Tensor) -> float:
-    """Return what `share_rejected` does, with ties broken at random, from labels drawn for every row."""
+    """Return the share of rejected data sets if ties are broken at random. Labels are simulated for every row."""
     generator = torch.Generator().manual_seed(0)
     observed = function(preds, target, task="binary").abs()
     larger, ties = torch.zeros_like(observed), torch.zeros_like(observed)
@@ -141,7 +141,7 @@ def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, tar
 
 
 def table_of_few() -> list[dict[str, object]]:
-    """Return a row for every model and small size: rejected by the valid and by the randomised p-value."""
+    """Return a row for every model and small size: the shares rejected by the valid and the randomised p-value."""
     rows: list[dict[str, object]] = []
     for name, draw in SMALL_MODELS.items():
         for n in FEW_SAMPLES:
@@ -197,13 +197,13 @@ def as_markdown(rows: list[dict[str, object]], n_sets: int) -> str:
 
 
 def few_as_markdown(rows: list[dict[str, object]]) -> str:
-    """Return the table of few samples for readers."""
+    """Return the table of few samples as Markdown."""
     lines = [
-        "# Power at few samples: what ties cost",
+        "# Power lost to ties at few samples",
         "",
         f"Share of {SETS_OF_FEW:,} data sets with a p-value of at most 5 %, in percent. The valid p-value is that of "
         "`evidence()`, which counts replicates equal to the data. The randomised one counts a random part of them. "
-        "`python -m benchmarks.power --few` made it.",
+        "Made by `python -m benchmarks.power --few`.",
         "",
         "| model | N | " + " | ".join(f"{error}, valid | {error}, randomised" for error in SMALL_ERRORS) + " |",
         "|---" * (2 + 2 * len(SMALL_ERRORS)) + "|",
@@ -220,7 +220,7 @@ def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=200, help="data sets in each cell (default 200)")
-    parser.add_argument("--few", action="store_true", help="the table of few samples instead, in about two minutes")
+    parser.add_argument("--few", action="store_true", help="make the table of few samples (about two minutes)")
     given = parser.parse_args()
     start = time.perf_counter()
     settings: dict[str, object] = {"level": LEVEL, "replicates": N_REPLICATES}
