@@ -62,7 +62,7 @@ class Events:
         outcome: 1 if it came true, 0 if not; a share of votes for soft targets. `(..., N)`, of any real dtype.
         weights: broadcastable to `confidence`, or None for all ones. 0 marks a row that is left out.
         ecd: entropic calibration difference of the claim, in nats `(..., N)`; None unless asked for.
-        complement: probability of the opposite, exact where `confidence` is near 1; None unless asked for.
+        complement: 1 - `confidence`, exact where `confidence` rounds to 1; None unless asked for.
     """
 
     confidence: Tensor
@@ -70,6 +70,11 @@ class Events:
     weights: Tensor | None
     ecd: Tensor | None = None
     complement: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Events":
+        """Return events with `function` applied to every tensor."""
+        parts = (self.confidence, self.outcome, self.weights, self.ecd, self.complement)
+        return Events(*(None if part is None else function(part) for part in parts))  # type: ignore[arg-type]
 
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
@@ -92,8 +97,8 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
         confidence = p.rows.confidence
         outcome = p.target == p.rows.top
     else:
-        confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.claims_one, p.values, p.not_probs)
-        outcome = torch.where(p.claims_one, p.target, 1 - p.target)
+        confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.predicts_one, p.values, p.not_probs)
+        outcome = torch.where(p.predicts_one, p.target, 1 - p.target)
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
@@ -184,10 +189,10 @@ class Scores:
 
 
 def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
-    """Apply a reduction that `resolve_reduction` has let through, to what an order is made of.
+    """Return the scores and outcomes of events for rank-based metrics. `reduction` comes from `resolve_reduction`.
 
-    Logits give log-odds. Those of binary and multi-label logits are the logits; those of classes are float64.
-    Probabilities stay probabilities.
+    Logits become log-odds: binary and multi-label logits are log-odds already, those of classes are computed in
+    float64. Probabilities stay probabilities.
     """
     if p.task == "multiclass" and p.from_logits:
         score, outcome = _log_odds_of_classes(p, reduction)
@@ -204,7 +209,7 @@ def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
 
 
 def _log_odds_of_classes(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor]:
-    """Log-odds and outcomes of the events of multi-class logits."""
+    """Return log-odds and outcomes of the events of multi-class logits."""
     if reduction == "classwise":
         return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
     which = reduction if isinstance(reduction, TopK) else TopK(1)
@@ -219,7 +224,7 @@ def _log_odds_of_classes(p: Predictions, reduction: Reduction) -> tuple[Tensor, 
 
 
 def _outcomes_of_classes(p: Predictions) -> Tensor:
-    """Whether each class is the true one, or its share of votes, `(..., C, N)`."""
+    """Return whether each class is the true one, or its share of votes, `(..., C, N)`."""
     if p.soft:
         return p.target.transpose(-1, -2)
     return p.target.unsqueeze(-2) == torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)

@@ -41,7 +41,10 @@ def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _may_be_many(sample: RankedSample, n_points: int) -> bool:
-    """Whether a series may hold more samples than points, copies counted; bins of at most one sample change nothing."""
+    """Whether some series may have more than `n_points` samples, counting copies.
+
+    True if values cannot be read: pooling at most `n_points` samples into `n_points` bins changes nothing.
+    """
     return sample.n is not None and look((sample.n.sum(-1) <= n_points).all()) is not True
 
 
@@ -76,9 +79,9 @@ def ici(
     fitted to the three quarters of the samples that are nearest to it, by tricube weights. It may leave [0, 1].
 
     It is fitted at every prediction, as `loess(y ~ p, surface = "direct")` of R with its defaults does (the paper lets
-    R interpolate between a few of them). Of more than `n_points` samples, copies counted, those next to each other are
-    pooled into that many bins of equal mass first, and stand at their means, by which the value changes in the sixth
-    digit or so. A sketch is pooled by the same rule.
+    R interpolate between a few of them). More than `n_points` samples, counting copies, are first
+    pooled into `n_points` bins of equal mass, each at the mean of its samples. This changes the value in about the
+    sixth digit. A sketch is pooled by the same rule.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -54,16 +55,12 @@ class EventSums(Generic[S]):
         """Return the cell of every event, int64 `(..., N)`."""
 
     @abstractmethod
-    def quantities(self, confidence: Tensor, outcome: Tensor) -> Sequence[Tensor]:
-        """Return what is summed of every event, one for each, from `(..., N)` of the dtype of sums."""
+    def quantities(self, events: Events) -> Sequence[Tensor]:
+        """Return the F summands of every event before weighting, each `(..., N)` in the dtype of sums."""
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:  # noqa: ARG002
-        """Return what each event of `p` adds, weighed, one for each quantity."""
-        return [weighted(x, events.weights, x.dtype) for x in self.quantities_of(events)]
-
-    def quantities_of(self, events: Events) -> Sequence[Tensor]:
-        """Return `quantities` of the confidence and outcome of events, in the dtype of sums."""
-        return self.quantities(*self._wide(events))
+        """Return the weighted summands of every event, one tensor for each quantity."""
+        return [weighted(x, events.weights, x.dtype) for x in self.quantities(events)]
 
     def events(self, p: Predictions) -> Events:
         """Return the events of `p`."""
@@ -82,8 +79,8 @@ class EventSums(Generic[S]):
         events = self.events(p)
         if not p.replicates or events.weights is None:
             return self.of_events(events, p)
-        cell, columns = self.cell(self._wide(events)[0]), self.quantities_of(events)
-        return self.wrap(sums_of_replicates(cell, columns, events.weights, self.n_cells))
+        cell = self.cell(self._wide(events)[0])
+        return self.wrap(sums_of_replicates(cell, self.quantities(events), events.weights, self.n_cells))
 
     @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
@@ -106,15 +103,11 @@ class EventSums(Generic[S]):
 
 
 def _series(events: Events, most: int) -> Iterator[Events]:
-    """Yield so many series of events at a time, in order, in one batch axis."""
+    """Yield at most `most` batch elements at a time, in order, with a single batch axis."""
     shape = events.confidence.shape
-    confidence, outcome = events.confidence.reshape(-1, shape[-1]), events.outcome.reshape(-1, shape[-1])
-    weights = None if events.weights is None else events.weights.expand(shape).reshape(-1, shape[-1])
-    complement = None if events.complement is None else events.complement.reshape(-1, shape[-1])
-    for start in range(0, len(confidence), most):
-        some = slice(start, start + most)
-        more = (None if x is None else x[some] for x in (weights, None, complement))
-        yield Events(confidence[some], outcome[some], *more)
+    flat = events.map(lambda x: x.expand(shape).reshape(-1, shape[-1]))
+    for start in range(0, len(flat.confidence), most):
+        yield flat.map(itemgetter(slice(start, start + most)))
 
 
 def kept_apart(task: Task, reduction: Reduction | None, options: Mapping[str, Any]) -> Average | None:
@@ -191,7 +184,7 @@ class EventMetric(StreamingMetric[S]):
     """A reading of sums over events, over a stream: the state is constant, and the value that of one call over all.
 
     Args:
-        recipe: what is summed of the events of a reduction. A subclass passes it.
+        recipe: makes the accumulator specification for a reduction. Passed by subclasses.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.

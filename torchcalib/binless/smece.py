@@ -47,10 +47,10 @@ class SmoothingRecipe(EventSums[BinStats]):
         """Return the cell of every event."""
         return cell_index(confidence)
 
-    def quantities(self, confidence: Tensor, outcome: Tensor) -> tuple[Tensor, ...]:
+    def quantities(self, events: Events) -> tuple[Tensor, ...]:
         """Return 1, p, y, p (1 - p), p y."""
-        ones = torch.ones_like(confidence)
-        return ones, confidence, outcome, confidence * (1 - confidence), confidence * outcome
+        p, y = self._wide(events)
+        return torch.ones_like(p), p, y, p * (1 - p), p * y
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
         """Return what each event adds, with the noise before the last."""

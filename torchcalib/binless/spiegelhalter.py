@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
@@ -44,34 +45,27 @@ class SpiegelhalterRecipe(EventSums[Sums]):
         """Return the only cell."""
         return torch.zeros_like(confidence, dtype=torch.int64)
 
-    def quantities(self, confidence: Tensor, outcome: Tensor) -> tuple[Tensor, ...]:
-        """Return 1, (y - p) (1 - 2 p), (1 - 2 p)^2 p (1 - p)."""
-        return self._quantities(confidence, 1 - confidence, outcome)
-
-    def quantities_of(self, events: Events) -> tuple[Tensor, ...]:
-        """Return `quantities`, with 1 - p as exact as the events have it."""
-        confidence, outcome = self._wide(events)
-        complement = events.complement
-        return self._quantities(confidence, 1 - confidence if complement is None else complement, outcome)
-
-    def _quantities(self, p: Tensor, not_p: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    def quantities(self, events: Events) -> tuple[Tensor, ...]:
+        """Return 1, (y - p) (1 - 2 p), (1 - 2 p)^2 p (1 - p), with 1 - p taken from the events where they have it."""
+        p, y = self._wide(events)
+        not_p = 1 - p if events.complement is None else events.complement
         lever = not_p - p
         return torch.ones_like(p), (y * not_p - (1 - y) * p) * lever, lever.square() * p * not_p
 
     def events(self, p: Predictions) -> Events:
-        """Return the events of `p`, of binary probabilities with their complements."""
+        """Return the events of `p`, with complements if P(y=0) is known more exactly than as 1 - P(y=1)."""
         events = super().events(p)
         if p.task == "multiclass" or not (p.from_logits or p.rest is not None):
             return events
         if self.reduction == "top_label":
-            return replace(events, complement=torch.where(p.claims_one, p.not_probs, p.probs))
+            return replace(events, complement=torch.where(p.predicts_one, p.not_probs, p.probs))
         return replace(events, complement=p.not_probs)
 
     def of_events(self, events: Events, p: Predictions) -> Sums:
         """Take the sums over events of `p`, a chunk of them at a time."""
         totals: list[Tensor] = []
         for start in range(0, max(1, events.confidence.shape[-1]), _EVENTS):
-            columns = self.columns(_some_events(events, slice(start, start + _EVENTS)), p)
+            columns = self.columns(events.map(itemgetter((..., slice(start, start + _EVENTS)))), p)
             sums = [column.sum(-1, keepdim=True) for column in columns]
             totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
         return self.wrap(torch.stack(totals, -2))
@@ -79,11 +73,6 @@ class SpiegelhalterRecipe(EventSums[Sums]):
     def wrap(self, sums: Tensor) -> Sums:
         """Return `sums` as `Sums`."""
         return Sums(sums)
-
-
-def _some_events(events: Events, run: slice) -> Events:
-    weights, complement = (None if x is None else x[..., run] for x in (events.weights, events.complement))
-    return Events(events.confidence[..., run], events.outcome[..., run], weights, complement=complement)
 
 
 def spiegelhalter_from_sums(s: Sums) -> Tensor:

@@ -1,4 +1,4 @@
-"""Averages over classes whose outcomes depend on each other, which sums of each class do not show."""
+"""Averages over classes, whose outcomes depend on each other. Sums for each class do not contain the dependence."""
 
 import math
 
@@ -13,7 +13,7 @@ def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Ten
     result is exact for independent continuous p-values and for equal ones. For others it is nearly exact where small.
 
     A p-value that is large only because of ties has a very negative quantile. A class without outcomes, with p = 1,
-    would then hide all other classes. So a p-value above 1/2 contributes the mean quantile over its ties, if the
+    would then outweigh all other classes. So a p-value above 1/2 contributes the mean quantile over its ties, if the
     result is at most 1/2. A larger result uses the p-values as they are. No result is below the smallest p-value.
 
     Args:
@@ -24,18 +24,14 @@ def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Ten
     Source:
         Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
     """
-    least = 0.5 / (n_replicates + 1)  # half a step away from 0 and 1, where the quantiles are infinite
+    least = 0.5 / (n_replicates + 1)  # half a step from 0 and 1, where quantiles are infinite
     low, high = (p_values - tied).clamp(min=least), p_values.clamp(max=1 - least)
-    quantile = _cauchy_quantile(high)
+    quantile = torch.tan((0.5 - high) * math.pi)
     # The integral of tan((1/2 - x) pi) = cot(pi x) is log(sin(pi x)) / pi.
     over_ties = ((math.pi * high).sin().log() - (math.pi * low).sin().log()) / (math.pi * (high - low))
     mean = torch.where(p_values > 0.5, over_ties, quantile).mean(-1)
     mean = torch.where(mean >= 0, mean, quantile.mean(-1))
     return (0.5 - torch.atan(mean) / math.pi).maximum(p_values.amin(-1))
-
-
-def _cauchy_quantile(p: Tensor) -> Tensor:
-    return torch.tan((0.5 - p) * math.pi)
 
 
 def widening(n_classes: int) -> float:

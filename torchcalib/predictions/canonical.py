@@ -41,8 +41,8 @@ class Predictions:
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
             sums' dtype; None where targets were not counts of votes.
-        rest: P(y=0) `(..., N)` of a set of classes, the sum over the others in the dtype of sums; None where it is
-            1 - P(y=1).
+        rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in the dtype of sums. None if
+            P(y=0) is 1 - P(y=1).
         computed: row quantities that were asked for, so that each is computed once.
     """
 
@@ -137,11 +137,11 @@ class Predictions:
         return other
 
     def with_values(self, values: Tensor) -> "Predictions":
-        """Return the same samples with other predictions, for example calibrated ones."""
+        """Return the same samples with new predictions, for example calibrated ones."""
         return replace(self, given=values, rest=None)
 
     def set_in_log_odds(self) -> "Predictions":
-        """Return a set of classes as log-odds, which do not saturate where P(set) rounds to 1; others unchanged."""
+        """Return a set of classes as log-odds, which stay exact where P(set) rounds to 1; others unchanged."""
         if self.rest is None:
             return self
         log_p, log_not_p = self.binary_log_probs
@@ -155,8 +155,8 @@ class Predictions:
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return the binary predictions that one of `classes` is the true one.
 
-        The probability of the set is the sum over its classes, that of its complement the sum over the other classes,
-        never 1 - P(set), which is 0 or mostly rounding error once P(set) is near 1. Rows are not normalised.
+        P(set) is the sum over its classes, and P(y=0) the sum over the other classes. 1 - P(set) would be 0 or mostly
+        rounding error where P(set) is near 1. Rows are not normalised.
         """
         inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
         for k in classes:  # numbers go to a GPU with the work; it would wait for a list of them
@@ -211,14 +211,14 @@ class Predictions:
 
     @once
     def not_probs(self) -> Tensor:
-        """Binary P(y=0) `(..., N)`, exact where P(y=1) is near 1: from logits, and for a set of classes."""
+        """Binary P(y=0) `(..., N)`; exact where P(y=1) is near 1 for logits and for a set of classes."""
         if self.from_logits:
             return (-self.values).sigmoid()
         return 1 - self.values if self.rest is None else self.rest
 
     @once
-    def claims_one(self) -> Tensor:
-        """Whether y=1 is the more probable class `(..., N)`; a tie goes to class 0, the first."""
+    def predicts_one(self) -> Tensor:
+        """Whether y=1 is more probable than y=0, `(..., N)`. A tie counts as y=0."""
         if self.from_logits:
             return self.values > 0
         return self.values > (0.5 if self.rest is None else self.rest)

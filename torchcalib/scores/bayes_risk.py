@@ -30,7 +30,7 @@ from torchcalib.statistics import ScoreSum
 def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
     """The cheapest decision for every row `(..., N)`; without costs the most probable class."""
     if cost is None:
-        return p.values.argmax(-1) if p.task == "multiclass" else p.claims_one.long()
+        return p.values.argmax(-1) if p.task == "multiclass" else p.predicts_one.long()
     matrix = read_costs(cost, p.num_classes)
     if p.task == "multiclass":
         return matrix.cheapest(p.probs.to(wide_dtype(p.probs.device)))
