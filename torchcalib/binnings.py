@@ -26,8 +26,7 @@ Test = Literal["binomial", "t"]
 N_QUANTILES = 33
 
 _ROUNDING = 16 * torch.finfo(torch.float64).eps
-"""Relative error of a probability computed from log-odds, at least: log-odds x are off by |x| eps, and probability by
-as much of itself, which stays below this from 1 / 10,000 on."""
+"""Bound on the relative error of a probability from 1 / 10,000 on that is computed from log-odds x: at most |x| eps."""
 
 _LONG = 2**16  # elements of a series from which on it costs less to part it at the cuts than to sort it
 
@@ -200,7 +199,7 @@ class Binning:
         else:
             given = self._edges(ordered.confidence)
             inner = given[1:-1]
-            if ordered.from_logits:  # what would lie on an edge but for the rounding of exp and log is on it
+            if ordered.from_logits:  # a probability within rounding error of an edge is on it
                 inner = inner * (1 + _ROUNDING if self.right else 1 - _ROUNDING)
             # A sum and no expansion: under vmap a search wants memory of its own.
             inner = inner + torch.zeros_like(size, dtype=given.dtype)

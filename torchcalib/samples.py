@@ -27,7 +27,7 @@ MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
 """Log-odds of the least float32 above 0 and of the greatest float64 below 1, rounded outwards."""
 _LOWEST_LOGIT = -70
-"""Where the cells of log-odds begin. They are as many as those of probabilities, and end at 71."""
+"""Lower end of the cells of log-odds. There are as many as for probabilities, so that they end at 71."""
 
 _PIECE = 2**21  # elements that are read at a time where many series are kept apart: what lies in memory beside them
 
@@ -231,8 +231,8 @@ class LogitCells:
     1 / resolution in log-odds, which is less than 1 / (4 resolution) in probability, and has become equal to those of
     its cell. (Log-odds below -104, where the least float32 above 0 lies, share a cell, and those above 37 another one.)
 
-    Of logits the probability that is summed is that of the less probable outcome, which does not round to 0 or 1, and
-    cells reach from -70 to 71. The first and the last of them hold all log-odds beyond, and their mean.
+    With `from_logits` the cells reach from -70 to 71, and the sum is over the probability of the less probable outcome,
+    which does not round to 1. The first and the last cell hold all finite log-odds beyond, and sum these instead.
 
     It is exact for the data as they are if no cell holds two different scores. That is so for float16 and bfloat16
     probabilities from a resolution of 2,048 on, for they are more than 1 / 2,048 apart in log-odds.
@@ -279,11 +279,11 @@ class LogitCells:
         return Cells(cells, torch.stack(columns, -2), self._n_cells)
 
     def _counted(self, p: Predictions) -> tuple[Tensor, list[Tensor]]:
-        """The cell of every event, and what is summed of it."""
+        """Return the cell of every event, and its summands."""
         scores = reduce_to_scores(p, self.reduction)
         cells, wide = self._cell(scores.score), wide_dtype(scores.score.device)
         weights = _weights_of_events(p, self.reduction)
-        quantities = (torch.ones_like(scores.score), self._size(scores.score, cells), scores.outcome)
+        quantities = (torch.ones_like(scores.score), self._summand(scores.score, cells), scores.outcome)
         return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
     def of_sample(self, sample: RankedSample) -> BinStats:
@@ -291,7 +291,7 @@ class LogitCells:
         score = sample.score.to(wide_dtype(sample.score.device))
         n = torch.ones_like(score) if sample.n is None else sample.n.to(score.dtype)
         cells = self._cell(score)
-        columns = (n, n * self._size(score, cells), sample.positives.to(score.dtype))
+        columns = (n, n * self._summand(score, cells), sample.positives.to(score.dtype))
         return BinStats(bin_sums(cells, [column.masked_fill(score.isnan(), 0) for column in columns], self._n_cells))
 
     @property
@@ -306,10 +306,10 @@ class LogitCells:
         cell = ((log_odds - self._lowest) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3).long() + 1
         return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
 
-    def _size(self, score: Tensor, cell: Tensor) -> Tensor:
-        """What is averaged in a cell: the probability, or of log-odds that of the less probable outcome.
+    def _summand(self, score: Tensor, cell: Tensor) -> Tensor:
+        """Return the summand of each score: the probability, or for log-odds that of the less probable outcome.
 
-        In the outermost two of finite log-odds, where that is next to nothing, the log-odds themselves without sign.
+        In the two outermost cells of finite log-odds, where that probability is almost 0, it is |log-odds|.
         """
         score = score.to(wide_dtype(score.device))
         if not self.from_logits:
@@ -318,27 +318,27 @@ class LogitCells:
         return torch.where(self._is_outermost(cell), distance, torch.sigmoid(-distance)).masked_fill(score.isinf(), 0)
 
     def _is_above(self, cell: Tensor) -> Tensor:
-        """Whether cells hold log-odds of 0 and above."""
+        """Return whether cells hold log-odds of 0 and above."""
         return cell > -self._lowest * self.resolution
 
     def _is_outermost(self, cell: Tensor) -> Tensor:
-        """Whether cells hold all finite log-odds from there on."""
+        """Return whether cells are the first or the last of finite log-odds."""
         return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:
         """Return the cells that hold samples as elements."""
-        n, size, positives = sums.unbind(-2)
+        n, total, positives = sums.unbind(-2)
         cell = torch.arange(self._n_cells, device=n.device)
         held = n > 0
         if n.device.type == "cpu":  # elsewhere looking for them would make the host wait
             some = held.reshape(-1, held.shape[-1]).any(0)
-            n, size, positives, held, cell = (t[..., some] for t in (n, size, positives, held, cell))
-        mean = size / n
+            n, total, positives, held, cell = (t[..., some] for t in (n, total, positives, held, cell))
+        mean = total / n
         score = self._log_odds_of(mean.masked_fill(~held, 0.5), cell) if self.from_logits else mean.clamp(0, 1)
         return RankedSample(score.masked_fill(~held, torch.nan), positives, n, self.from_logits)
 
     def _log_odds_of(self, mean: Tensor, cell: Tensor) -> Tensor:
-        """Log-odds of cells of log-odds, from the means of their sizes."""
+        """Return the log-odds of cells of log-odds, from the means of their summands."""
         outermost = self._is_outermost(cell)
         certain = (cell == 0) | (cell == self._n_cells - 1)
         share = mean.masked_fill(outermost | certain, 0.5).clamp(0, 0.5)
@@ -352,7 +352,7 @@ class LogitCells:
 
 
 def _weights_of_events(p: Predictions, reduction: Reduction) -> Tensor | None:
-    """The weights, broadcastable to the scores of the events."""
+    """Return the weights, broadcastable to the scores of the events."""
     per_class = p.task == "multiclass" and reduction == "classwise"
     return p.weights.unsqueeze(-2) if p.weights is not None and per_class else p.weights
 

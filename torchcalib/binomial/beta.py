@@ -26,8 +26,8 @@ from torch import Tensor
 from torchcalib.kernels.looking import look
 
 _PIECE = 4096
-_SMALL = 0.5  # with a parameter below it the integral would need more nodes, and a series is used
-_TERMS = 48  # of a series that falls like 2^-k
+_SMALL = 0.5  # for a smaller parameter the integral would need more nodes, so a series is used
+_TERMS = 48  # number of terms of the series, which decrease like 2^-k
 _DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
 
 
@@ -178,14 +178,14 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_gamma_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(Gamma(1 + a + b) / (Gamma(1 + a) Gamma(1 + b))) for a <= 1; nothing cancels for large or tiny b."""
+    """Return log(Gamma(1 + a + b) / (Gamma(1 + a) Gamma(1 + b))) for a <= 1, without cancellation for any b."""
     whole, part = _stirling_error(torch.stack((1 + a + b, 1 + b))).unbind()
     powers = a * torch.log1p(a + b) + (b + 0.5) * torch.log1p(a / (1 + b)) - a
     return powers + (whole - part) - torch.lgamma(1 + a)
 
 
 def _series(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), so that B_x(a, b) = x^a (1/a + it): DLMF 8.17.7."""
+    """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), so that B_x(a, b) = x^a (1/a + series): DLMF 8.17.7."""
     k = torch.arange(1, _TERMS + 1, dtype=torch.float64, device=x.device)
     # x is a factor of every ratio: Pochhammer's symbol alone would overflow for large b.
     terms = ((k - b.unsqueeze(-1)) / k * x.unsqueeze(-1)).cumprod(-1)
@@ -207,7 +207,7 @@ def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     swap = b < a
     y = 1 - x
     a, b = torch.where(swap, b, a), torch.where(swap, a, b)
-    x, y = torch.where(swap, y, x), torch.where(swap, x, y)  # the lesser of the two is exact
+    x, y = torch.where(swap, y, x), torch.where(swap, x, y)  # the smaller of x and y is exact
     cut = (1 / (1 + b)).clamp(max=0.5)
     share, ratio = b / (a + b), _log_gamma_ratio(a, b).exp()  # a * share * ratio is 1 / B(a, b)
 

@@ -35,7 +35,7 @@ def _add_below(x: Any, low: Any, scale: Any, total: Any) -> None:
 
 @step
 def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spread: Any) -> None:
-    """Add also q (1 - q) of these probabilities q; the rest is what `_add_below` adds, up to rounding."""
+    """Add the same as `_add_below`, up to rounding, and q (1 - q) of these probabilities q."""
     factor = scale * w
     for k in range(x.size):
         part = np.float64(ZERO if x[k] >= low else x[k])

@@ -1,11 +1,11 @@
 """Log-odds of events over classes, from logits: log P(event) - log P(the other classes), without cancellation.
 
-The probability of an event next to 1 has no digits left for 1 - p. The two logarithms keep them: each is a
-log-sum-exp of logits, relative to the largest logit of its own classes. All arithmetic is in the dtype of sums.
+A probability near 1 has no digits left for 1 - p. The two logarithms keep them: each is a log-sum-exp of logits,
+relative to the largest logit of its own classes. All arithmetic is in the dtype of sums.
 
-Events of equal rows must tie, wherever the rows stand. Two rules see to it. Softmax runs row by row. Functions of
-single numbers are taken over padded blocks that no thread splits (`_even`), for the vectorised and the scalar code of
-exp and log1p differ in the last digit, and the end of a tensor gets the latter.
+Events of equal rows must tie, wherever the rows stand in a batch. Softmax ensures this, because it runs row by row.
+Elementwise functions do not: the vectorised and the scalar code of exp and log1p differ in the last digit, and the
+scalar code computes the end of a tensor. So they run over padded blocks that no thread splits (`_elementwise`).
 """
 
 import math
@@ -19,9 +19,9 @@ from torchcalib.kernels.operation import is_plain, operation
 from torchcalib.kernels.row_op import matrices
 from torchcalib.kernels.row_stats import spread_infinite_logits, wide_dtype
 
-_BLOCK = 2**15  # numbers: torch divides more of them among threads
-_BLOCK_ELSEWHERE = 2**24  # on devices where a call costs more than its numbers
-_LANES = 64  # at least what any processor computes at once
+_BLOCK = 2**15  # numbers; torch splits larger tensors among threads
+_BLOCK_ELSEWHERE = 2**24  # on other devices, where the launch of a kernel costs more than its arithmetic
+_LANES = 64  # at least the vector width of any processor
 
 
 def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
@@ -30,34 +30,35 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
     Args:
         values: logits `(..., N, C)` of any floating dtype and with any strides. A row that holds +inf spreads its
             probability over these entries.
-        members: classes of the event of each row `(..., N, k)`, int64; None for every class by itself.
+        members: classes of the event of each row `(..., N, k)`, int64; None for every class on its own.
 
     Returns:
         `(..., N)`, or `(..., N, C)` for every class, in the dtype of sums. +inf where the other classes have
-        probability 0, -inf where the event has; NaN in a row that holds NaN, or no logit above -inf.
+        probability 0, -inf where the event has probability 0. NaN in a row that has a NaN or no logit above -inf.
 
-    Gradient: in `values`, in reverse and in forward mode, of any order; 0 in a row that holds +inf, or whose log-odds
-    are infinite. A row in which all gradients are 0 may hold anything.
+    Gradient:
+        In `values`, in reverse and in forward mode, of any order. It is 0 in a row that has +inf or infinite log-odds.
+        Rows whose incoming gradients are all 0 get 0, whatever their values.
     """
-    # The compiler takes the operation as it is, and no function that has a forward mode.
-    read = _log_odds.direct if torch.compiler.is_compiling() or is_plain(values) else _LogOdds.apply
-    found: Tensor = read(values, members)
+    # torch.compile supports the operation, but no autograd.Function with a forward mode.
+    function = _log_odds.direct if torch.compiler.is_compiling() or is_plain(values) else _LogOdds.apply
+    found: Tensor = function(values, members)
     return found
 
 
 def log_ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Return log sum exp of the rows of `above` less that of `below`, each `(..., C)` of the wide dtype without +inf.
+    """Return log-sum-exp of `above` minus that of `below`, each `(..., C)` in the dtype of sums and without +inf.
 
-    Of each its largest entry and what the sum has beyond it, so that those of equal rows cancel.
+    The largest entries and the remainders are subtracted separately, so that equal rows give exactly 0.
     """
     (top, beyond), (other_top, other_beyond) = _log_total(above), _log_total(below)
     return (top - other_top) + (beyond - other_beyond)
 
 
 def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest entry `(...)` and how far log sum exp lies above it; -inf and something if all are -inf.
+    """Return the largest entry `(...)` and log-sum-exp minus it; -inf and a finite value if all are -inf.
 
-    At its largest entry log-softmax is the largest less log sum exp, and softmax runs row by row; see above.
+    The difference is minus the log-softmax of the largest entry. Softmax runs row by row; see the top of this module.
     """
     top, place = logits.max(-1, keepdim=True)
     log_q = logits.masked_fill(top == -torch.inf, 0).log_softmax(-1)
@@ -81,7 +82,7 @@ def _log_odds(values: Tensor, members: Tensor | None) -> Tensor:
 
 
 def _chunks(values: Tensor, members: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Yield which rows of all, their logits in the wide dtype, and the members of their events."""
+    """Yield a slice of the rows, their logits in the dtype of sums, and the members of their events."""
     flat = None if members is None else members.reshape(-1, members.shape[-1])
     block = _BLOCK if values.device.type == "cpu" else _BLOCK_ELSEWHERE
     size = max(1, block // max(1, values.shape[-1]))
@@ -106,20 +107,20 @@ def _of_each(z: Tensor) -> Tensor:
     rest, of_top = _against_rest(z, top)
     scale = of_top.clamp(min=0)
     among = rest.log_softmax(-1) - scale
-    ratio = _even(torch.exp, -of_top.abs()) - _even(torch.exp, among)
-    return (among - _even(torch.log1p, ratio)).scatter(-1, top, of_top)
+    ratio = _elementwise(torch.exp, -of_top.abs()) - _elementwise(torch.exp, among)
+    return (among - _elementwise(torch.log1p, ratio)).scatter(-1, top, of_top)
 
 
 def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits without those of the top class, and the log-odds of that `(..., 1)`."""
+    """Return the logits with -inf for the top class, and the log-odds of the top class `(..., 1)`."""
     rest = z.scatter(-1, top, -torch.inf)
     of_top = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
-    # Where no other class has probability, any finite logits do: those of probability 0 are at D = inf anyhow.
+    # If all others have probability 0, D = inf, so any finite logits give the same result.
     return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), of_top
 
 
-def _even(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return a function of every number of a block, with all of them in the middle of a tensor."""
+def _elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply an elementwise function to a block, padded so that only vectorised code computes its numbers."""
     padded = torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % _LANES))
     return function(padded)[: x.numel()].view(x.shape)
 
@@ -128,9 +129,9 @@ def _gradient(z: Tensor, members: Tensor | None, grads: Tensor) -> Tensor:
     """Return the gradient in logits; itself differentiable in both.
 
     Args:
-        z: `(..., C)` of the wide dtype, as they were given.
+        z: logits `(..., C)` in the dtype of sums, possibly infinite or NaN.
         members: see `log_odds`.
-        grads: of its result.
+        grads: gradients of the log-odds.
     """
     top = z.amax(-1, keepdim=True)
     infinite, bad = top == torch.inf, top.isnan() | (top == -torch.inf)
@@ -142,7 +143,7 @@ def _gradient(z: Tensor, members: Tensor | None, grads: Tensor) -> Tensor:
 
 
 def _slope_of_event(z: Tensor, members: Tensor) -> Tensor:
-    """Return softmax among the members less softmax among the others, which is 0 elsewhere."""
+    """Return softmax among the members minus softmax among the others, each 0 outside its classes."""
     inside = torch.zeros_like(z, dtype=torch.bool).scatter(-1, members, True)
     own, rest = z.masked_fill(~inside, -torch.inf), z.masked_fill(inside, -torch.inf)
     none = (own.amax(-1, keepdim=True) == -torch.inf) | (rest.amax(-1, keepdim=True) == -torch.inf)
@@ -151,8 +152,8 @@ def _slope_of_event(z: Tensor, members: Tensor) -> Tensor:
 
 
 def _gradient_of_each(z: Tensor, g: Tensor) -> Tensor:
-    """Return g_j - sum over k != j of g_k q_j / (1 - q_k); for the top class 1 - q_k is what the others have."""
-    top, among, of_rest, of_top = _shares(z)
+    """Return g_j - sum over k != j of g_k q_j / (1 - q_k). 1 - q of the top class is the sum over the others."""
+    top, among, of_rest, of_top = _probabilities(z)
     is_top = torch.zeros_like(z, dtype=torch.bool).scatter(-1, top, True)
     q = among * of_rest
     of_others = (g / (1 - q)).masked_fill(is_top, 0)
@@ -163,7 +164,7 @@ def _gradient_of_each(z: Tensor, g: Tensor) -> Tensor:
 
 def _tangent_of_each(z: Tensor, tangent: Tensor) -> Tensor:
     """Return t_k - sum over j != k of t_j q_j / (1 - q_k)."""
-    top, among, of_rest, of_top = _shares(z)
+    top, among, of_rest, of_top = _probabilities(z)
     q = among * of_rest
     at_top = tangent.gather(-1, top)
     total = (q * tangent).sum(-1, keepdim=True) + of_top * at_top
@@ -171,8 +172,8 @@ def _tangent_of_each(z: Tensor, tangent: Tensor) -> Tensor:
     return others.scatter(-1, top, at_top - (among * tangent).sum(-1, keepdim=True))
 
 
-def _shares(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the top class, the softmax of the others alone, and the probabilities of others and top `(..., 1)`."""
+def _probabilities(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the top class, softmax among the others, and the probabilities of the others and the top `(..., 1)`."""
     top = z.detach().argmax(-1, keepdim=True)
     rest, of_top = _against_rest(z, top)
     among = rest.softmax(-1).scatter(-1, top, 0)
@@ -185,7 +186,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> Non
 
 def _backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None]:
     values, members = ctx.saved_tensors
-    if torch.is_grad_enabled():  # the gradient will be differentiated
+    if torch.is_grad_enabled():  # a gradient that can be differentiated again
         return _gradient(values.to(grads.dtype), members, grads).to(values.dtype), None
     return _log_odds_backward(values, members, grads), None
 
@@ -206,7 +207,7 @@ torch.library.register_autograd("torchcalib::log_odds", _backward, setup_context
 
 
 class _LogOdds(torch.autograd.Function):
-    """The operation for `torch.func` and forward mode, which know no derivative of a registered one."""
+    """The operation for `torch.func` and forward mode, which ignore the derivative of a registered operation."""
 
     generate_vmap_rule = True
     backward = staticmethod(_backward)
@@ -219,13 +220,13 @@ class _LogOdds(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
-        """Keep what the derivatives are made of."""
+        """Save the inputs for the derivatives."""
         _keep(ctx, inputs, output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Return the product of the gradients with the tangent."""
+        """Return the product of the Jacobian and the tangent."""
         values, members = ctx.saved_tensors
         wide = wide_dtype(values.device)
         z, t = values.to(wide), tangent.to(wide)
