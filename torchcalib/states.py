@@ -74,7 +74,7 @@ class StateKind(Protocol[State, S]):
         """Return what is summed over ranks, float64 `(n,)`."""
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum over ranks, of what each announced as rank 0 of 1."""
+        """Return the sum over ranks that `meet` expects, from announcements that each rank made as rank 0 of 1."""
 
     def payload(self, state: State) -> Tensor:
         """Return what is gathered from every rank, uint8 `(n,)`."""
@@ -309,7 +309,7 @@ class SamplesKind:
         return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum of the counts, and the table of all rows."""
+        """Return the summed counts and the tables of all ranks."""
         counts = torch.stack([theirs[:N_LEFT_OUT] for theirs in announced]).sum(0)
         return torch.cat((counts, *(theirs[N_LEFT_OUT:] for theirs in announced)))
 

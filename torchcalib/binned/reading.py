@@ -77,7 +77,7 @@ class BinReading:
     def recipe(
         self, with_ecd: bool = False, with_noise: bool = False, from_logits: bool = False
     ) -> EqualWidthBins | ExactSample | LogitCells:
-        """The statistic that is read, of logits or of probabilities."""
+        """Return the accumulator specification, for log-odds or for probabilities."""
         reduction = resolve_reduction(self.task, self.reduction)
         if self.adds:
             return EqualWidthBins(reduction, self.binning.n_bins, self.binning.right, with_ecd, with_noise)
@@ -142,8 +142,8 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
     `resolution` a sketch of constant size.
 
     Args:
-        binning: other bins than `n_bins` of equal width, and instead of `right`; checked. A subclass passes it.
-        from_bins: another function of the bins than the class's own. A subclass passes it.
+        binning: replaces `n_bins` bins of equal width and `right`. Passed by subclasses, which check it.
+        from_bins: replaces the class's own function of the bins. Passed by subclasses.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `reduction="classwise"`, else only checked.
         num_labels: L of a multi-label task; needed.

@@ -64,8 +64,8 @@ class Bootstrapped(WrappedMetric[S]):
         n_replicates: R.
         level: of the interval, in (0, 1).
         seed: of the draws: the same rows in the same order on the same rank give the same interval on every device.
-            Metrics that are to be merged with `merge_state` in one process need seeds of their own, and so do ranks
-            that `torch.distributed` does not number (a `dist_sync_fn` of Ray, MPI or Horovod).
+            Use different seeds for metrics that `merge_state` merges in one process, and for ranks outside
+            `torch.distributed` (a `dist_sync_fn` of Ray, MPI or Horovod).
         **kwargs: those of `torchmetrics.Metric`.
 
     Raises:

@@ -138,7 +138,7 @@ def both_scores(
 
     def scored(p: Predictions, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         raw = function(preds, target, task=task, **given)
-        if p.task != task:  # a set of classes against the rest: calibrated, there is one value for a sample
+        if p.task != task:  # a set of classes against the rest: calibrated predictions are binary
             after, labels = calibrate(p).to(p.dtype), p.target.long()
             labels = labels.expand(*after.shape[: after.dim() - labels.dim()], *labels.shape)
             given = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": p.weights})

@@ -117,7 +117,7 @@ def training(
 
 
 def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: InputOptions) -> Predictions:
-    """Read the input; for a set of classes as log-odds if possible, because P(set) may round to 1."""
+    """Read the input. A set of classes becomes log-odds if the calibrator allows it, because P(set) may round to 1."""
     p = calibrator.read(preds, target, task=task, options=options)
     return p.set_in_log_odds() if calibrator.in_log_odds else p
 

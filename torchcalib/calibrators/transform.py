@@ -150,8 +150,7 @@ class Calibrator(ABC, Generic[T]):
     Attributes:
         tasks: what it can be fitted to.
         whole_weights: whether weights must be counts of copies.
-        in_log_odds: whether binary predictions are calibrated by a function of their log-odds alone, so that a fit to
-            probabilities is the fit to their log-odds.
+        in_log_odds: whether the fit depends on binary predictions only through their log-odds.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass", "multilabel")

@@ -50,9 +50,9 @@ class BlockStats(Sums):
     def test(self) -> CalibrationTest:
         """Test whether the expectation is 0: the mean of many independent blocks is normal."""
         mean, variance = self.mean, self.variance_of_mean
-        is_exact = (mean == 0) & (variance == 0)  # no residuals at all: every calibrated model shows as much
-        z = mean / variance.masked_fill(is_exact, 1).sqrt()
-        return CalibrationTest(mean, (torch.special.erfc(z / math.sqrt(2)) / 2).masked_fill(is_exact, 1))
+        no_residuals = (mean == 0) & (variance == 0)  # 0 / 0; no value is smaller, so p = 1
+        z = mean / variance.masked_fill(no_residuals, 1).sqrt()
+        return CalibrationTest(mean, (torch.special.erfc(z / math.sqrt(2)) / 2).masked_fill(no_residuals, 1))
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class BlockRecipe:
         return BlockStats(sums if poison is None else sums + poison)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BlockStats:
-        """Cut the samples of each group into blocks of their own, `(G, ..., 3, 1)`; see `of`.
+        """Return the sums over blocks that are cut within each group, `(G, ..., 3, 1)`; see `of`.
 
         Args:
-            p: predictions, weighed in one way.
+            p: predictions without replicate weights.
             groups: the group of each sample, `(..., N)`; a label axis of size 1 is expanded.
             num_groups: G.
         """
@@ -153,13 +153,13 @@ class BlockRecipe:
 
 
 class _GroupBlocks(NamedTuple):
-    """Blocks of rows in the order of their groups.
+    """Blocks of rows that are sorted by group.
 
     Attributes:
         rows: the rows of K blocks `(..., K * size)`.
-        is_block: which of the K are blocks `(..., K)`.
-        owner: the group of each `(..., K)`.
-        alone: how many more blocks consist of copies of one row only, for each row `(..., N)`.
+        is_block: which of the K are blocks `(..., K)`; the others are padding.
+        owner: the group of each block `(..., K)`.
+        alone: for each row, the number of further blocks that hold only its copies `(..., N)`.
     """
 
     rows: Tensor
@@ -169,17 +169,17 @@ class _GroupBlocks(NamedTuple):
 
 
 def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:
-    """Cut rows with copies, in the order of their groups, into blocks that each lie within a group."""
+    """Cut rows, sorted by group and each repeated `copies` times, into blocks within the groups."""
     n = copies.shape[-1]
     totals = copies.new_zeros((*copies.shape[:-1], num_groups)).scatter_add(-1, groups, copies)
     end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)  # counted within the group
-    whole = (totals // size * size).gather(-1, groups)  # the rest of a group is no part of any block
+    whole = (totals // size * size).gather(-1, groups)  # the remainder of a group is dropped
     begin, end = torch.minimum(end - copies, whole), torch.minimum(end, whole)
     alone = (end // size - (begin + size - 1) // size).clamp(min=0)
     # Without these, every block holds the last copy of some row. So there are at most N, whatever the weights.
     end = (end - begin - alone * size).cumsum(-1)
     n_blocks = n if weighted else n // size
-    if weighted and copies.device.type == "cpu":  # elsewhere the number would have to be waited for
+    if weighted and copies.device.type == "cpu":  # on other devices reading the number would synchronise
         n_blocks = largest(end[..., -1:] // size, n)
     places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
     rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
@@ -188,7 +188,7 @@ def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, w
 
 
 def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
-    """Entries of `(..., N)`, or with two axes `(..., N, C)`, at rows `(..., K, size)`."""
+    """Return the entries of `x`, `(..., N)` or with two axes `(..., N, C)`, at rows `(..., K, size)`."""
     flat = rows.flatten(-2)
     found = x.gather(-1, flat) if n_axes == 1 else x.gather(-2, flat.unsqueeze(-1).expand(*flat.shape, x.shape[-1]))
     return found.reshape(*rows.shape, *found.shape[flat.dim() :])

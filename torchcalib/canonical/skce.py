@@ -101,7 +101,7 @@ class KernelReading:
         if self.estimator == "biased":
             return by_way(total / n.square(), p)
         own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # of a copy with itself, which is no pair
-        # Of a single sample the sums cancel but for rounding, which divided by 0 would be infinite.
+        # With one sample the sums cancel up to rounding, and rounding error / 0 would be infinite.
         return by_way(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class SKCE(StreamingMetric[BlockStats]):
     Blocks are cut within each update, in the order of its samples, and what is left at its end is no part of any. So
     the value depends on where a stream is cut, and is unbiased wherever that is; updates of multiples of `block_size`
     give the value of one call. The state is 3 sums (for each label), which add, merge and sync. All pairs cannot be
-    had from sums: `estimator="unbiased"` and `"biased"` are for the function. `ByGroup` cuts the blocks of each group.
+    had from sums: `estimator="unbiased"` and `"biased"` are for the function. `ByGroup` cuts blocks within each group.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.

@@ -47,8 +47,8 @@ def skce_test(
 
     Returns:
         `value` and `p_value`, each `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32). The
-        test is one-sided: a value below 0 never speaks against calibration. The p-value is 1 where all residuals are
-        0. NaN with fewer than two blocks, or two samples for "unbiased".
+        test is one-sided: a negative value never rejects calibration. The p-value is 1 where all residuals are 0. It
+        is NaN with fewer than two blocks (for "unbiased", fewer than two samples).
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.

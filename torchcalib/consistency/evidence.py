@@ -16,15 +16,15 @@ class Evidence:
         value: of the data themselves `(...)`.
         noise_floor: what the value would be on average, if the model were perfectly calibrated and had predicted the
             same `(...)`. Of a signed error it is that of the absolute value.
-        p_value: the probability of data at least as far from calibration, if the model were perfectly calibrated
-            `(...)`. It is (1 + number of replicates with at least the error of the data) / (R + 1); equal errors
-            count, and nothing is randomised. So the p-value of an error of exactly 0 is 1, and P(p <= a) <= a for a
-            calibrated model. The p-value is uniform if ties are rare. With few samples ties are frequent, and a
-            calibrated model is rejected less often than the level allows.
-        low, high: interval of the error without noise, that of the model `(...)`. It holds 0 where the p-value is not
-            below 1 - level, and may lie below a value that is mostly noise. Of an error that has no value without noise
-            (TCE) it is that of its expected value at this number of samples, and holds the noise floor instead of 0.
-            NaN where it was not looked for; see the metric.
+        p_value: the probability of an error at least as large if the model were perfectly calibrated, `(...)`. It is
+            (1 + number of replicates with an error at least that of the data) / (R + 1). Ties count and are not broken
+            at random: an error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is
+            uniform if ties are rare. With few samples ties are frequent, and a calibrated model is rejected less often
+            than the level allows.
+        low, high: interval of the error of the model, without noise, `(...)`. It contains 0 where the p-value is at
+            least 1 - level. It may lie below a value that is mostly noise. For an error without a noise-free value
+            (TCE) it is the interval of its expected value at this number of samples, which contains the noise floor
+            instead of 0. NaN if it was not computed; see the metric.
         level: share of data sets like this one whose interval holds the error of the model.
     """
 

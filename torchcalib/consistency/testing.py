@@ -72,11 +72,10 @@ def evidence_of(
 ) -> Evidence:
     """Return a value with its noise floor, its p-value and its interval, from the statistic alone.
 
-    Outcomes are drawn anew, with the confidences as they are, as if the model were perfectly calibrated (consistency
-    resampling), and the same reading is made of each such replicate. In a bin the sum of outcomes is a sum of
-    independent trials, of which mean and variance are known; see `counts_by_chance`. The p-value is
-    (1 + number of replicates at least as large as the data) / (R + 1). For averages over classes it is combined from
-    those of the classes; see `cauchy_combination`.
+    Outcomes are simulated from the confidences, as if the model were perfectly calibrated (consistency resampling),
+    and the error of each replicate is computed. In a bin the sum of outcomes is a sum of independent trials with known
+    mean and variance; see `counts_by_chance`. The p-value is (1 + number of replicates with an error at least that of
+    the data) / (R + 1). For averages over classes the p-values of the classes are combined; see `cauchy_combination`.
 
     The interval is that of the errors which the test would not reject, at the given level: outcomes are drawn too for
     frequencies ever further from the confidences. How the error is spread over the bins is not known: the lower end
@@ -316,14 +315,14 @@ class _Test:
         return Drawn(*(x[: len(streams)] for x in draws[place]))
 
     def _chance(self, numbers: Tensor) -> Tensor:
-        """Return random numbers in (0, 1) for every series `(...)`, `(R, ...)`: other ones than those of the cells."""
+        """Return random numbers in (0, 1) for every series, `(R, ...)`, from streams that the cells do not use."""
         streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         words = random_words(self.seed, streams, numbers.flatten())
         chance: Tensor = (words.to(torch.float64) + 0.5) / 2**32
         return chance.reshape(-1, *numbers.shape)
 
     def _mean_gaps(self, parts: list[_Part], test: Inversion, is_rejected: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both ends of the interval of a mean gap, which holds 0 unless calibration is rejected."""
+        """Return both ends of the interval of a mean gap. It contains 0 unless calibration is rejected."""
         errors, replicates = [], []
         for part in parts:
             numbers = part.first + torch.arange(part.seen.numel(), device=part.seen.device).reshape(part.seen.shape)
@@ -333,7 +332,7 @@ class _Test:
         error, read = torch.cat(errors, -1).mean(-1), torch.cat(replicates, -1).mean(-1)
         too_low, too_high = (torch.stack([of(step) for step in read]) for of in (test.too_low, test.too_high))
         low, high = first_reached(too_low, error), first_reached(too_high.flip(0), error.flip(0))
-        # The test of calibration takes both sides together, and by the noise of a calibrated model.
+        # Agree with the p-value, which is two-sided and uses the noise of a calibrated model.
         return torch.where(is_rejected, low, low.clamp(max=0)), torch.where(is_rejected, high, high.clamp(min=0))
 
     def _on_paths(
@@ -351,7 +350,7 @@ class _Test:
             along = self._along(parts, upwards, step, wide)
             return Reached(-test.too_high(along.replicates), along.error)
 
-        # The first step is calibration, which is rejected just where the p-value says so.
+        # A path starts at calibration, which is rejected exactly where `is_rejected` is true.
         low = calibrated_error
         if look(is_rejected.any()) is not False:
             start = Reached(test.too_low(calibrated).clamp(max=-1e-9), calibrated_error)
@@ -397,9 +396,9 @@ class _Test:
 def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
     """Return p-values `(...)`, and the part of each that is due to ties.
 
-    The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). The data are a
-    replicate themselves if the model is calibrated, so that P(p <= a) <= a for every a. Values that differ by rounding
-    alone are equal.
+    The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated
+    model the data are one more replicate, so that P(p <= a) <= a for every a. Values that differ only by rounding
+    count as equal.
 
     Source:
         Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular

@@ -100,7 +100,7 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
             )
         if no_and_yes:
             raise InputError(
-                f"The task must be told where targets may be vote counts, got {found}. "
+                f"The task must be given where targets may be vote counts, got {found}. "
                 f"Pass --task {'multilabel' if scores else 'binary'} for counts of no and yes, or name one target "
                 "with --target."
             )
@@ -108,7 +108,7 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
     if task == "multiclass":
         fits = scores != () and (labels == scores[:-1] or per_class)
     else:
-        # Two columns of binary predictions are most likely both classes, which would count every row twice.
+        # Two columns of binary predictions are most likely P(y=0) and P(y=1), which would count every row twice.
         fits = (per_class or no_and_yes) and (len(scores) != 1 if task == "binary" else scores != ())
     if not fits and len(scores) > 1 and labels == scores[1:]:
         raise InputError(
@@ -132,7 +132,7 @@ def infer_task(reader: Reader, roles: Roles, task: Task | None) -> tuple[Task, t
 
 
 def check_per_sample(reader: Reader, roles: Roles, task: Task, sample_shape: tuple[int, ...]) -> None:
-    """Check that there is one weight per sample, and one group; `sample_shape` is that of one prediction."""
+    """Check that there is one weight and one group per sample. `sample_shape` is the shape of one prediction."""
     preds = reader.arrays[roles.preds].shape
     fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
     if task == "binary" and sample_shape == () and len(preds) > 1:

@@ -72,8 +72,8 @@ class PredictionFiles:
         groups_name: the same for the groups; None without groups.
         from_logits: whether the predictions are logits; log-probabilities are.
         task: "binary", "multiclass" or "multilabel".
-        shape: of all predictions, binary (N, ...), else (N, ..., C): the rows of all shards together. A single binary
-            column, (N, 1), is read as (N,).
+        shape: of the predictions of all shards together: binary (N, ...), else (N, ..., C). A single binary column,
+            (N, 1), is read as (N,).
         dtype: of the predictions, such as "float32".
         ignored: other arrays or columns that were found and are not used.
     """
@@ -177,8 +177,8 @@ def open_predictions(
         weights: the same for the weights: "weights" or "sample_weight". There may be none.
         groups: what holds the group of every row, whole numbers or text, by its name; None for no groups.
         from_logits: whether predictions are logits. None goes by the name, and is an error where it does not tell.
-        task: None goes by the shapes, and is an error where they do not tell: targets of the shape of predictions
-            with a class axis may be labels, one-hot labels or vote counts. Values never matter.
+        task: None infers it from the shapes, and raises if they are ambiguous: targets with the shape of predictions
+            with a class axis may be multi-label, one-hot labels or vote counts. Values are not used.
 
     Returns:
         The opened files, with samples on the first axis and classes on the last.
@@ -285,7 +285,7 @@ def _numbered(column: Tensor | list[str]) -> Groups:
 
 
 def _without_column(values: Any) -> Any:
-    """Return (n, 1, ...) as (n, ...), and anything else, such as names in a list, as it is."""
+    """Return (n, 1, ...) as (n, ...), and anything else unchanged, for example a list of names."""
     return values.squeeze(1) if isinstance(values, torch.Tensor) and values.dim() > 1 else values
 
 

@@ -91,7 +91,7 @@ class SKCELoss(PenaltyLoss):
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        kernel, bandwidth: see `torchcalib.skce`. The default bandwidth 1 is our choice; the source of `skce` takes the
+        kernel, bandwidth: see `torchcalib.skce`. The default bandwidth 1 is our choice; the source of `skce` uses the
             median distance of the predictions, `bandwidth="median"`.
         **options: those of `PenaltyLoss`.
 

@@ -55,7 +55,7 @@ class RankedReading:
         return {"hard_targets": self.hard_targets, "whole_weights": True}
 
     def recipe(self, from_logits: bool) -> ExactSample | LogitCells:
-        """The statistic that is read, of logits or of probabilities."""
+        """Return the accumulator specification, for log-odds or for probabilities."""
         return sample_recipe(self.resolved_reduction, self.resolution, from_logits)
 
     def read(self, from_sample: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
@@ -86,8 +86,8 @@ def evaluate(
 class RankedMetric(StreamingMetric[RankedSample]):
     """A reading of a sample in order, over a stream.
 
-    The state is every sample, 5 bytes for one of float32 (9 for multi-class logits, 8 more with weights), or with
-    `resolution` a sketch of constant size.
+    The state is all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). With
+    `resolution` it is a sketch of constant size.
 
     Args:
         task, num_classes, num_labels, from_logits, ignore_index, positive_classes, class_axis, validate_args,

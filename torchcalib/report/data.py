@@ -19,11 +19,11 @@ from torchcalib.subgroups import GroupTable
 
 EVIDENCE_WORDS = (
     "Noise floor: what the number would be on average if the model were perfectly calibrated and had predicted the "
-    "same; only what is above it is the model's own error. p: how often such a model would show at least as much, "
-    "equal numbers counted, so that few samples seldom give a small p. "
-    "Every p-value is of its own line: of twenty lines of a perfectly calibrated model one is below 0.05 by chance."
+    "same. Only the part above it is the model's own error. p: the probability of a number at least as large if the "
+    "model were perfectly calibrated. Ties count, so that few samples seldom give a small p. The p-values are not "
+    "corrected for multiple testing: of twenty lines of a perfectly calibrated model one is below 0.05 by chance."
 )
-"""What a noise floor and a p-value are, and what many of them are not."""
+"""Explanation of noise floors and p-values on a page."""
 
 INTERVAL_WORDS = (
     "95 % interval: of a calibration error where that of the model itself lies, without what chance adds, so that it "
@@ -68,8 +68,8 @@ class Line:
         source: publication and equation.
         noise_floor: what the number would be on average if the model were perfectly calibrated and had predicted the
             same; of a signed error that of its size. None of what is no calibration error, or where it was left out.
-        p_value: how often such a model would show at least as much, equal values counted; of this line alone. None
-            where there is no `noise_floor`.
+        p_value: probability of a number at least as large if the model were perfectly calibrated; ties count. Not
+            corrected for multiple testing. None where there is no `noise_floor`.
         interval: of a calibration error that of the model itself, without what chance adds, of TCE that of its expected
             value; see `torchcalib.Evidence`. Of scores, DSC and UNC where the number lies for other samples of this
             size; see `torchcalib.Interval`. None where it was left out.

@@ -125,7 +125,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
     The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
 
     Args:
-        score: another score than the class's own. A subclass passes it.
+        score: replaces the class's own score. Passed by subclasses.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: C of a multi-class task; needed with `normalize` or `priors`, else only checked.
         num_labels: L of a multi-label task.

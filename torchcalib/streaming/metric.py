@@ -43,8 +43,8 @@ class StreamingMetric(PersistentMetric, Generic[S]):
     ranks. With a `distributed_available_fn` beside it, ranks may be those of Ray, MPI or Horovod: `torch.distributed`
     is not needed. Every gathered tensor has the same shape and dtype (float64 or uint8) on all ranks.
 
-    A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics: the metric
-    itself is left out, and raises if the compiled code calls it.
+    A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics. The metric
+    itself is left out, and raises an error if the compiled code calls it.
 
     Args:
         input_format: how tensors are read.

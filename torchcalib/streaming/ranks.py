@@ -31,16 +31,16 @@ def met_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any
 
 
 def met_by_gather(metric: "StreamingMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
-    """Return the state of all ranks together, by a `dist_sync_fn` given by the caller.
+    """Return the state of all ranks together, gathered with the `dist_sync_fn` of the caller.
 
     `gather(tensor, group=process_group)` returns the tensors of all ranks. `torch.distributed` may not be running, so
-    the number of ranks is the length of that list. All tensors that are gathered have one shape on all ranks.
+    the number of ranks is the length of that list. Every gathered tensor has the same shape on all ranks.
     """
     kind, state = metric.kind, metric.state
     mine = kind.announce(state, 0, 1)
     marked = gather(torch.cat((mine, mine.new_tensor([float(fingerprint([metric]))]))), group=process_group)
     if any(theirs.shape != marked[0].shape or theirs[-1] != marked[0][-1] for theirs in marked):
-        raise _different([metric])
+        raise _rank_mismatch([metric])
     announced = kind.announced_by_all([theirs[:-1] for theirs in marked])
     sizes = kind.payload_sizes(announced, len(marked))
     payload, longest = kind.payload(state), max(sizes)
@@ -67,15 +67,15 @@ def _summed(parts: Sequence[Tensor], metrics: "Sequence[StreamingMetric[Any]]", 
     packed = torch.cat([*parts, parts[0].new_tensor([mark, mark**2])])
     torch.distributed.all_reduce(packed, group=process_group)
     if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
-        raise _different(metrics)
+        raise _rank_mismatch(metrics)
     return list(torch.split(packed[:-2], [part.numel() for part in parts]))
 
 
-def _different(metrics: "Sequence[StreamingMetric[Any]]") -> RuntimeError:
+def _rank_mismatch(metrics: "Sequence[StreamingMetric[Any]]") -> RuntimeError:
     names = ", ".join(type(metric).__name__ for metric in metrics)
     return RuntimeError(
-        f"all ranks must sync the same metrics at the same time, got others where this rank syncs {names}. "
-        "Call compute, plot, bin_table and n_dropped on every rank alike."
+        f"all ranks must sync the same metrics at the same time, got {names} on this rank and others elsewhere. "
+        "Call compute, plot, bin_table and n_dropped on every rank."
     )
 
 

@@ -29,8 +29,8 @@ class ByGroup(WrappedMetric[Any]):
     A row of group -1 belongs to no group and counts nowhere, as do rows that weight 0, `ignore_index` or `nan_policy`
     leave out, whose numbers are not read.
 
-    `SKCE` cuts blocks within each update, and here within each group of each update. What is left of a group at the end
-    of an update is no part of any block.
+    `SKCE` cuts blocks within each update, and here within each group of each update. Samples of a group that do not
+    fill a block at the end of an update are dropped.
 
     In a `CalibrationCollection` the numbers go to those members that are metrics by group.
 

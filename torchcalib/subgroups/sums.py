@@ -45,7 +45,7 @@ class SumsByGroup(Generic[S]):
     def of(self, p: Predictions) -> Sums:
         """Take the sums of every group of `p`, which are known there."""
         recipe: Any = self.recipe
-        if hasattr(recipe, "of_groups"):  # without a table of what every event adds
+        if hasattr(recipe, "of_groups"):  # without a table of the summands of every event
             assert p.groups is not None  # that is what tells groups
             found: Sums = recipe.of_groups(p, p.groups, self.num_groups)
             return found
