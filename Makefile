@@ -3,8 +3,7 @@
 #   make test       makes the venv, installs the development tools, and runs ruff, the tests and the doctests (5 minutes)
 #
 # For maintainers and CI:
-#   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions,
-#                   coverage
+#   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions
 #   make coverage   measures line and branch coverage of `make test`
 #   make soak | fuzz | mutants | tables   take up to hours; run them after a change to the code that they test
 
@@ -31,7 +30,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test-all: types extended matrix lowest coverage
+test-all: types extended matrix lowest
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
