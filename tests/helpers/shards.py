@@ -59,3 +59,16 @@ def assert_same(found, expected, where="report"):
         assert same, f"{where}: {found} != {expected}"
     else:
         assert found == expected, where
+
+
+def save_npz(path, arrays):
+    np.savez(path, **arrays)
+
+
+def shards(folder, arrays, *ends, save=save_npz, suffix="npz"):
+    """Write the rows to one file and to several; return the name of the one and the pattern of the others."""
+    folder.mkdir(exist_ok=True)
+    save(folder / f"whole.{suffix}", arrays)
+    for k, part in enumerate(cut(arrays, *ends)):
+        save(folder / f"shard-{k}.{suffix}", part)
+    return str(folder / f"whole.{suffix}"), str(folder / f"shard-*.{suffix}")
