@@ -1,6 +1,5 @@
 """Predictions for reports, reports that are made once for all tests, and what of two reports must be equal."""
 
-import math
 from functools import cache
 
 import numpy as np
@@ -123,8 +122,3 @@ def saved_npz(path, task="binary", **given):
     logits, target = realistic(task, **given)
     np.savez(path, logits=logits.numpy(), targets=target.numpy())
     return logits, target
-
-
-def as_json(value):
-    """A number as JSON has it."""
-    return value if math.isfinite(value) else str(value)

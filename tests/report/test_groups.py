@@ -1,17 +1,23 @@
 """Groups in reports: the worst of them, over pieces, files, parts and ranks, by their names."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import assert_refused
+from helpers.reports import QUICK
+from helpers.reports import QUICK_COMMAND as PLAIN
+from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
+from torchcalib import terminal
 from torchcalib.cli import main
+from torchcalib.html.page import filled
 from torchcalib.report.groups import MOST_GROUPS
 
-GIVEN = {"task": "binary", "with_calibration": False, "with_intervals": False}
-PLAIN = ("--no-calibration", "--no-intervals")
+GIVEN = {"task": "binary", **QUICK}
 NAMES = [f"site {letter}" for letter in "abcdefgh"]
 
 
@@ -102,20 +108,21 @@ def test_bad_groups_add_nothing():
     p, y, groups = data(40)
     builder = tc.ReportBuilder(**GIVEN)
     builder.update(p, y, groups=groups, group_names=NAMES)
-    for wrong, names, error in (
-        (groups - 2, NAMES, "must be numbers in"),
-        (groups, NAMES[:2], "must be numbers in"),
-        (groups[:3], NAMES, "one number per sample"),
-        (groups, ["x" * 1001] * 8, "at most 1,000 letters"),
-    ):
-        with pytest.raises(ValueError, match=error):
-            builder.update(p, y, groups=wrong, group_names=names)
-    for names in ("abcdefgh", [1] * 8):
-        with pytest.raises(TypeError, match="`group_names` must be a list of strings"):
-            builder.update(p, y, groups=groups, group_names=names)
-    assert builder.report().n == 40
-    assert sum(builder.report().groups.n) == 40
     many = torch.arange(MOST_GROUPS + 1)
+    assert_refused(
+        [
+            (error, partial(builder.update, p, y, groups=wrong, group_names=names), kind, [error])
+            for wrong, names, kind, error in (
+                (groups - 2, NAMES, ValueError, "must be numbers in"),
+                (groups, NAMES[:2], ValueError, "must be numbers in"),
+                (groups[:3], NAMES, ValueError, "one number per sample"),
+                (groups, ["x" * 1001] * 8, ValueError, "at most 1,000 letters"),
+                (groups, "abcdefgh", TypeError, "`group_names` must be a list of strings"),
+                (groups, [1] * 8, TypeError, "`group_names` must be a list of strings"),
+            )
+        ]
+    )
+    assert builder.report().n == sum(builder.report().groups.n) == 40
     with pytest.raises(ValueError, match="`groups` must be at most 10,000 different ones in a report, got 10,001"):
         tc.report(torch.full((len(many),), 0.5), many % 2, groups=many, **GIVEN)
 
@@ -141,62 +148,26 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
             tc.load_report_state(tmp_path / "b.pt")
 
 
-def test_names_steer_neither_terminal_nor_page(capsys):
+def test_names_steer_neither_terminal_nor_page_and_long_ones_stay_groups_of_their_own(capsys):
     pytest.importorskip("rich")
-    from torchcalib import terminal
-    from torchcalib.html.page import filled
-
-    p, y, groups = data(400)
-    names = [f"<script>{k}</script>[bold]\x1b[31m" for k in range(8)]
-    report = tc.report(p, y, groups=groups, group_names=names, **GIVEN)
-    terminal.show(report)
-    shown = capsys.readouterr().out
-    assert "\x1b[31m" not in shown + str(report)
-    assert "[bold]" in shown
-    page = filled("groups.html.jinja", report=report, group_words="")
-    assert "&lt;script&gt;3&lt;/script&gt;[bold]?[31m" in page
-    assert "<script>3" not in page
-    assert json.loads(report.to_json())["groups"]["group"][0] == names[3]
-
-
-def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys):
-    pytest.importorskip("rich")
-    from torchcalib import terminal
-    from torchcalib.html.page import filled
-
     p, y, groups = data(400)
     alike = ["a" * 500 + letter + "z" * 499 for letter in "bc"]
-    names = [*alike, "début " + "m" * 900 + " end", *NAMES[3:]]
+    steering = [f"<script>{k}</script>[bold]\x1b[31m" for k in range(4)]
+    names = [*alike, "début " + "m" * 900 + " end", "d", *steering]
     report = tc.report(p, y, groups=groups, group_names=names, **GIVEN)
     assert json.loads(report.to_json())["groups"]["group"] == list(report.groups.group)
-    assert set(report.groups.group) == set(names) - {NAMES[6]}
+    assert set(report.groups.group) == set(names) - {names[6]}
     terminal.show(report)
-    shown = ["".join(line[:25].split()) for line in capsys.readouterr().out.splitlines()]
+    shown = capsys.readouterr().out
     page = filled("groups.html.jinja", report=report, group_words="")
-    for text in (str(report), "".join(shown), page):
+    assert "\x1b[31m" not in shown + str(report)
+    assert "[bold]" in shown
+    assert "&lt;script&gt;3&lt;/script&gt;[bold]?[31m" in page
+    assert "<script>" not in page
+    column = "".join("".join(line[:25].split()) for line in shown.splitlines())
+    for text in (str(report), column, page):
         assert all(text.count(name) == 1 for name in alike), "of what tells them apart nothing is left out"
         assert "m" * 900 not in text
-        assert text.replace(" ", "").count("début" + "m" * 20) == 1
-        assert text.replace(" ", "").count("m" * 20 + "end") == 1
-
-
-def written(folder, form, columns, name="a"):
-    path = folder / f"{name}.{form}"
-    if form == "npz":
-        np.savez(path, **columns)
-    elif form == "npy":
-        for key, column in columns.items():
-            np.save(folder / f"{key}.npy", column)
-        return [str(folder / f"{key}.npy") for key in columns]
-    elif form == "pt":
-        torch.save({key: torch.from_numpy(column) for key, column in columns.items()}, path)
-    else:
-        pa = pytest.importorskip("pyarrow")
-        from pyarrow import csv, parquet
-
-        table = pa.table(columns)
-        csv.write_csv(table, path) if form == "csv" else parquet.write_table(table, path)
-    return [str(path)]
 
 
 def run(*arguments, out):
@@ -206,6 +177,11 @@ def run(*arguments, out):
     return tc.load_report_state(saved).report()
 
 
+def save_npy(folder, columns):
+    for name, column in columns.items():
+        np.save(folder / f"{name}.npy", column)
+
+
 @pytest.mark.parametrize("form", ["npz", "npy", "csv", "parquet"])
 @pytest.mark.parametrize("kind", ["text", "numbers"])
 def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
@@ -213,7 +189,8 @@ def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
     p, y, groups = data()
     site = np.array(NAMES)[groups] if kind == "text" else groups.numpy()
     columns = {"prob": p.numpy(), "target": y.numpy(), "site": site}
-    files = written(tmp_path, form, columns)
+    files = [str(tmp_path / f"{name}.npy") for name in columns] if form == "npy" else [str(tmp_path / f"a.{form}")]
+    save_npy(tmp_path, columns) if form == "npy" else WRITERS[form](tmp_path / f"a.{form}", columns)
     report = run("report", *files, "--groups", "site", *PLAIN, out=tmp_path / "out")
     names = NAMES if kind == "text" else None
     expected = tc.report(p, y, groups=groups, group_names=names, **GIVEN).groups
@@ -229,7 +206,8 @@ def test_names_of_shards_and_of_parts_are_united(tmp_path):
     files = []
     for k, rows in enumerate(order.split(500)):
         columns = {"prob": p[rows].numpy(), "target": y[rows].numpy(), "site": np.array(NAMES)[groups[rows]]}
-        files += written(tmp_path, "npz", columns, name=f"part{k}")
+        files.append(str(tmp_path / f"part{k}.npz"))
+        write_npz(files[-1], columns)
     whole = run("report", *files, "--groups", "site", *PLAIN, out=tmp_path / "whole").groups
     assert len(whole) == 7
     assert whole.group[0] == "site d"
@@ -239,6 +217,16 @@ def test_names_of_shards_and_of_parts_are_united(tmp_path):
     merged = run("merge", *states, out=tmp_path / "merged").groups
     assert merged.group == whole.group
     close(as_rows(merged), as_rows(whole))
+
+
+FIVE = {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1])}
+
+
+def test_an_empty_text_is_no_group(tmp_path):
+    pytest.importorskip("rich")
+    write_npz(tmp_path / "a.npz", {**FIVE, "site": np.array(["a", "", "b", "a", ""])})
+    found = run("report", str(tmp_path / "a.npz"), "--groups", "site", *PLAIN, out=tmp_path / "out").groups
+    assert dict(zip(found.group, found.n, strict=True)) == {"a": 2, "b": 1}
 
 
 @pytest.mark.parametrize(
@@ -253,17 +241,10 @@ def test_names_of_shards_and_of_parts_are_united(tmp_path):
 )
 def test_what_tells_no_groups_is_one_line(site, said, tmp_path, capsys):
     pytest.importorskip("rich")
-    columns = {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1]), **({} if site is None else {"site": site})}
+    write_npz(tmp_path / "a.npz", {**FIVE, **({} if site is None else {"site": site})})
     with pytest.raises(SystemExit) as left:
-        raise SystemExit(main(["report", *written(tmp_path, "npz", columns), "--groups", "site"]))
+        raise SystemExit(main(["report", str(tmp_path / "a.npz"), "--groups", "site"]))
     assert left.value.code == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.strip().splitlines()) == 1
-
-
-def test_an_empty_text_is_no_group(tmp_path):
-    pytest.importorskip("rich")
-    columns = {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1]), "site": np.array(["a", "", "b", "a", ""])}
-    found = run("report", *written(tmp_path, "npz", columns), "--groups", "site", *PLAIN, out=tmp_path / "out").groups
-    assert dict(zip(found.group, found.n, strict=True)) == {"a": 2, "b": 1}
