@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.html import render
 from torchcalib.report import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
@@ -57,12 +56,6 @@ def full(task):
     builder = ReportBuilder(task=task, n_bins=10)
     builder.update(*off(task))
     return builder.report(source={"file": "held_out.npz", "preds": "probs"})
-
-
-@cache
-def page(task):
-    """The page of `full`."""
-    return render(full(task))
 
 
 @cache
