@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from helpers.reports import quick
 from helpers.systems import compared
-from helpers.tables import TESTED
+from helpers.tables import small_blocks
 
 from torchcalib import plots
 from torchcalib.html import page as pages
@@ -22,7 +22,7 @@ HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}
     [
         (plots.reliability_diagram, lambda: quick("binary").main_table),
         (plots.confidence_histogram, lambda: quick("binary").main_table),
-        (plots.tce_diagram, lambda: TESTED),
+        (plots.tce_diagram, small_blocks),
         (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive_class"]),
         (plots.training_curve, lambda: HISTORY),
         (plots.difference_plot, lambda: compared("binary")),
