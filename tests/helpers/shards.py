@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from helpers.written import WRITERS
 
 TASKS = ("binary", "multiclass", "multilabel")
 
@@ -61,14 +62,10 @@ def assert_same(found, expected, where="report"):
         assert found == expected, where
 
 
-def save_npz(path, arrays):
-    np.savez(path, **arrays)
-
-
-def shards(folder, arrays, *ends, save=save_npz, suffix="npz"):
+def shards(folder, arrays, *ends, suffix="npz"):
     """Write the rows to one file and to several; return the name of the one and the pattern of the others."""
     folder.mkdir(exist_ok=True)
-    save(folder / f"whole.{suffix}", arrays)
+    WRITERS[suffix](folder / f"whole.{suffix}", arrays)
     for k, part in enumerate(cut(arrays, *ends)):
-        save(folder / f"shard-{k}.{suffix}", part)
+        WRITERS[suffix](folder / f"shard-{k}.{suffix}", part)
     return str(folder / f"whole.{suffix}"), str(folder / f"shard-*.{suffix}")

@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.reports import QUICK_COMMAND
-from helpers.shards import add_to, assert_same, data_set, save_npz, shards
+from helpers.shards import add_to, assert_same, data_set, shards
+from helpers.written import write_npz
 from processes import SCRIPTS, environments_of_ranks, free_ports, quick_environment, run_together
 
 import torchcalib as tc
@@ -46,18 +45,6 @@ def launched(n_ranks, folder, calls):
     return list(zip(*(json.loads((folder / f"said-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
 
 
-def save_csv(path, arrays):
-    columns = {f"logit_{k}": column for k, column in enumerate(arrays["logits"].astype(float).T)}
-    columns["target"] = arrays["targets"]
-    rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
-
-
-def save_parquet(path, arrays):
-    logits = pa.FixedSizeListArray.from_arrays(pa.array(arrays["logits"].ravel()), 4)
-    pq.write_table(pa.table({**arrays, "logits": logits}), path)
-
-
 def with_sites(arrays):
     """With names of groups, of which shards have different ones; some rows have none."""
     sites = np.array(["north", "", "Süd", "an island far away"])
@@ -74,7 +61,7 @@ def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
     """Four ranks, uneven shards, an empty one, groups, calibrators and intervals, which depend on the order of rows."""
     monkeypatch.chdir(tmp_path)
     arrays, options = with_sites(data_set("multiclass", 120)), ["--groups", "site", "--save-calibrator"]
-    shards(tmp_path / "shards", arrays, 30, 30, 60, 100, 110, save=save_parquet, suffix="parquet")
+    shards(tmp_path / "shards", arrays, 30, 30, 60, 100, 110, suffix="parquet")
     done = torchrun(4, tmp_path, "report", "shards/shard-*.parquet", "--out", "out/", *options, "cal.pt")
     assert done.returncode == 0, done.stderr
     assert main(["report", "shards/whole.parquet", "--out", "one", *options, "one.pt"]) == 0
@@ -90,7 +77,7 @@ def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
 @pytest.mark.extended
 def test_torchrun_ends_with_one_line_where_one_rank_fails(tmp_path):
     _, pattern = shards(tmp_path / "shards", data_set("binary", 20), 10)
-    save_npz(tmp_path / "shards" / "shard-1.npz", {"logits": np.full(10, np.nan, np.float32), "targets": np.zeros(10)})
+    write_npz(tmp_path / "shards" / "shard-1.npz", {"logits": np.full(10, np.nan, np.float32), "targets": np.zeros(10)})
     done = torchrun(2, tmp_path, "report", pattern, *QUICK_COMMAND, "--out", "out")
     assert done.returncode != 0
     assert done.stdout == ""
@@ -120,7 +107,7 @@ def calls_for(folder):
         yield with_order(task, 120, 5, 50, 100, sites=True), [*QUICK_COMMAND, "--groups", "site", "--task", task], {}
     yield with_order("binary", 60), QUICK_COMMAND, {}
     yield with_order("multiclass", 60, 0, 0, 60), QUICK_COMMAND, {}
-    lines = shards(folder / "lines", data_set("multiclass", 60), 0, 20, 30, save=save_csv, suffix="csv")
+    lines = shards(folder / "lines", data_set("multiclass", 60), 0, 20, 30, suffix="csv")
     yield lines, QUICK_COMMAND, {}
     for most in (59, 5):
         too_many = with_order("binary", 60, 20, 40)
@@ -138,7 +125,7 @@ def failing_calls(folder):
     _, pattern = shards(folder / "damaged", arrays, 10, 20, 30)
     (folder / "damaged" / "shard-3.npz").write_bytes(b"no archive, but long enough to be a share" * 9)
     _, unlike = shards(folder / "unlike", arrays, 10, 20, 30)
-    save_npz(folder / "unlike" / "shard-3.npz", {"logits": np.zeros(300), "targets": np.zeros(300, int)})
+    write_npz(folder / "unlike" / "shard-3.npz", {"logits": np.zeros(300), "targets": np.zeros(300, int)})
     _, fine = shards(folder / "fine", arrays, 20)
     _, none = shards(folder / "none", {name: values[:0] for name, values in arrays.items()}, 0)
     return [
