@@ -46,23 +46,14 @@ def assert_same(found, expected):
     assert (found.task, found.notes) == (expected.task, expected.notes)
 
 
-def reported(folder, *arguments, command="report"):
-    """The report of the command, without its pages."""
-    quick = QUICK if command == "report" else ()
-    assert main([command, *map(str, arguments), *quick, "--save-state", str(folder / "state.pt")]) == 0
-    return tc.load_report_state(folder / "state.pt").report()
-
-
-def expected_report(preds, target, **options):
-    return tc.report(torch.from_numpy(preds), torch.from_numpy(target), **GIVEN, **options)
-
-
 def agrees_with_report(folder, suffix, task, preds, target, **weights):
     pytest.importorskip({"safetensors": "safetensors"}.get(suffix, "pyarrow" if "npz" != suffix != "pt" else "numpy"))
     WRITERS[suffix](folder / f"a.{suffix}", {"probs": preds, "targets": target, **weights})
+    saved = folder / "state.pt"
+    assert main(["report", str(folder / f"a.{suffix}"), "--task", task, *QUICK, "--save-state", str(saved)]) == 0
     options = {name: torch.from_numpy(values) for name, values in weights.items()}
-    found = reported(folder, folder / f"a.{suffix}", "--task", task)
-    assert_same(found, expected_report(preds, target, task=task, **options))
+    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **GIVEN, **options)
+    assert_same(tc.load_report_state(saved).report(), expected)
 
 
 @pytest.mark.parametrize(("suffix", "name"), FORMATS)
@@ -80,18 +71,6 @@ def test_weights_and_votes_of_every_dtype_are_read_as_the_function_reads_them(tm
     check_each(["uint8", "int8", "int32", "int64", "uint16", "uint32", "bool", "float16", "float64"], check)
     column = (LABELS > 0).astype(np.int64)[:, None]
     agrees_with_report(tmp_path, "npz", "binary", RATES[:, None], column, weights=RNG.random((N, 1)))
-
-
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_parts_of_votes_merge_to_the_report_of_all(tmp_path, task):
-    name = "votes of classes" if task == "multiclass" else "votes for no and yes"
-    _, preds, votes = TARGETS[name]
-    for k, rows in enumerate((slice(0, 6), slice(6, N))):
-        write_npz(tmp_path / f"{k}.npz", {"probs": preds[rows], "targets": votes[rows]})
-        part = [str(tmp_path / f"{k}.npz"), "--task", task, *QUICK, "--save-state", str(tmp_path / f"{k}.pt")]
-        assert main(["report", *part]) == 0
-    found = reported(tmp_path, tmp_path / "0.pt", tmp_path / "1.pt", command="merge")
-    assert_same(found, expected_report(preds, votes, task=task))
 
 
 @pytest.mark.parametrize("name", ["votes of classes", "one-hot labels", "votes for no and yes"])

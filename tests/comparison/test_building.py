@@ -105,15 +105,6 @@ def test_verdicts_follow_what_is_better_in_a_number():
     assert back["nll"].differences["calibrated"].value == -compared["nll"].differences["noisy"].value
 
 
-def test_sign_does_not_count_of_numbers_that_have_one():
-    target = torch.tensor([0, 1] * 50)
-    probs = {"low": torch.full((100,), 0.3), "high": torch.full((100,), 0.7)}
-    line = tc.compare(probs, target, task="binary", **FEW)["esce/positive_class"]
-    assert line.values["low"] == pytest.approx(0.5 - 0.3, abs=1e-6)
-    assert line.values["high"] == pytest.approx(0.5 - 0.7, abs=1e-6)
-    assert line.differences["high"].value == pytest.approx(0, abs=1e-6)
-
-
 def test_pixels_of_an_image_are_drawn_together():
     g = torch.Generator().manual_seed(0)
     images = torch.rand(40, generator=g).repeat_interleave(9).reshape(40, 3, 3)

@@ -5,24 +5,10 @@ import math
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import QUICK, TASKS, ordered, predictions, quick, values_are
+from helpers.reports import QUICK, ordered, predictions
 
 import torchcalib as tc
 from torchcalib.report import ReportBuilder
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
-    logits, target = predictions(task)
-    builder = ReportBuilder(task=task, from_logits=True, **QUICK)
-    for piece in (slice(0, 50), slice(50, 50), slice(50, 200)):
-        builder.update(logits[piece], target[piece])
-        with pytest.raises(ValueError, match="NaN"):
-            builder.update(logits[:2] * torch.nan, target[:2])
-    pieces = builder.report()
-    values_are(pieces, quick(task))
-    assert pieces.n == quick(task).n == (1000 if task == "multilabel" else 200)
-    assert (pieces.calibration, pieces.notes) == (None, ())
 
 
 def test_bad_weights_leave_the_order_as_it_was_and_predictions_may_be_changed_afterwards():

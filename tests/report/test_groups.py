@@ -62,7 +62,9 @@ def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_i
 
 def test_pieces_parts_and_saved_states_are_one_report_whatever_numbers_a_piece_gives_its_names(tmp_path):
     p, y, groups = data()
-    whole = as_rows(tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN).groups)
+    table = tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN).groups
+    whole = as_rows(table)
+    assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True), "the worst is first"
     parts = [tc.ReportBuilder(**GIVEN) for _ in range(3)]
     for k, rows in enumerate(torch.arange(len(p)).split(400)):
         names, numbers = np.unique([NAMES[i] for i in groups[rows].tolist()][::-1], return_inverse=True)
@@ -174,26 +176,6 @@ def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
     close(as_rows(report.groups), as_rows(expected))
     assert report.groups.group == expected.group
     assert report.source["groups"] == "site"
-
-
-def test_names_of_shards_and_of_parts_are_united(tmp_path):
-    pytest.importorskip("rich")
-    p, y, groups = data()
-    order = groups.argsort(stable=True)  # shards with other sites each
-    files = []
-    for k, rows in enumerate(order.split(500)):
-        columns = {"prob": p[rows].numpy(), "target": y[rows].numpy(), "site": np.array(NAMES)[groups[rows]]}
-        files.append(str(tmp_path / f"part{k}.npz"))
-        write_npz(files[-1], columns)
-    whole = run("report", *files, "--groups", "site", *PLAIN, out=tmp_path / "whole").groups
-    assert whole.n_groups == len(whole) == 7
-    assert (whole.group[0], whole.p_value[0] < 0.01) == ("site d", True), "the worst is first"
-    for k, share in enumerate((files[:2], files[2:])):
-        run("report", *share, "--groups", "site", *PLAIN, out=tmp_path / f"s{k}")
-    states = [str(tmp_path / f"s{k}.pt") for k in range(2)]
-    merged = run("merge", *states, out=tmp_path / "merged").groups
-    assert merged.group == whole.group
-    close(as_rows(merged), as_rows(whole))
 
 
 FIVE = {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1])}
