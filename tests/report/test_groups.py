@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import QUICK
+from helpers.reports import QUICK, REDUCTIONS, TASKS, predictions
 from helpers.reports import QUICK_COMMAND as PLAIN
 from helpers.written import WRITERS, write_npz
 
@@ -40,14 +40,9 @@ def close(a, b):
             assert row[name] == pytest.approx(b[group][name], rel=1e-9, abs=1e-12), (group, name)
 
 
-@pytest.mark.parametrize(
-    ("task", "reduction"), [("multiclass", "top_label"), ("multilabel", "classwise"), ("binary", "positive_class")]
-)
-def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_is_left_out(task, reduction):
-    g = torch.Generator().manual_seed(0)
-    shape = (200,) if task == "binary" else (200, 3)
-    logits = torch.randn(shape, generator=g, dtype=torch.float64)
-    target = torch.randint(0, 2, (200,) if task != "multilabel" else shape, generator=g)
+@pytest.mark.parametrize("task", TASKS)
+def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_is_left_out(task):
+    logits, target = predictions(task)
     weights, groups = torch.arange(200) % 3, torch.arange(200) % 4
     groups[9], groups[12] = -1, -77  # of weight 0: not read
     logits[20] = torch.nan
@@ -56,7 +51,7 @@ def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_i
     assert set(found) == {"0", "1", "2", "3"}
     for k in range(4):
         rows = groups == k
-        value = tc.ece(logits[rows], target[rows], weights=weights[rows], reduction=reduction, **options)
+        value = tc.ece(logits[rows], target[rows], weights=weights[rows], reduction=REDUCTIONS[task][0], **options)
         assert found[str(k)]["value"] == pytest.approx(float(value))
 
 

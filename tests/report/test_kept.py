@@ -17,20 +17,17 @@ def test_pieces_are_kept_as_they_came(dtype):
     assert builder.report().calibration is not None
 
 
-def by_chance(line):
-    """What there is of noise floor, p-value and interval, by its name."""
-    ends = () if line.interval is None else (line.interval.low, line.interval.high)
-    named = {"noise_floor": line.noise_floor, "p_value": line.p_value, **dict(zip(("low", "high"), ends, strict=False))}
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def same_lines(report, expected, of_errors=True):
     """Values, and what chance has to do with them; `of_errors` False looks at that of scores alone."""
     assert report.notes == expected.notes
     for line, other in zip(report.lines, expected.lines, strict=True):
         assert (line.key, line.value) == (other.key, pytest.approx(other.value, rel=1e-6))
         if of_errors or line.group == "scores":
-            assert by_chance(line) == pytest.approx(by_chance(other), rel=1e-9, abs=1e-12, nan_ok=True), line
+            numbers = [
+                [each.noise_floor or 0, each.p_value or 0, *(vars(each.interval).values() if each.interval else ())]
+                for each in (line, other)
+            ]
+            assert numbers[0] == pytest.approx(numbers[1], rel=1e-9, abs=1e-12, nan_ok=True), line
 
 
 def test_pieces_of_shares_may_be_unanimous_or_empty_and_labels_among_shares_are_shares():
