@@ -44,7 +44,7 @@ def ends(line):
 def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their_metrics(task, few_replicates):
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
-    given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 3})
+    given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 5})
     checked = Counter()
     for line in report.lines:
         name, *reduction = line.key.split("/")
@@ -123,7 +123,7 @@ def test_intervals_of_weights_ignored_rows_and_soft_targets_that_come_with_label
         expected = tc.bootstrap(tc.nll, preds, labels, task="binary", n_replicates=199, **given)
         assert ends(line) == near(expected.low, expected.high)
     preds, target = data("multiclass")
-    sure = torch.nn.functional.one_hot(target, 3).double()
+    sure = torch.nn.functional.one_hot(target, 5).double()
     votes = (sure + preds) / 2
     builder = ReportBuilder(task="multiclass", with_calibration=False)
     for piece, labels in ((slice(0, 40), target), (slice(40, 80), sure), (slice(80, 120), votes)):
