@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK_COMMAND, TASKS, calibrated, saved_npz
+from helpers.reports import QUICK_COMMAND, TASKS, calibrated, realistic
 
 import torchcalib as tc
 from torchcalib.calibrators import AffineTransform
@@ -18,7 +18,9 @@ from torchcalib.report import calibration as module
 def saved(folder, task="binary", **given):
     """A file, and what is in it."""
     path = folder / "predictions.npz"
-    return path, *saved_npz(path, task, **given)
+    preds, target = realistic(task, **given)
+    np.savez(path, logits=preds.numpy(), targets=target.numpy())
+    return path, preds, target
 
 
 @pytest.mark.parametrize("task", TASKS)

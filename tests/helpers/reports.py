@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
@@ -108,10 +107,3 @@ def stages_are_equal(found, expected):
     assert found.recommendation.text == expected.recommendation.text
     assert (found.calibrator, found.notes) == (expected.calibrator, expected.notes)
     assert (found.n_folds, found.seed) == (expected.n_folds, expected.seed)
-
-
-def saved_npz(path, task="binary", **given):
-    """Logits and targets in a file; returns them too."""
-    logits, target = realistic(task, **given)
-    np.savez(path, logits=logits.numpy(), targets=target.numpy())
-    return logits, target
