@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.each import check_each
+from helpers.reports import QUICK as GIVEN
+from helpers.reports import QUICK_COMMAND as QUICK
 from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
@@ -15,7 +18,6 @@ LABELS = RNG.integers(0, 3, N)
 ONE_HOT = np.eye(3, dtype=np.int64)[LABELS]
 RATES, MAPS = RNG.random(N), RNG.random((N, 2, 3))
 PIXELS = RNG.dirichlet(np.ones(3), (N, 2))
-QUICK = ("--no-calibration", "--no-intervals")
 TARGETS = {  # task, predictions and targets
     "votes of classes": ("multiclass", PROBS, RNG.multinomial(5, np.ones(3) / 3, N)),
     "one-hot labels": ("multiclass", PROBS, ONE_HOT),
@@ -32,8 +34,8 @@ TENSORS = {  # of more than two axes, which tables have no layout for
     "a column": ("binary", RATES[:, None], (RNG.random((N, 1)) < 0.5).astype(np.int64)),
     "a column of votes": ("binary", RATES[:, None], RNG.multinomial(4, [0.5, 0.5], (N, 1))),
 }  # fmt: skip
-EVERY_FORMAT = [(suffix, name) for suffix in WRITERS for name in TARGETS]
-TENSOR_FORMATS = [(suffix, name) for suffix in ("npz", "pt", "safetensors") for name in TENSORS]
+FORMATS = [(suffix, name) for suffix in WRITERS for name in TARGETS]
+FORMATS += [(suffix, name) for suffix in ("npz", "pt", "safetensors") for name in TENSORS]
 
 
 def assert_same(found, expected):
@@ -44,74 +46,31 @@ def assert_same(found, expected):
     assert (found.task, found.notes) == (expected.task, expected.notes)
 
 
-def reported(folder, *arguments, command="report"):
-    """The report of the command, without its pages."""
-    quick = QUICK if command == "report" else ()
-    assert main([command, *map(str, arguments), *quick, "--save-state", str(folder / "state.pt")]) == 0
-    return tc.load_report_state(folder / "state.pt").report()
-
-
-def expected_report(preds, target, **options):
-    given = {"with_calibration": False, "with_intervals": False, **options}
-    return tc.report(torch.from_numpy(preds), torch.from_numpy(target), **given)
-
-
-def agrees_with_report(folder, suffix, task, preds, target, weights=None):
+def agrees_with_report(folder, suffix, task, preds, target, **weights):
     pytest.importorskip({"safetensors": "safetensors"}.get(suffix, "pyarrow" if "npz" != suffix != "pt" else "numpy"))
-    arrays = {"probs": preds, "targets": target} | ({} if weights is None else {"weights": weights})
-    WRITERS[suffix](folder / f"a.{suffix}", arrays)
-    options = {} if weights is None else {"weights": torch.from_numpy(weights)}
-    found = reported(folder, folder / f"a.{suffix}", "--task", task)
-    assert_same(found, expected_report(preds, target, task=task, **options))
+    WRITERS[suffix](folder / f"a.{suffix}", {"probs": preds, "targets": target, **weights})
+    saved = folder / "state.pt"
+    assert main(["report", str(folder / f"a.{suffix}"), "--task", task, *QUICK, "--save-state", str(saved)]) == 0
+    options = {name: torch.from_numpy(values) for name, values in weights.items()}
+    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **GIVEN, **options)
+    assert_same(tc.load_report_state(saved).report(), expected)
 
 
-@pytest.mark.parametrize(("suffix", "name"), EVERY_FORMAT)
+@pytest.mark.parametrize(("suffix", "name"), FORMATS)
 def test_the_command_gives_the_report_of_the_function_for_every_target_and_format(tmp_path, suffix, name):
-    agrees_with_report(tmp_path, suffix, *TARGETS[name])
+    agrees_with_report(tmp_path, suffix, *{**TARGETS, **TENSORS}[name])
 
 
-@pytest.mark.parametrize(("suffix", "name"), TENSOR_FORMATS)
-def test_the_command_gives_the_report_of_the_function_for_targets_of_more_axes(tmp_path, suffix, name):
-    agrees_with_report(tmp_path, suffix, *TENSORS[name])
+def test_weights_and_votes_of_every_dtype_are_read_as_the_function_reads_them(tmp_path):
+    def check(dtype):
+        weights = (np.arange(N) % 3).astype(dtype)
+        agrees_with_report(tmp_path, "npz", "multiclass", PROBS, LABELS, weights=weights)
+        if np.dtype(dtype).kind in "iu":
+            agrees_with_report(tmp_path, "npz", "multiclass", PROBS, TARGETS["votes of classes"][2].astype(dtype))
 
-
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64", "uint16", "bool", "float16", "float64"])
-def test_weights_of_every_dtype_are_read_as_the_function_reads_them(tmp_path, dtype):
-    weights = (np.arange(N) % 3).astype(dtype)
-    agrees_with_report(tmp_path, "npz", "multiclass", PROBS, LABELS, weights)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int32", "uint32"])
-def test_votes_of_every_integer_dtype_are_counted(tmp_path, dtype):
-    votes = TARGETS["votes of classes"][2]
-    write_npz(tmp_path / "a.npz", {"probs": PROBS, "targets": votes.astype(dtype)})
-    found = reported(tmp_path, tmp_path / "a.npz", "--task", "multiclass")
-    assert_same(found, expected_report(PROBS, votes, task="multiclass"))
-
-
-def test_a_column_of_weights_beside_a_column_of_predictions_is_one_weight_a_row(tmp_path):
-    target = (LABELS > 0).astype(np.int64)[:, None]
-    agrees_with_report(tmp_path, "npz", "binary", RATES[:, None], target, RNG.random((N, 1)))
-
-
-def test_one_hot_labels_give_the_report_of_labels(tmp_path):
-    reports = []
-    for name, target in (("labels", LABELS), ("one_hot", ONE_HOT)):
-        write_npz(tmp_path / f"{name}.npz", {"probs": PROBS, "targets": target})
-        reports.append(reported(tmp_path, tmp_path / f"{name}.npz", "--task", "multiclass"))
-    assert_same(*reports)
-
-
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_parts_of_votes_merge_to_the_report_of_all(tmp_path, task):
-    name = "votes of classes" if task == "multiclass" else "votes for no and yes"
-    _, preds, votes = TARGETS[name]
-    for k, rows in enumerate((slice(0, 6), slice(6, N))):
-        write_npz(tmp_path / f"{k}.npz", {"probs": preds[rows], "targets": votes[rows]})
-        part = [str(tmp_path / f"{k}.npz"), "--task", task, *QUICK, "--save-state", str(tmp_path / f"{k}.pt")]
-        assert main(["report", *part]) == 0
-    found = reported(tmp_path, tmp_path / "0.pt", tmp_path / "1.pt", command="merge")
-    assert_same(found, expected_report(preds, votes, task=task))
+    check_each(["uint8", "int8", "int32", "int64", "uint16", "uint32", "bool", "float16", "float64"], check)
+    column = (LABELS > 0).astype(np.int64)[:, None]
+    agrees_with_report(tmp_path, "npz", "binary", RATES[:, None], column, weights=RNG.random((N, 1)))
 
 
 @pytest.mark.parametrize("name", ["votes of classes", "one-hot labels", "votes for no and yes"])
@@ -121,14 +80,13 @@ def test_systems_are_compared_on_votes_as_the_function_compares_them(tmp_path, n
     monkeypatch.setattr("torchcalib.html.save_comparison", lambda one, folder: compared.append(one) or ())
     task, preds, votes = TARGETS[name]
     systems = {"a": preds, "b": np.roll(preds, 1, 0)}
-    for system, values in systems.items():
-        write_npz(tmp_path / f"{system}.npz", {"probs": values, "targets": votes})
     files = [str(tmp_path / f"{system}.npz") for system in systems]
+    for file, values in zip(files, systems.values(), strict=True):
+        write_npz(file, {"probs": values, "targets": votes})
     assert main(["compare", *files, "--task", task, "--out", str(tmp_path / "out")]) == 0
-    (found,) = compared
     given = {system: torch.from_numpy(values) for system, values in systems.items()}
     expected = tc.compare(given, torch.from_numpy(votes), task=task)
-    for line in found.lines:
+    for line in compared[0].lines:
         assert dict(line.values) == pytest.approx(dict(expected[line.key].values), rel=1e-12, abs=1e-12), line.key
 
 
@@ -159,14 +117,12 @@ ASKED = {  # what is asked for where targets may be labels, one-hot labels or vo
 
 
 def test_what_may_be_meant_in_two_ways_is_asked_and_never_guessed(tmp_path, capsys):
-    said = {}
-    for name, (preds, target, options, _) in ASKED.items():
+    def check(name):
+        preds, target, options, words = ASKED[name]
         write_npz(tmp_path / "a.npz", {"probs": preds, "targets": target})
-        code = main(["report", str(tmp_path / "a.npz"), *options, *QUICK])
-        said[name] = (code, capsys.readouterr().err)
-    wrong = {
-        name: found
-        for name, found in said.items()
-        if found[0] != 2 or ASKED[name][3] not in found[1] or found[1].count("\n") != 1
-    }
-    assert wrong == {}
+        assert main(["report", str(tmp_path / "a.npz"), *options, *QUICK]) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+
+    check_each(ASKED, check)

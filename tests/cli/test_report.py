@@ -43,13 +43,6 @@ def test_it_in_many_small_pieces_is_one_call(task, tmp_path, monkeypatch):
     assert report.task == task
 
 
-def test_it_prints_names_as_they_are(tmp_path, capsys):
-    path = tmp_path / "a [bold] name.npz"
-    np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
-    assert main(["report", str(path), *QUICK_COMMAND]) == 0
-    assert "a [bold] name.npz" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "ending", ["| head -c 1", *(pytest.param(ending, marks=pytest.mark.extended) for ending in (">&-", "> /dev/full"))]
 )
@@ -64,24 +57,25 @@ def test_it_writes_its_files_whatever_becomes_of_its_output(ending, tmp_path):
     assert (out / "report.html").is_file()
 
 
-def test_it_reports_to_nobody_where_it_was_started_without_an_output(tmp_path, monkeypatch):
-    path = tmp_path / "a.npz"
+def test_it_prints_names_as_they_are_and_reports_to_nobody_where_there_is_no_output(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "a [bold] name.npz"
     np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
+    assert main(["report", str(path), *QUICK_COMMAND]) == 0
+    assert "a [bold] name.npz" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"torchcalib {tc.__version__}\n"
     monkeypatch.setattr("sys.stdout", None)
     assert main(["report", str(path), *QUICK_COMMAND]) == 0
 
 
-def test_it_says_in_which_rows_a_bad_value_is(tmp_path, capsys, monkeypatch):
-    probs = np.full(50, 0.5)
-    probs[37] = 1.5
-    np.savez(tmp_path / "a.npz", probs=probs, targets=np.zeros(50, np.int64))
+def test_it_says_in_which_rows_of_which_file_a_bad_value_is(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 80)
-    assert main(["report", str(tmp_path / "a.npz")]) == 2
+    monkeypatch.chdir(tmp_path)
+    probs = np.where(np.arange(50) == 37, 1.5, 0.5)
+    for name, rows in (("one.npz", slice(None)), ("a0.npz", slice(0, 25)), ("a1.npz", slice(25, None))):
+        np.savez(name, probs=probs[rows], targets=np.zeros(50, np.int64)[rows])
+    assert main(["report", "one.npz"]) == 2
     assert "in rows 31 to 40: `preds` must be probabilities in [0, 1], got 1.5" in capsys.readouterr().err
-
-
-def test_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["--version"])
-    assert left.value.code == 0
-    assert capsys.readouterr().out == f"torchcalib {tc.__version__}\n"
+    assert main(["report", "a*.npz"]) == 2
+    assert "in rows 11 to 20 of `a1.npz`: `preds` must be probabilities" in capsys.readouterr().err

@@ -1,14 +1,11 @@
 """Predictions for reports, cached reports, and comparisons of reports."""
 
-import math
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.html import render
 from torchcalib.report import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
@@ -61,12 +58,6 @@ def full(task):
 
 
 @cache
-def page(task):
-    """The page of `full`."""
-    return render(full(task))
-
-
-@cache
 def quick(task):
     """Return the report of `predictions` without calibrators and intervals."""
     return tc.report(*predictions(task), task=task, from_logits=True, **QUICK)
@@ -116,15 +107,3 @@ def stages_are_equal(found, expected):
     assert found.recommendation.text == expected.recommendation.text
     assert (found.calibrator, found.notes) == (expected.calibrator, expected.notes)
     assert (found.n_folds, found.seed) == (expected.n_folds, expected.seed)
-
-
-def saved_npz(path, task="binary", **given):
-    """Save logits and targets to a file, and return them."""
-    logits, target = realistic(task, **given)
-    np.savez(path, logits=logits.numpy(), targets=target.numpy())
-    return logits, target
-
-
-def as_json(value):
-    """A number as JSON has it."""
-    return value if math.isfinite(value) else str(value)

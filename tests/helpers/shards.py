@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from helpers.written import WRITERS
 
 TASKS = ("binary", "multiclass", "multilabel")
 
@@ -59,3 +60,12 @@ def assert_same(found, expected, where="report"):
         assert same, f"{where}: {found} != {expected}"
     else:
         assert found == expected, where
+
+
+def shards(folder, arrays, *ends, suffix="npz"):
+    """Write the rows to one file and to several; return the name of the one and the pattern of the others."""
+    folder.mkdir(exist_ok=True)
+    WRITERS[suffix](folder / f"whole.{suffix}", arrays)
+    for k, part in enumerate(cut(arrays, *ends)):
+        WRITERS[suffix](folder / f"shard-{k}.{suffix}", part)
+    return str(folder / f"whole.{suffix}"), str(folder / f"shard-*.{suffix}")

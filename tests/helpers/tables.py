@@ -8,33 +8,6 @@ import torch
 
 from torchcalib import BinTable, TCETable, bin_table, binomial_test
 
-TESTED = TCETable(
-    *torch.tensor(
-        [
-            [0, 2.5e-6, 0.5],  # lower
-            [2.5e-6, 0.5, 1],  # upper
-            [100, 0, 300],  # n
-            [0.25, 0, 0.75],  # share
-            [1e-7, torch.nan, 0.75],  # confidence
-            [0, torch.nan, 0.8125],  # frequency
-            [-1e-7, 0, 0.0625],  # gap
-            [torch.nan, torch.nan, torch.nan],  # ecd
-            [torch.nan, torch.nan, torch.nan],  # band_low
-            [torch.nan, torch.nan, torch.nan],  # band_high
-            [0, 0, 50],  # rejected
-        ],
-        dtype=torch.float64,
-    ),
-    quantiles=torch.stack(
-        [
-            torch.linspace(0, 2e-6, 33, dtype=torch.float64),
-            torch.full((33,), torch.nan, dtype=torch.float64),
-            torch.linspace(0.5, 1, 33, dtype=torch.float64),
-        ]
-    ),
-)
-"""Three bins, the second empty, the third rejected in part."""
-
 
 def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
     probs = torch.tensor(probs, dtype=torch.float64)
@@ -89,17 +62,12 @@ def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
     )
 
 
-def simulated_blocks(sizes, seed=0, spread=2.0) -> TCETable:
+def simulated_blocks(sizes, spread=2.0) -> TCETable:
     """An over-confident model: outcomes follow the logit divided by 1.6."""
-    return _simulated_blocks(tuple(sizes), seed, spread)
-
-
-@cache
-def _simulated_blocks(sizes, seed, spread):
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     logits = spread * torch.randn(sum(sizes), generator=generator, dtype=torch.float64)
     outcomes = torch.rand(logits.shape, generator=generator, dtype=torch.float64) < (logits / 1.6).sigmoid()
-    return blocks_of(logits.sigmoid(), outcomes.long(), list(sizes))
+    return blocks_of(logits.sigmoid(), outcomes.long(), sizes)
 
 
 @cache

@@ -3,24 +3,18 @@
 import math
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
 from helpers.reports import quick
-from helpers.tables import TESTED
+from helpers.systems import compared
+from helpers.tables import small_blocks
 
-from torchcalib import compare, plots
-from torchcalib.files import write_whole
+from torchcalib import plots
 from torchcalib.html import page as pages
 from torchcalib.monitoring import History, HistoryRow
-from torchcalib.plots import DARK, LIGHT
+from torchcalib.plots import DARK
 
-
-def systems_called_like_a_colour():
-    probs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    target = torch.arange(40) % 2
-    return compare({LIGHT.ink: probs[0], "b": probs[1]}, target, task="binary", n_replicates=39)
+HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))
 
 
 @pytest.mark.parametrize(
@@ -28,10 +22,10 @@ def systems_called_like_a_colour():
     [
         (plots.reliability_diagram, lambda: quick("binary").main_table),
         (plots.confidence_histogram, lambda: quick("binary").main_table),
-        (plots.tce_diagram, lambda: TESTED),
+        (plots.tce_diagram, small_blocks),
         (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive_class"]),
-        (plots.training_curve, lambda: History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))),
-        (plots.difference_plot, systems_called_like_a_colour),
+        (plots.training_curve, lambda: HISTORY),
+        (plots.difference_plot, lambda: compared("binary")),
     ],
 )
 def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
@@ -45,49 +39,15 @@ def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
     assert numbered(drawn[drawn.index('<svg class="dark"') :]) == numbered(dark)
 
 
-def test_gains_have_one_decimal():
-    written = {8.4163: "8.4%", -0.02: "0.0%", -4.44: "−4.4%", math.nan: "undefined", -math.inf: "−infinite"}
-    assert {rcl: pages.gain(rcl) for rcl in written} == written
-
-
-def test_numbers_have_four_significant_digits():
-    written = {
-        0.0: "0",
-        1.0: "1",
-        -1.0: "−1",
-        0.5: "0.5000",
-        -0.0109003639: "−0.01090",
-        1.2252551: "1.225",
-        4.605170186: "4.605",
-        999.96: "1000",
-        12345.678: "12,346",
-        -3e-10: "≈ 0",
-        0.00001234: "1.234e-05",
-        math.inf: "infinite",
-        -math.inf: "−infinite",
-        math.nan: "undefined",
-    }
-    assert {value: pages.number(value) for value in written} == written
-    assert pages.number(-0.0) == "0"
-
-
-def test_columns_have_four_decimals_and_a_sign():
-    written = {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000", math.inf: "+infinite", math.nan: "undefined"}
-    assert {value: pages.four_decimals(value, signed=True) for value in written} == written
-
-
-def test_counts_have_decimals_only_where_weights_are_fractions():
-    written = {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}
-    assert {n: pages.count(n) for n in written} == written
-
-
-def test_failed_write_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
-    (tmp_path / "x").write_bytes(b"old")
-
-    def fail(self, target):
-        raise OSError("no")
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="no"):
-        write_whole(tmp_path / "x", b"new")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
+@pytest.mark.parametrize(
+    ("write", "written"),
+    [
+        (pages.gain, {8.4163: "8.4%", -0.02: "0.0%", -4.44: "−4.4%", math.nan: "undefined", -math.inf: "−infinite"}),
+        (pages.number, {0.0: "0", -1.0: "−1", 0.5: "0.5000", -0.0109003639: "−0.01090", 999.96: "1000"}),
+        (pages.number, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.234e-05", math.inf: "infinite"}),
+        (partial(pages.four_decimals, signed=True), {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000"}),
+        (pages.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
+    ],
+)
+def test_numbers_are_written_with_the_digits_that_tell_something(write, written):
+    assert {value: write(value) for value in written} == written

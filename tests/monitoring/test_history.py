@@ -8,6 +8,7 @@ from helpers.reports import quick
 from helpers.trainings import epochs_of
 
 import torchcalib as tc
+from torchcalib import terminal
 from torchcalib.monitoring import History, HistoryRow
 
 
@@ -24,17 +25,17 @@ def test_history_goes_through_a_checkpoint_and_a_training_that_goes_back():
         History.from_dict({**monitor.state_dict(), "version": 2})
 
 
-def test_a_report_carries_the_history_to_its_page_and_its_json(tmp_path):
-    report = replace(quick("multiclass"), tables={}, tests={})
-    assert report.to_dict()["history"] is None
+def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_are_shown(tmp_path, capsys):
     bad = {"nll": math.inf, "ecd": math.nan, "<b>": 0.25}
     history = History((HistoryRow(1, 1, {"nll": 0.5}), HistoryRow(2, 2, bad, "words <script>")))
-    with_it = replace(report, history=history)
-    assert with_it.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
-    files = {path.name: path for path in tc.save_report(with_it, tmp_path)}
+    report = replace(quick("multiclass"), tables={}, tests={}, history=history)
+    assert quick("multiclass").to_dict()["history"] is None
+    assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
+    files = {path.name: path for path in tc.save_report(report, tmp_path)}
     assert {"training.png", "training.svg"} <= set(files)
     page = files["report.html"].read_text()
     assert "Words &lt;script&gt;" in page
     assert "&lt;b&gt;" in page
     assert "<script>" not in page
-    assert page.count('class="light"') == page.count('class="dark"')
+    terminal.show_warnings(history)
+    assert "words <script>" in capsys.readouterr().out.lower()

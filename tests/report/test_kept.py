@@ -17,20 +17,17 @@ def test_pieces_are_kept_as_they_came(dtype):
     assert builder.report().calibration is not None
 
 
-def by_chance(line):
-    """What there is of noise floor, p-value and interval, by its name."""
-    ends = () if line.interval is None else (line.interval.low, line.interval.high)
-    named = {"noise_floor": line.noise_floor, "p_value": line.p_value, **dict(zip(("low", "high"), ends, strict=False))}
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def same_lines(report, expected, of_errors=True):
     """Values, and what chance has to do with them; `of_errors` False looks at that of scores alone."""
     assert report.notes == expected.notes
     for line, other in zip(report.lines, expected.lines, strict=True):
         assert (line.key, line.value) == (other.key, pytest.approx(other.value, rel=1e-6))
         if of_errors or line.group == "scores":
-            assert by_chance(line) == pytest.approx(by_chance(other), rel=1e-9, abs=1e-12, nan_ok=True), line
+            numbers = [
+                [each.noise_floor or 0, each.p_value or 0, *(vars(each.interval).values() if each.interval else ())]
+                for each in (line, other)
+            ]
+            assert numbers[0] == pytest.approx(numbers[1], rel=1e-9, abs=1e-12, nan_ok=True), line
 
 
 def test_pieces_of_shares_may_be_unanimous_or_empty_and_labels_among_shares_are_shares():
@@ -77,21 +74,16 @@ def test_a_report_is_finished_where_intervals_fail():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_builder_and_calibrator_fit_the_same(task):
+def test_the_fit_of_parts_is_that_of_the_calibrator_in_the_shape_that_they_had(task):
     preds, target = realistic(task)
-    builder = ReportBuilder(task=task, from_logits=True)
-    builder.update(preds[:100], target[:100])
-    builder.update(preds[100:], target[100:])
     calibrator = calibrated(task).calibration.calibrator
-    expected = calibrator.fit(preds, target, task=task, from_logits=True)
-    torch.testing.assert_close(builder.fit(calibrator)(preds), expected(preds), rtol=1e-9, atol=1e-9)
-
-
-def test_a_fit_takes_the_shape_that_the_builder_was_given():
-    preds, target = realistic("multiclass")
-    images, labels = preds.reshape(3, 100, 5).movedim(-1, 1), target.reshape(3, 100)
-    builder = ReportBuilder(task="multiclass", from_logits=True, class_axis=1)
-    builder.update(images, labels)
-    expected = tc.DPCalibration().fit(preds, target, task="multiclass", from_logits=True)(preds)
-    found = builder.fit(tc.DPCalibration())(images)
-    torch.testing.assert_close(found.movedim(1, -1).reshape(300, 5), expected, rtol=1e-9, atol=1e-9)
+    expected = calibrator.fit(preds, target, task=task, from_logits=True)(preds)
+    given = {"task": task, "from_logits": True}
+    if task == "multiclass":
+        preds, target, given["class_axis"] = preds.reshape(3, 100, 5).movedim(-1, 1), target.reshape(3, 100), 1
+    parts = [ReportBuilder(**given), ReportBuilder(**given)]
+    for part, rows in zip(parts, (slice(0, 1), slice(1, None)), strict=True):
+        part.update(preds[rows], target[rows])
+    found = (parts[0] + parts[1]).fit(calibrator)(preds)
+    found = found.movedim(1, -1).flatten(0, 1) if task == "multiclass" else found
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

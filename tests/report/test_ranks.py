@@ -1,24 +1,22 @@
 """The report of several processes is that of one: real ones, which torchrun or another launcher has started."""
 
-import importlib
 import json
-import re
 import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers.shards import add_to, assert_same, cut, data_set
+from helpers.reports import QUICK_COMMAND
+from helpers.shards import add_to, assert_same, data_set, shards
+from helpers.written import write_npz
 from processes import SCRIPTS, environments_of_ranks, free_ports, quick_environment, run_together
 
 import torchcalib as tc
+from torchcalib import bounded
 from torchcalib.cli import main
 from torchcalib.files import share_of
-
-QUICK = ["--no-calibration", "--no-intervals"]
+from torchcalib.report import kept
 
 
 def torchrun(n_ranks, folder, *arguments):
@@ -46,37 +44,11 @@ def launched(n_ranks, folder, calls):
     return list(zip(*(json.loads((folder / f"said-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
 
 
-def save_npz(path, arrays):
-    np.savez(path, **arrays)
-
-
-def save_csv(path, arrays):
-    columns = {f"logit_{k}": column for k, column in enumerate(arrays["logits"].astype(float).T)}
-    columns["target"] = arrays["targets"]
-    rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
-
-
-def save_parquet(path, arrays):
-    logits = pa.FixedSizeListArray.from_arrays(pa.array(arrays["logits"].ravel()), 4)
-    pq.write_table(pa.table({**arrays, "logits": logits}), path)
-
-
 def with_sites(arrays):
     """With names of groups, of which shards have different ones; some rows have none."""
     sites = np.array(["north", "", "Süd", "an island far away"])
     n = len(arrays["targets"])
     return {**arrays, "site": sites[(np.arange(n) // 17 + np.arange(n) % 2) % 4]}
-
-
-def shards(folder, arrays, *ends, save=save_npz):
-    """One file and the same rows in several; returns its name and their pattern."""
-    folder.mkdir()
-    suffix = save.__name__.removeprefix("save_")
-    save(folder / f"whole.{suffix}", arrays)
-    for k, part in enumerate(cut(arrays, *ends)):
-        save(folder / f"shard-{k}.{suffix}", part)
-    return str(folder / f"whole.{suffix}"), str(folder / f"shard-*.{suffix}")
 
 
 def written(folder):
@@ -88,135 +60,103 @@ def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
     """Four ranks, uneven shards, an empty one, groups, calibrators and intervals, which depend on the order of rows."""
     monkeypatch.chdir(tmp_path)
     arrays, options = with_sites(data_set("multiclass", 120)), ["--groups", "site", "--save-calibrator"]
-    shards(tmp_path / "shards", arrays, 30, 30, 60, 100, 110, save=save_parquet)
+    shards(tmp_path / "shards", arrays, 30, 30, 60, 100, 110, suffix="parquet")
     done = torchrun(4, tmp_path, "report", "shards/shard-*.parquet", "--out", "out/", *options, "cal.pt")
     assert done.returncode == 0, done.stderr
     assert main(["report", "shards/whole.parquet", "--out", "one", *options, "one.pt"]) == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().out.replace("one/", "out/").replace("one.pt", "cal.pt")
     names = ", ".join(f"shards/shard-{k}.parquet" for k in range(6))
-    assert done.stdout == said.replace("shards/whole.parquet", names).replace("one/", "out/").replace(
-        "one.pt", "cal.pt"
-    )
+    assert done.stdout == said.replace("shards/whole.parquet", names)
     assert_same(written(tmp_path / "out"), written(tmp_path / "one"))
     assert sorted(written(tmp_path / "out")["groups"]["group"]) == ["Süd", "an island far away", "north"]
-    preds = torch.from_numpy(data_set("multiclass", 120)["logits"])
-    fits = [tc.load_calibrator(name)(preds) for name in ("cal.pt", "one.pt")]
+    fits = [tc.load_calibrator(name)(torch.from_numpy(arrays["logits"])) for name in ("cal.pt", "one.pt")]
     torch.testing.assert_close(*fits, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.extended
-def test_torchrun_ends_with_one_line_where_one_rank_fails(tmp_path):
-    _, pattern = shards(tmp_path / "shards", data_set("binary", 20), 10)
-    save_npz(tmp_path / "shards" / "shard-1.npz", {"logits": np.full(10, np.nan, np.float32), "targets": np.zeros(10)})
-    done = torchrun(2, tmp_path, "report", pattern, *QUICK, "--out", "out")
-    assert done.returncode != 0
-    assert done.stdout == ""
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("torchcalib: error:"))
-    assert "in rows 1 to 10 of `" in line
-    assert "shard-1.npz`: `preds` must not hold NaN" in line
-    assert set(re.findall(r"exitcode\s*:\s*(-?\d+)", done.stderr)) <= {"2", "-15"}
-    assert not list((tmp_path / "out").iterdir())
+def calls_for(folder):
+    """Files of one process, patterns of several, options and limits of calls that succeed."""
 
+    def with_order(task, n, *ends, sites=False):
+        arrays = with_sites(data_set(task, n)) if sites else data_set(task, n)
+        return shards(folder / f"{task} {n} {ends} {sites}", arrays, *ends)
 
-@pytest.mark.parametrize(
-    "n_ranks", [2, pytest.param(3, marks=pytest.mark.extended), pytest.param(4, marks=pytest.mark.extended)]
-)
-def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_path, capsys, monkeypatch):
-    calls = Calls(tmp_path)
     for task, weights, soft in (
         ("binary", "counts", True),
         ("multiclass", "real", True),
         ("multilabel", "real", False),
     ):
-        names = shards(tmp_path / task, data_set(task, 120, weights, soft), 5, 50, 100)
-        calls.add(*names, *QUICK, "--task", task)
-    calls.add(
-        *shards(tmp_path / "ordered", data_set("multilabel", 60), 40),
-        "--n-bins",
-        "9",
-        "--right",
-        "--task",
-        "multilabel",
-    )
+        names = shards(folder / task, data_set(task, 120, weights, soft), 5, 50, 100)
+        yield names, [*QUICK_COMMAND, "--task", task], {}
+    options = ["--n-bins", "9", "--right", "--no-intervals"]  # calibrators depend on the order of rows
+    yield with_order("binary", 60, 40), options, {}
     for task in ("binary", "multilabel"):
-        names = shards(tmp_path / f"grouped {task}", with_sites(data_set(task, 120)), 5, 50, 100)
-        calls.add(*names, *QUICK, "--groups", "site", "--task", task)
-    calls.add(*shards(tmp_path / "one shard", data_set("binary", 60)), *QUICK)
-    calls.add(*shards(tmp_path / "empty ones", data_set("multiclass", 60), 0, 0, 60), *QUICK)
-    calls.add(*shards(tmp_path / "lines", data_set("multiclass", 60), 0, 20, 30, save=save_csv), *QUICK)
-    too_many = shards(tmp_path / "too many", data_set("binary", 60), 20, 40)
+        yield with_order(task, 120, 5, 50, 100, sites=True), [*QUICK_COMMAND, "--groups", "site", "--task", task], {}
+    yield with_order("binary", 60), QUICK_COMMAND, {}
+    yield with_order("multiclass", 60, 0, 0, 60), QUICK_COMMAND, {}
+    lines = shards(folder / "lines", data_set("multiclass", 60), 0, 20, 30, suffix="csv")
+    yield lines, QUICK_COMMAND, {}
     for most in (59, 5):
-        calls.add(*too_many, most_in_order=most, most_kept=most)
-    folder = tmp_path / "pair"
-    folder.mkdir()
-    arrays = data_set("multiclass", 30)
-    for name in ("logits", "targets"):
-        np.save(folder / f"{name}.npy", arrays[name])
-    calls.add(str(folder / "*.npy"), str(folder / "*.npy"), *QUICK)
-    calls.expect_same_as_one_process(n_ranks, monkeypatch, capsys)
-    builder = tc.ReportBuilder(task="multiclass", from_logits=True)
+        too_many = with_order("binary", 60, 20, 40)
+        yield too_many, ["--no-intervals"], {"most_in_order": most, "most_kept": most}
+    pair = folder / "pair"
+    pair.mkdir()
+    for name, array in data_set("multiclass", 30).items():
+        np.save(pair / f"{name}.npy", array)
+    yield [str(pair / "*.npy")] * 2, QUICK_COMMAND, {}
+
+
+def failing_calls(folder):
+    """Arguments, and words of the only line that is said."""
+    arrays = data_set("binary", 40)
+    _, pattern = shards(folder / "damaged", arrays, 10, 20, 30)
+    (folder / "damaged" / "shard-3.npz").write_bytes(b"no archive, but long enough to be a share" * 9)
+    _, unlike = shards(folder / "unlike", arrays, 10, 20, 30)
+    write_npz(folder / "unlike" / "shard-3.npz", {"logits": np.zeros(300), "targets": np.zeros(300, int)})
+    _, fine = shards(folder / "fine", arrays, 20)
+    _, none = shards(folder / "none", {name: values[:0] for name, values in arrays.items()}, 0)
+    return [
+        ([pattern], "shard-3.npz` must be a complete, readable npz file"),
+        ([unlike, *QUICK_COMMAND], "float64"),
+        ([none], "holds no samples"),
+        ([fine, "--n-bins", "0"], "`--n-bins` must be at least 1"),
+        ([fine, "--save-calibrator", str(folder / "nowhere" / "cal.pt")], "in a folder that exists"),
+        ([str(folder / "no?.npz")], "must match at least one file"),
+        ([fine, *QUICK_COMMAND, "--from-probs"], "`preds` must be probabilities"),
+    ]
+
+
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
+def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_path, capsys, monkeypatch):
+    """Few collectives, too: agreements of a number for each rank, and one for all states."""
+    good, bad = list(calls_for(tmp_path)), failing_calls(tmp_path)
+
+    def command(name, k, options):
+        return ["report", name, *options, "--save-state", str(tmp_path / f"state {k}.pt")]
+
+    calls = [{"arguments": command(of[1], k, options), **limits} for k, (of, options, limits) in enumerate(good)]
+    calls += [{"arguments": ["report", *arguments]} for arguments, _ in bad]
+    answers = launched(n_ranks, tmp_path, calls)
+    for k, ((files, options, limits), answer) in enumerate(zip(good, answers, strict=False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(bounded, "MOST_SAMPLES", limits.get("most_in_order", 2**24))
+            patch.setattr(kept, "MOST_SAMPLES", limits.get("most_kept", 2**20))
+            found = tc.load_report_state(tmp_path / f"state {k}.pt").report().to_dict()
+            assert main(command(files[0], k, options)) == 0, capsys.readouterr().err
+            assert_same(found, tc.load_report_state(tmp_path / f"state {k}.pt").report().to_dict(), files[0])
+        assert [rank["code"] for rank in answer] == [0] * n_ranks, answer
+        assert [rank["out"] for rank in answer] == [capsys.readouterr().out, *[""] * (n_ranks - 1)]
+        assert [rank["err"] for rank in answer] == [""] * n_ranks
+        for rank in answer:
+            assert sorted(rank["collectives"]) == [*["all_gather"] * 7, "all_to_all_single"]
+    for (_, words), answer in zip(bad, answers[len(good) :], strict=True):
+        assert [said["code"] for said in answer] == [2] * n_ranks, words
+        assert [said["out"] for said in answer] == [""] * n_ranks
+        assert [said["err"] for said in answer[1:]] == [""] * (n_ranks - 1)
+        assert words in answer[0]["err"], answer[0]["err"]
+        assert answer[0]["err"].count("\n") == 1
+    builder = tc.ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
     add_to(builder, data_set("multiclass", 60))
     assert_same(tc.load_report_state(tmp_path / "gathered.pt").report().to_dict(), builder.report().to_dict())
-
-
-class Calls:
-    """Calls of the command for one file and for its shards, which save what the report is then read from."""
-
-    def __init__(self, folder):
-        self.folder, self.calls, self.alone = folder, [], []
-
-    def add(self, whole, pattern, *options, **limits):
-        k = len(self.calls)
-        for calls, name, file in ((self.alone, "one", whole), (self.calls, "all", pattern)):
-            state = str(self.folder / f"{name} {k}.pt")
-            calls.append({"arguments": ["report", file, *options, "--save-state", state], **limits})
-
-    def expect_same_as_one_process(self, n_ranks, monkeypatch, capsys):
-        """The errors, too; and few collectives: agreements of a number for each rank, and one for all states."""
-        failing = self._failing(n_ranks)
-        answers = launched(n_ranks, self.folder, [*self.calls, *(call for call, _ in failing)])
-        bounded, kept = map(importlib.import_module, ("torchcalib.bounded", "torchcalib.report.kept"))
-        for k, (call, answer) in enumerate(zip(self.alone, answers, strict=False)):
-            with monkeypatch.context() as patch:
-                patch.setattr(bounded, "MOST_SAMPLES", call.get("most_in_order", 2**24))
-                patch.setattr(kept, "MOST_SAMPLES", call.get("most_kept", 2**20))
-                assert main(call["arguments"]) == 0, capsys.readouterr().err
-                said = capsys.readouterr().out
-                states = [tc.load_report_state(self.folder / f"{name} {k}.pt") for name in ("all", "one")]
-                assert_same(*(state.report().to_dict() for state in states), call["arguments"][1])
-            assert [rank["code"] for rank in answer] == [0] * n_ranks, answer
-            assert [rank["out"] for rank in answer] == [said.replace(f"one {k}", f"all {k}"), *[""] * (n_ranks - 1)]
-            assert [rank["err"] for rank in answer] == [""] * n_ranks
-            for rank in answer:
-                assert rank["collectives"].count("all_to_all_single") == 1
-                assert rank["collectives"].count("all_gather") == 7
-                assert len(rank["collectives"]) == 8
-        for (call, words), answer in zip(failing, answers[len(self.calls) :], strict=True):
-            assert [said["code"] for said in answer] == [2] * n_ranks, call
-            assert [said["out"] for said in answer] == [""] * n_ranks
-            assert [said["err"] for said in answer[1:]] == [""] * (n_ranks - 1)
-            assert words in answer[0]["err"], answer[0]["err"]
-            assert answer[0]["err"].count("\n") == 1
-
-    def _failing(self, n_ranks):
-        """Calls, and words of the only line that is said."""
-        arrays = data_set("binary", 40)
-        _, pattern = shards(self.folder / "damaged", arrays, 10, 20, 30)
-        (self.folder / "damaged" / "shard-3.npz").write_bytes(b"no archive, but long enough to be a share" * 9)
-        _, unlike = shards(self.folder / "unlike", arrays, 10, 20, 30)
-        save_npz(self.folder / "unlike" / "shard-3.npz", {"logits": np.zeros(300), "targets": np.zeros(300, int)})
-        _, fine = shards(self.folder / "fine", arrays, 20)
-        _, none = shards(self.folder / "none", {name: values[:0] for name, values in arrays.items()}, 0)
-        nowhere = str(self.folder / "nowhere" / "cal.pt")
-        return [
-            ({"arguments": ["report", pattern]}, "shard-3.npz` must be a complete, readable npz file"),
-            ({"arguments": ["report", unlike, *QUICK]}, "float64"),
-            ({"arguments": ["report", none]}, "holds no samples"),
-            ({"arguments": ["report", fine, "--n-bins", "0"]}, "`--n-bins` must be at least 1"),
-            ({"arguments": ["report", fine, "--save-calibrator", nowhere]}, "in a folder that exists"),
-            ({"arguments": ["report", str(self.folder / "no*")[:-1] + "?.npz"]}, "must match at least one file"),
-            ({"arguments": ["report", fine, *QUICK, "--from-probs"]}, "`preds` must be probabilities"),
-        ]
 
 
 def test_law_shares_are_runs_that_are_all_files_in_order_and_alike_in_size(tmp_path):
