@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from helpers.rows import layouts, sample, with_gradient
+from helpers.rows import layouts, rows_of_which_some_are_no_distribution, sample, with_gradient
 from processes import run_again_in_tritons_interpreter
 
 from benchmarks.cuda import conduct
@@ -156,13 +156,7 @@ def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits)
 
 @pytest.mark.parametrize("n_classes", [3, 70, 9000])
 def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(device, n_classes):
-    q = torch.zeros(7, n_classes)
-    q[:, 0], q[:, -1] = 0.25, 0.75
-    q[1, 0], q[2, 0] = 0.28125, 0.21875
-    q[3, 0], q[3, 1] = -0.25, 0.5
-    q[4, 0], q[4, -1] = 1.03125, 0
-    q[5, 1], q[6, 0] = NAN, INF
-    target = torch.zeros(7, dtype=torch.int64)
+    q, target = rows_of_which_some_are_no_distribution(n_classes)
     for tolerance in (0.02, 0.04):
         expected = rows(q, target, from_logits=False, tolerance=tolerance, backend="torch")
         options = {"from_logits": False, "tolerance": tolerance, "backend": "triton"}
