@@ -54,24 +54,17 @@ def test_recorded_gaussian_discriminant(recorded, name, train, test):
     torch.testing.assert_close(sample.preds, arrays[f"p_{name}"], rtol=0, atol=2e-9)
 
 
-def test_seeds_reproduce_and_differ():
+def test_seeds_reproduce_and_differ_on_any_device():
     draws = [
-        lambda seed: simulate.noisy_evidence(1.0, 50, seed=seed),
-        lambda seed: vars(simulate.mismatched_systems(3, 50, seed=seed)).values(),
-        lambda seed: list(vars(simulate.gaussian_discriminant(0.5, 0.5, n_train=50, n_test=9, seed=seed)).values())[:6],
+        lambda **options: simulate.noisy_evidence(1.0, 50, **options),
+        lambda **options: vars(simulate.mismatched_systems(3, 50, **options)).values(),
+        lambda **options: list(vars(simulate.gaussian_discriminant(0.5, 0.5, n_train=50, n_test=9, **options)).values())[:6],
     ]
     for draw in draws:
-        assert all(torch.equal(a, b) for a, b in zip(draw(3), draw(3), strict=True))
-        assert not all(torch.equal(a, b) for a, b in zip(draw(3), draw(4), strict=True))
-
-
-def test_any_device():
-    """The meta device holds no numbers, and takes what is moved to it."""
-    preds, target = simulate.noisy_evidence(1.0, 5, device="meta")
-    systems = simulate.mismatched_systems(3, 50, device="meta")
-    sample = simulate.gaussian_discriminant(0.5, 0.5, n_train=50, n_test=9, device="meta")
-    for tensor in (preds, target, systems.target, systems.mcps, sample.preds, sample.posterior, sample.train_target):
-        assert tensor.device.type == "meta"
+        assert all(torch.equal(a, b) for a, b in zip(draw(seed=3), draw(seed=3), strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(draw(seed=3), draw(seed=4), strict=True))
+        # The meta device holds no numbers, and takes what is moved to it.
+        assert {tensor.device.type for tensor in draw(device="meta")} == {"meta"}
 
 
 def test_shapes_and_truncated_counts():

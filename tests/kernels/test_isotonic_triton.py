@@ -1,44 +1,28 @@
-"""The Triton kernels against the loops that they repeat: on a CUDA device, and everywhere in Triton's interpreter.
+"""The Triton kernels of blocks against the loops that they repeat."""
 
-The interpreter takes about a millisecond for every element of a row. The variable that turns it on is read when triton
-is imported, so a fresh process runs this file a second time.
-"""
-
-import importlib.util
-import os
 from functools import partial
 
 import pytest
 import torch
 from helpers.blocks import VARIANTS, assert_large_counts_are_exact, random_sample
+from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
 from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+pytestmark = NEEDS_TRITON
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
 # Rows and samples in each: short for the interpreter, and on a GPU around powers of two, long, and many.
 SHAPES = [(3, 2), (2, 41)] if INTERPRETED else [(3, 2), (9, 31), (5, 1025), (1000, 1000), (1, 100_000)]
 SAMPLES = {"distinct": {}, "tied": {"distinct": 20}, "weighted": {"distinct": 20, "weighted": True}}
 
 
-@pytest.fixture(params=[DEVICE])
-def device(request):
-    return torch.device(request.param)
+device = on_device
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Fill memory that a kernel is to write: what it leaves out shows."""
-    empty_like = torch.empty_like
-
-    def filled(*arguments, **options):
-        x = empty_like(*arguments, **options)
-        return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(10**6) if x.dtype == torch.int64 else x
-
-    monkeypatch.setattr(torch, "empty_like", filled)
+    poison(monkeypatch, "empty_like")
 
 
 def assert_loops(device, blocks, turn=lambda column: column):
@@ -58,26 +42,18 @@ def test_in_the_interpreter():
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@needs_compiler
 @pytest.mark.parametrize(
     ("kernel", "dtype", "constants"),
     [("_pava", "i64", {}), ("_pava", "fp64", {}), ("_pava_bc", "i64", {"paper": False}),
      ("_pava_bc", "i64", {"paper": True})],
 )  # fmt: skip
 def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch, tmp_path):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from torchcalib.kernels.isotonic_triton import _OPTIONS
 
-    from torchcalib.kernels import isotonic_triton
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # compile, whatever was compiled before
-    function = getattr(isotonic_triton, kernel)
-    known = {"ends": "*i64", "first": "*i1", "length": "i32", "paper": "constexpr"}
-    signature = {name: known.get(name, f"*{dtype}") for name in function.arg_names}
-    source = ASTSource(function, signature, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=isotonic_triton._OPTIONS)
-    assert f".entry {kernel}(" in compiled.asm["ptx"]
+    types = {"ends": "*i64", "first": "*i1", "length": "i32"}
+    types |= dict.fromkeys(("weight", "values", "low", "high", "size", "total"), f"*{dtype}")
+    assert_compiles("isotonic_triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
 
 
 # The same blocks as the loops.
