@@ -1,14 +1,13 @@
 """What chance may make of a bin: the sums `spread` and `noise` of statistics against a slow loop, and laws."""
 
 import itertools
-import math
 
 import oracles
 import pytest
 import torch
 from cases import N_CLASSES
 from helpers.bins import N_BINS, REDUCTIONS, WEIGHTS, data, weights_of
-from helpers.kernels import F64, NO_WARNING
+from helpers.kernels import F64
 
 import torchcalib as tc
 from torchcalib.binned.reading import BinReading
@@ -59,28 +58,6 @@ def test_slow_loop_noise_of_bins(how, soft):
         assert torch.stack((without.spread, without.noise)).isnan().all()
         for name in ("n", "confidence", "frequency", "gap", "ecd"):
             torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
-
-
-def test_a_bad_row_that_cannot_be_raised_poisons_all_sums_of_its_bin(how):
-    preds, target = data(how[0])
-    preds[0] = math.nan
-    found = torch.vmap(lambda q, t: bins_of(q, t, *how).sums)(preds[None], target[None])[0]
-    assert found.isnan().any(-1)[..., [0, 1, 3, 4]].all()  # outcomes of class k hold the rows of class k
-
-
-@NO_WARNING
-def test_noise_in_forward_mode_and_compiled_and_mapped(how):
-    preds, target = data(how[0])
-
-    def sums(q):
-        return bins_of(q, target, *how, validate_args=False).sums
-
-    _, tangent = torch.func.jvp(sums, (preds,), (torch.ones_like(preds),))
-    assert not tangent[..., 3:, :].any()
-    assert tangent[..., 1, :].any()
-    torch.testing.assert_close(torch.vmap(sums)(preds[None])[0], sums(preds))
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(sums, fullgraph=True, backend="eager")(preds), sums(preds))
 
 
 def test_law_noise_is_the_variance_of_outcomes_of_a_calibrated_model():

@@ -75,17 +75,23 @@ def without(monkeypatch):
     dispatch._load.cache_clear()
 
 
-def test_without_numba_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
-    without("numba")
+def test_without_packages_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
+    without("triton", "numba")
     blocks = pooled(torch.linspace(0, 1, 40), torch.arange(40) % 3 == 0)
     with pytest.raises(ImportError, match=r"`backend` must be installed, got 'numba'.*torchcalib\[fast\]"):
         pava_bc(blocks, backend="numba")
-    for op, backend in (("pava", "rounds"), ("pava_bc", "python"), ("isotonic_regression", "python")):
-        choice = dispatch.choose(op, torch.device("cpu"))
+    with pytest.raises(ImportError, match=r"`backend` must be installed, got 'triton'.*pip install triton"):
+        dispatch.choose("pava_bc", torch.device("cuda"), "triton")
+    choices = [("pava", "cpu", "rounds"), ("pava_bc", "cpu", "python"), ("isotonic_regression", "cpu", "python"),
+               ("pava_bc", "cuda", "python"), ("isotonic_regression", "cuda", "python")]  # fmt: skip
+    for op, device, backend in choices:
+        choice = dispatch.choose(op, torch.device(device))
         assert choice.backend == backend
+        assert "numba cannot be used" in choice.why
         assert "torchcalib[fast]" in choice.why
-    assert table(pava_bc(blocks)) == table(pava_bc(blocks, backend="python"))
-    assert table(pava(blocks)) == table(pava(blocks, backend="python"))
+        assert ("triton cannot be used" in choice.why) == (device == "cuda")
+    for read in (pava, pava_bc):
+        assert table(read(blocks)) == table(read(blocks, backend="python"))
 
 
 def test_first_choices_of_devices():
@@ -98,17 +104,6 @@ def test_first_choices_of_devices():
     if NUMBA:
         for op in ("pava", "pava_bc", "rows"):
             assert dispatch.choose(op, torch.device("cpu")) == ("numba", "")
-
-
-def test_without_triton_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
-    without("triton", "numba")
-    for op in ("pava_bc", "isotonic_regression"):
-        choice = dispatch.choose(op, torch.device("cuda"))
-        assert choice.backend == "python"
-        assert "triton cannot be used" in choice.why
-        assert "numba cannot be used" in choice.why
-    with pytest.raises(ImportError, match=r"`backend` must be installed, got 'triton'.*pip install triton"):
-        dispatch.choose("pava_bc", torch.device("cuda"), "triton")
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")

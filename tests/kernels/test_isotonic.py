@@ -14,7 +14,7 @@ from helpers.blocks import (
     random_sample,
     table,
 )
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import ranked as oracle
 
@@ -94,57 +94,33 @@ def test_default_bounds_are_those_of_the_recorded_blocks(recorded):
 # Slow loops.
 
 
-@given(samples(max_weight=3))
-def test_pooled_slow_loop(sample):
-    _, outcomes, weights = sample
-    parts = oracle.groups(*sample)
-    blocks = pooled(*tensors(sample))
-    assert members(blocks, weights) == [set(part) for part in parts]
-    assert table(blocks) == oracle.Sample(outcomes, weights).table(parts)
+STEPS = [("pooled", ""), ("equal_mass", ""), *(("pava", backend) for backend in PAVA_BACKENDS)]
+STEPS += [(variant, backend) for variant in VARIANTS for backend in PAVA_BC_BACKENDS]
 
 
 @pytest.mark.parametrize("ties", TIES)
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
-@given(data=st.data())
-def test_pava_slow_loop(backend, ties, data):
-    sample = data.draw(samples(max_weight=3 if ties == "pool" else 1))
-    _, outcomes, weights = sample
-    counted = oracle.Sample(outcomes, weights)
-    expected = oracle.pava(counted, oracle.groups(*sample, ties))
-    blocks = pava(pooled(*tensors(sample), ties=ties), backend=backend)
-    assert table(blocks) == counted.table(expected)
-    assert members(blocks, weights) == [set(block) for block in expected]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("ties", TIES)
-@pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
+@pytest.mark.parametrize(("step", "backend"), STEPS)
 @given(data=st.data())
 @settings(max_examples=200)
-def test_pava_bc_slow_loop(backend, ties, variant, data):
+def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
     sample = data.draw(samples(max_weight=3 if ties == "pool" else 1))
     _, outcomes, weights = sample
-    if sum(weights) < 2:
-        return
-    n_min = data.draw(st.integers(1, sum(weights) - 1))
-    n_max = data.draw(st.integers(n_min, sum(weights) + 2))
-    counted = oracle.Sample(outcomes, weights)
-    expected = oracle.pava_bc(counted, oracle.groups(*sample, ties), n_min, n_max, variant)
-    blocks = pava_bc(pooled(*tensors(sample), ties=ties), n_min=n_min, n_max=n_max, variant=variant, backend=backend)
-    assert table(blocks) == counted.table(expected)
-    assert members(blocks, weights) == [set(block) for block in expected]
-
-
-@pytest.mark.parametrize("ties", TIES)
-@given(data=st.data())
-def test_equal_mass_slow_loop(ties, data):
-    sample = data.draw(samples(max_weight=3 if ties == "pool" else 1))
-    _, outcomes, weights = sample
-    n_bins = data.draw(st.integers(1, 30))
-    counted = oracle.Sample(outcomes, weights)
-    expected = oracle.equal_mass(counted, oracle.groups(*sample, ties), n_bins)
-    blocks = equal_mass(pooled(*tensors(sample), ties=ties), n_bins)
-    assert (blocks.n.tolist(), blocks.positives.tolist()) == counted.table(expected)
+    counted, expected = oracle.Sample(outcomes, weights), oracle.groups(*sample, ties)
+    blocks = pooled(*tensors(sample), ties=ties)
+    if step == "pava":
+        expected, blocks = oracle.pava(counted, expected), pava(blocks, backend=backend)
+    elif step == "equal_mass":
+        n_bins = data.draw(st.integers(1, 30))
+        expected, blocks = oracle.equal_mass(counted, expected, n_bins), equal_mass(blocks, n_bins)
+    elif step in VARIANTS:
+        n = sum(weights)
+        assume(n > 1)
+        n_min = data.draw(st.integers(1, n - 1))
+        n_max = data.draw(st.integers(n_min, n + 2))
+        expected = oracle.pava_bc(counted, expected, n_min, n_max, step)
+        blocks = pava_bc(blocks, n_min=n_min, n_max=n_max, variant=step, backend=backend)
+    found = (blocks.n.tolist(), blocks.positives.tolist()) if step == "equal_mass" else table(blocks)
+    assert found == counted.table(expected)
     assert members(blocks, weights) == [set(block) for block in expected if block]
 
 

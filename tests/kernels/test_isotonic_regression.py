@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers.blocks import PAVA_BACKENDS, random_sample
+from helpers.blocks import PAVA_BACKENDS
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ranked as oracle
 
-from torchcalib.kernels.isotonic import isotonic_regression, pava, pooled
+from torchcalib.kernels.isotonic import isotonic_regression
 
 
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
@@ -32,14 +32,6 @@ def test_isotonic_regression_slow_loop(backend, rows):
     np.testing.assert_allclose(fitted.numpy(), oracle.weighted_isotonic(y, w), rtol=1e-9, atol=1e-9)
 
 
-def test_isotonic_regression_of_labels_is_pava():
-    scores, outcomes, _ = random_sample(1000)
-    blocks = pava(pooled(scores, outcomes))
-    fitted = isotonic_regression(outcomes[scores.argsort()])
-    assert fitted.dtype == torch.float64
-    torch.testing.assert_close(fitted, blocks.frequency.repeat_interleave(blocks.n), rtol=1e-15, atol=0)
-
-
 @pytest.mark.parametrize("lead", [(), (2, 3)])
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
 def test_isotonic_regression_gradcheck(lead, backend):
@@ -52,14 +44,6 @@ def test_isotonic_regression_gradcheck(lead, backend):
 
     assert torch.autograd.gradcheck(fit, (y, w))
     assert torch.autograd.gradgradcheck(fit, (y, w))
-
-
-def test_isotonic_regression_gradient_is_block_means_closed_form():
-    """Blocks {0}, {1, 2}, {3}: the gradient of sum(c * fit) is c averaged over each block."""
-    y = torch.tensor([1.0, 3.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
-    c = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
-    (isotonic_regression(y) * c).sum().backward()
-    assert y.grad.tolist() == [1, (2 + 4) / 2, (2 + 4) / 2, 8]
 
 
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
