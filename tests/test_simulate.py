@@ -1,6 +1,7 @@
 """The papers' generators: the recorded samples themselves, and what their populations must be like."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -55,12 +56,11 @@ def test_recorded_gaussian_discriminant(recorded, name, train, test):
 
 
 def test_seeds_reproduce_and_differ_on_any_device():
+    fit = partial(simulate.gaussian_discriminant, 0.5, 0.5, n_train=50, n_test=9)
     draws = [
         lambda **options: simulate.noisy_evidence(1.0, 50, **options),
         lambda **options: vars(simulate.mismatched_systems(3, 50, **options)).values(),
-        lambda **options: list(
-            vars(simulate.gaussian_discriminant(0.5, 0.5, n_train=50, n_test=9, **options)).values()
-        )[:6],
+        lambda **options: list(vars(fit(**options)).values())[:6],
     ]
     for draw in draws:
         assert all(torch.equal(a, b) for a, b in zip(draw(seed=3), draw(seed=3), strict=True))

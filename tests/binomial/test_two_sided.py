@@ -4,9 +4,9 @@ import math
 
 import mpmath as mp
 import numpy as np
-import pytest
 import torch
 from helpers.binomial import ALPHAS, SPECIAL_P, tensor
+from helpers.refusals import assert_refused
 from oracles.binomial import beta_tails_50_digits, scipy_p_value
 from scipy.stats import binomtest
 
@@ -61,13 +61,6 @@ def test_binomial_test_equals_50_digits():
             assert abs(got / min(1, below + above) - 1) < 1e-12, (k, n, p)
 
 
-def test_binomial_test_is_not_monotone_in_p_where_scipy_is_not():
-    p = tensor([0.170, 0.177])
-    want = [binomtest(1, 30, q).pvalue for q in p.tolist()]
-    assert want[0] < 0.05 < want[1]
-    torch.testing.assert_close(tc.binomial_test(1, 30, p), tensor(want), rtol=1e-12, atol=0)
-
-
 def test_binomial_test_of_what_has_no_value_is_nan():
     k, p = torch.tensor([-1, 4, 1, 1, 1, 1]), tensor([0.5, 0.5, -0.1, 1.1, math.nan, 0.5])
     assert tc.binomial_test(k, 3, p).isnan().tolist() == [True] * 5 + [False]
@@ -84,11 +77,13 @@ def test_binomial_test_under_vmap_and_compile():
 
 def test_wrong_types_raise():
     half = tensor(0.5)
-    for call, message in [
-        (lambda: tc.binomial_test(half, 3, half), "`k` must be an integer tensor or an int, got .* torch.float64"),
-        (lambda: tc.binomial_test(1, 3.0, half), "`n` must be an integer tensor or an int, got float"),
-        (lambda: tc.binomial_test(1, torch.tensor(True), half), "`n` must be .* torch.bool"),
-        (lambda: tc.binomial_test(1, 3, half + 1j), "`p` must be a real tensor or number, got .* torch.complex128"),
-    ]:
-        with pytest.raises(TypeError, match=message):
-            call()
+    calls = [
+        ("k", lambda: tc.binomial_test(half, 3, half), ["`k` must be an integer tensor or an int", "float64"]),
+        ("n", lambda: tc.binomial_test(1, 3.0, half), ["`n` must be an integer tensor or an int, got float"]),
+        ("bool", lambda: tc.binomial_test(1, torch.tensor(True), half), ["`n` must be", "torch.bool"]),
+        ("p", lambda: tc.binomial_test(1, 3, half + 1j), ["`p` must be a real tensor or number", "complex128"]),
+        ("x", lambda: tc.betainc(1, 1, 0.5), ["`x` must be a floating tensor, got float"]),
+        ("int", lambda: tc.betainc(1, 1, torch.tensor(1)), ["`x` must be a floating tensor", "torch.int64"]),
+        ("a", lambda: tc.betainc("1", 1, half), ["`a` must be a real tensor or number, got str"]),
+    ]
+    assert_refused((what, call, TypeError, parts) for what, call, parts in calls)
