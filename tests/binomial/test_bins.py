@@ -128,19 +128,17 @@ def of_bins(values, ends):
     return total.diff(dim=-1, prepend=torch.zeros_like(total[..., :1]))
 
 
-def one_by_one(p, ends, k, n, alpha, counts=None):
-    """`rejected_in_bins` as a loop over scipy's test."""
-    counts = torch.ones_like(p, dtype=torch.long) if counts is None else counts
-    result = torch.zeros_like(ends)
-    for row in np.ndindex(*p.shape[:-1]):
-        start = 0
-        for b, end in enumerate(ends[row].tolist()):
-            for i in range(start, end):
-                if n[row][b]:
-                    test = binomtest(k[row][b].item(), n[row][b].item(), p[row][i].item())
-                    result[row][b] += counts[row][i] * int(test.pvalue <= alpha)
-            start = end
-    return result
+def of_every_sample(p, ends, k, n, alpha, counts, test=tc.binomial_test):
+    """`rejected_in_bins` by a test of each sample."""
+    owner = torch.searchsorted(ends, torch.arange(p.shape[-1]).expand(p.shape).contiguous(), right=True)
+    rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
+    return torch.zeros_like(k).scatter_add(-1, owner, rejected * counts)
+
+
+def scipys_test(k, n, p):
+    """Its p-values; 1 of no trials."""
+    cases = zip(k.flatten().tolist(), n.flatten().tolist(), p.flatten().tolist(), strict=True)
+    return tensor([binomtest(a, b, q).pvalue if b else 1 for a, b, q in cases]).view(p.shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -151,13 +149,12 @@ def test_rejected_in_bins_equals_a_loop_over_scipy(dtype, power):
     p[0] = (p[0] * 20).round() / 20  # ties
     p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
     for alpha in (0.05, 0.3):
-        k, n = of_bins(outcome.long(), ends), of_bins(torch.ones_like(counts), ends)
-        got = rejected_in_bins(p, ends, k, n, alpha)
-        assert got.dtype == torch.int64
-        assert 0 < got.sum() < p.numel()
-        assert torch.equal(got, one_by_one(p, ends, k, n, alpha))
-        k, n = of_bins(outcome * counts, ends), of_bins(counts, ends)
-        assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, counts), one_by_one(p, ends, k, n, alpha, counts))
+        for weight in (torch.ones_like(counts), counts):
+            k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
+            got = rejected_in_bins(p, ends, k, n, alpha, None if weight is not counts else counts)
+            assert got.dtype == torch.int64
+            assert 0 < got.sum() < weight.sum()
+            assert torch.equal(got, of_every_sample(p, ends, k, n, alpha, weight, scipys_test))
 
 
 @pytest.mark.parametrize(("power", "n_bins"), [(1, 200), (8, 3), (30, 20)])
@@ -166,10 +163,8 @@ def test_rejected_in_bins_equals_the_test_of_every_sample(power, n_bins):
     p, ends, counts, outcome = sorted_bins((4, 2000), n_bins, power + n_bins, F64, power)
     for weight in (torch.ones_like(counts), counts, 50 * counts):
         k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
-        owner = torch.searchsorted(ends, torch.arange(2000).repeat(4, 1), right=True)
         for alpha in (0.01, 0.05):
-            rejected = tc.binomial_test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
-            want = torch.zeros_like(k).scatter_add(-1, owner, rejected * weight)
+            want = of_every_sample(p, ends, k, n, alpha, weight)
             assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, weight), want)
 
 
