@@ -5,7 +5,16 @@ import math
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, F64, NO_WARNING, NUMBA, SUMS_OF_FLOAT32, class_case, threads_of_torch
+from helpers.kernels import (
+    BACKENDS,
+    F64,
+    NO_WARNING,
+    NUMBA,
+    SUMS_OF_FLOAT32,
+    assert_compiled_and_mapped,
+    class_case,
+    threads_of_torch,
+)
 
 from torchcalib.kernels.bin_op import class_bins, class_sums, class_sums_backward, event_bins
 from torchcalib.kernels.bin_sums import bin_index, bin_sums
@@ -203,27 +212,18 @@ def test_shapes_without_numbers_have_sums_without_numbers():
 # torch.compile, vmap, registration.
 
 
-def both(values, target, weights):
-    found = rows(values, target, from_logits=True)
-    by_class = class_bins(values, target, weights, found, from_logits=True, n_bins=5)
-    top = event_bins(found.confidence, found.top == target, weights, found.neg_entropy, n_bins=5)
-    return by_class[..., 1, :].square().sum((-1, -2)) + top.square().sum((-1, -2))
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole_and_mapped_it_is_the_same(backend):
-    torch.compiler.reset()
     values, target, weights = class_case(12, 7, True, n_bins=5)
-    a, b = (values.clone().requires_grad_() for _ in range(2))
-    compiled = torch.compile(both, fullgraph=True, backend=backend)(a, target, weights)
-    compiled.backward()
-    expected = both(b, target, weights)
-    expected.backward()
-    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=0)  # squares of sums of float32 probabilities
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-4)
-    stacked = torch.stack((values, 2 * values), 1)
-    found = torch.vmap(lambda x: both(x, target, weights), in_dims=1)(stacked)
-    torch.testing.assert_close(found, torch.stack([both(x, target, weights) for x in (values, 2 * values)]))
+
+    def value(x):
+        found = rows(x, target, from_logits=True)
+        by_class = class_bins(x, target, weights, found, from_logits=True, n_bins=5)
+        top = event_bins(found.confidence, found.top == target, weights, found.neg_entropy, n_bins=5)
+        return by_class[..., 1, :].square().sum((-1, -2)) + top.square().sum((-1, -2))
+
+    # Squares of sums of float32 probabilities.
+    assert_compiled_and_mapped(value, values, backend, rtol=1e-5, atol=1e-4)
 
 
 def test_registered_as_torch_wants_an_operation():

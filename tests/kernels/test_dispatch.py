@@ -22,7 +22,6 @@ def test_wrong_arguments_of_blocks_are_refused():
     scores, outcomes = torch.tensor([0.1, 0.2]), torch.tensor([0, 1])
     bounds = [
         ({"n_min": 40, "n_max": 40}, ValueError, "`n_min` must be below the number of samples, got 40 for 40 samples."),
-        ({"n_min": 50, "n_max": 60}, ValueError, "`n_min` must be below the number of samples, got 50 for 40 samples."),
         ({"n_min": 9, "n_max": 8}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
         ({"n_min": 9}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
         ({"n_min": 0}, ValueError, "`n_min` must be positive, got 0."),

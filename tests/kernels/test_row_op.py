@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, NUMBA, threads_of_torch
+from helpers.kernels import BACKENDS, NUMBA, assert_compiled_and_mapped, threads_of_torch
 from helpers.rows import (
     close,
     equal,
@@ -187,6 +187,12 @@ def test_a_label_that_is_no_class_gives_nan_and_a_row_without_gradient_is_not_re
 # Bits that do not move, as the docstring of `rows` promises.
 
 
+def equal_at(held, found, whole):
+    """Demand the scores and the gradient of some of all rows."""
+    equal(found[0], [x[held] for x in whole[0]])
+    assert torch.equal(found[1], whole[1][held])
+
+
 PLACES = [(backend, dtype, c, (k + j) % 2 == 0) for k, c in enumerate((2, 10, 37, 1000, 3001))
           for j, (backend, dtype) in enumerate((*FLOATS, *((b, torch.bfloat16) for b in BACKENDS)))]  # fmt: skip
 
@@ -196,33 +202,27 @@ def test_a_row_gets_the_same_bits_wherever_it_stands(backend, dtype, n_classes, 
     """Alone, among others, in another order and in another layout of memory; in chunks and threads of any number."""
     n = 331
     values, target = sample(n, n_classes, from_logits, dtype)
-    whole, grad = with_gradient(values, target, from_logits, backend)
+    whole = with_gradient(values, target, from_logits, backend)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
     pieces = [slice(k, k + size) for size, end in ((1, 40), (2, 40), (100, n)) for k in range(0, end, size)]
     for held in [order, *pieces]:
-        found, there = with_gradient(values[held], target[held], from_logits, backend)
-        equal(found, [x[held] for x in whole])
-        assert torch.equal(there, grad[held])
+        equal_at(held, with_gradient(values[held], target[held], from_logits, backend), whole)
     for name, same in layouts(values):
         assert torch.equal(same, values), name
-        found, there = with_gradient(same, target, from_logits, backend)
-        equal(found, whole)
-        assert torch.equal(there, grad), name
+        equal_at(slice(n), with_gradient(same, target, from_logits, backend), whole)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_threads_change_no_bit(backend):
     values, target = sample(1500, 1000, True)
     with threads_of_torch(1):
-        one, grad = with_gradient(values, target, True, backend)
+        one = with_gradient(values, target, True, backend)
     with threads_of_torch(3):
-        three, there = with_gradient(values, target, True, backend)
+        equal_at(slice(1500), with_gradient(values, target, True, backend), one)
         long = values.flatten()[:1_000_000].view(1, -1)
         alone = rows(long, target[:1], from_logits=True, backend=backend)
         many = rows(long.expand(3, -1), target[:1].expand(3), from_logits=True, backend=backend)
         equal(many, [x.expand(3) for x in alone])
-    equal(three, one)
-    assert torch.equal(there, grad)
 
 
 # Batches, derivatives of every kind, torch.compile, vmap.
@@ -232,13 +232,11 @@ def test_threads_change_no_bit(backend):
 def test_batches_are_loops_and_may_be_empty_or_not_contiguous(backend):
     values, target = sample(2 * 3 * 5, 11, True)
     values, target = values.view(2, 3, 5, 11), target.view(2, 3, 5)
-    whole, grad = with_gradient(values, target, True, backend)
-    for i, j in itertools.product(range(2), range(3)):
-        found, there = with_gradient(values[i, j], target[i, j], True, backend)
-        equal(found, [x[i, j] for x in whole])
-        assert torch.equal(there, grad[i, j])
+    whole = with_gradient(values, target, True, backend)
+    for held in itertools.product(range(2), range(3)):
+        equal_at(held, with_gradient(values[held], target[held], True, backend), whole)
     images = values.movedim(-1, 1).contiguous().movedim(1, -1)  # classes stand before pixels
-    equal(rows(images, target, from_logits=True, backend=backend), whole)
+    equal_at(slice(2), with_gradient(images, target, True, backend), whole)
     for shape in ((0, 5), (3, 0, 5), (0, 4, 5)):
         found, there = with_gradient(torch.empty(shape), torch.empty(shape[:-1]).long(), True, backend)
         assert all(x.shape == shape[:-1] for x in found)
@@ -299,23 +297,14 @@ def test_rows_of_which_nothing_is_asked_are_in_no_derivative_of_any_order(from_l
 
 @pytest.mark.parametrize(("backend", "from_logits"), [("eager", True), ("aot_eager", True), ("aot_eager", False)])
 def test_compiled_whole_and_mapped_it_is_the_same(backend, from_logits):
-    torch.compiler.reset()
     values, target = sample(12, 7, from_logits)
 
     def value(x):
         found = rows(x, target, from_logits=from_logits)
         return 0.3 * found[0] - 0.7 * found[1] + 0.5 * found[2] + 0.9 * found[3]
 
-    a, b = (values.clone().requires_grad_() for _ in range(2))
-    compiled = torch.compile(value, fullgraph=True, backend=backend)(a)
-    compiled.sum().backward()
-    expected = value(b)
-    expected.sum().backward()
-    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)  # a sum of four that are each off by 2e-6
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-5)
-    for axis in (0, 1, 2):
-        mapped = torch.vmap(value, in_dims=axis)(torch.stack((values, values / 2), axis))
-        torch.testing.assert_close(mapped, torch.stack((value(values), value(values / 2))), rtol=1e-5, atol=1e-5)
+    # A sum of four that are each off by 2e-6.
+    assert_compiled_and_mapped(value, values, backend, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lead", [(), (3,)])
