@@ -11,12 +11,13 @@ def oracle(values, target, from_logits):
     log_q = x.log_softmax(-1) if from_logits else x.log()
     q = log_q.exp() if from_logits else x
     hit = torch.nn.functional.one_hot(target, x.shape[-1])
+    top = x.argmax(-1, keepdim=True)  # the first at ties, to which the gradient goes
     return Rows(
         log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
         (q - hit).square().sum(-1),
         torch.special.xlogy(q, q).sum(-1),
-        q.amax(-1),
-        x.argmax(-1),
+        q.gather(-1, top).squeeze(-1),
+        top.squeeze(-1),
     )
 
 
