@@ -101,6 +101,7 @@ def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
     counted, expected = oracle.Sample(outcomes, weights), oracle.groups(*sample, ties)
     scores, labels, copies = tensors(sample)
     scores[copies == 0] = torch.nan  # not read
+    labels = labels.double().masked_fill(copies == 0, torch.nan)
     blocks = pooled(scores, labels, copies, ties=ties)
     if step == "pava":
         expected, blocks = oracle.pava(counted, expected), pava(blocks, backend=backend)
