@@ -1,6 +1,7 @@
 """The papers' generators: the recorded samples themselves, and what their populations must be like."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -54,24 +55,18 @@ def test_recorded_gaussian_discriminant(recorded, name, train, test):
     torch.testing.assert_close(sample.preds, arrays[f"p_{name}"], rtol=0, atol=2e-9)
 
 
-def test_seeds_reproduce_and_differ():
+def test_seeds_reproduce_and_differ_on_any_device():
+    fit = partial(simulate.gaussian_discriminant, 0.5, 0.5, n_train=50, n_test=9)
     draws = [
-        lambda seed: simulate.noisy_evidence(1.0, 50, seed=seed),
-        lambda seed: vars(simulate.mismatched_systems(3, 50, seed=seed)).values(),
-        lambda seed: list(vars(simulate.gaussian_discriminant(0.5, 0.5, n_train=50, n_test=9, seed=seed)).values())[:6],
+        lambda **options: simulate.noisy_evidence(1.0, 50, **options),
+        lambda **options: vars(simulate.mismatched_systems(3, 50, **options)).values(),
+        lambda **options: list(vars(fit(**options)).values())[:6],
     ]
     for draw in draws:
-        assert all(torch.equal(a, b) for a, b in zip(draw(3), draw(3), strict=True))
-        assert not all(torch.equal(a, b) for a, b in zip(draw(3), draw(4), strict=True))
-
-
-def test_any_device():
-    """The meta device holds no numbers, and takes what is moved to it."""
-    preds, target = simulate.noisy_evidence(1.0, 5, device="meta")
-    systems = simulate.mismatched_systems(3, 50, device="meta")
-    sample = simulate.gaussian_discriminant(0.5, 0.5, n_train=50, n_test=9, device="meta")
-    for tensor in (preds, target, systems.target, systems.mcps, sample.preds, sample.posterior, sample.train_target):
-        assert tensor.device.type == "meta"
+        assert all(torch.equal(a, b) for a, b in zip(draw(seed=3), draw(seed=3), strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(draw(seed=3), draw(seed=4), strict=True))
+        # The meta device holds no numbers, and takes what is moved to it.
+        assert {tensor.device.type for tensor in draw(device="meta")} == {"meta"}
 
 
 def test_shapes_and_truncated_counts():
@@ -79,8 +74,6 @@ def test_shapes_and_truncated_counts():
     assert systems.target.bincount().tolist() == [1600] + [44] * 9
     assert systems.cal.shape == systems.mcps.shape == (1996, 10)
     torch.testing.assert_close(systems.mcs.exp().sum(-1), torch.ones(1996, dtype=F64))
-    preds, target = simulate.noisy_evidence(0.5, 7)
-    assert (preds.shape, preds.dtype, target.dtype) == ((7,), F64, torch.int64)
     sample = simulate.gaussian_discriminant(0.3, 0.0, n_train=200, n_test=30)
     assert (len(sample.features), len(sample.train_features), sample.target.sum()) == (30, 200, 0)
     assert sample.posterior.max() == 0
@@ -117,7 +110,6 @@ def test_wrong_parameters():
     calls = [
         (lambda: simulate.noisy_evidence(-1.0), ValueError, "`sigma`"),
         (lambda: simulate.noisy_evidence("2"), TypeError, "`sigma`"),
-        (lambda: simulate.noisy_evidence(math.nan), ValueError, "`sigma`"),
         (lambda: simulate.noisy_evidence(1.0, 0), ValueError, "`n`"),
         (lambda: simulate.mismatched_systems(1), ValueError, "`num_classes`"),
         (lambda: simulate.mismatched_systems(2, 2.5), TypeError, "`n`"),
@@ -125,9 +117,6 @@ def test_wrong_parameters():
         (lambda: simulate.mismatched_systems(2, scale=-1.0), ValueError, "`scale`"),
         (lambda: simulate.mismatched_systems(2, prior=1.0), ValueError, "`prior`"),
         (lambda: simulate.mismatched_systems(2, assumed_prior=0), ValueError, "`assumed_prior`"),
-        (lambda: simulate.mismatched_systems(2, prior="a"), TypeError, "`prior`"),
-        (lambda: simulate.gaussian_discriminant("a", 0.5), TypeError, "`train_share`"),
-        (lambda: simulate.gaussian_discriminant(0.5, 0.5, mean="a"), TypeError, "`mean`"),
         (lambda: simulate.gaussian_discriminant(0.5, 0.5, mean=math.nan), ValueError, "`mean`"),
         (lambda: simulate.gaussian_discriminant(0.0, 0.5), ValueError, "`train_share`"),
         (lambda: simulate.gaussian_discriminant(0.5, 1.5), ValueError, "`test_share`"),

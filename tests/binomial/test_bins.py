@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers.binomial import ALPHAS, SPECIAL_P, all_counts, decided_alike, tensor
+from helpers.binomial import ALPHAS, SPECIAL_P, tensor
 from oracles.binomial import scipy_p_value
 from scipy import special
 from scipy.stats import binom, binomtest
@@ -18,29 +18,14 @@ from torchcalib.binomial import critical_values, rejected_in_bins
 F64 = torch.float64
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("n", range(1, 61))
-def test_every_decision_equals_scipys_for_every_count(n):
-    grid = np.sort(np.concatenate([SPECIAL_P, np.linspace(0, 1, 4001), np.random.default_rng(n).random(2000)]))
-    k, p = all_counts(n, grid)
-    code = torch.randint(2**40, (n + 1, len(p)), generator=torch.Generator().manual_seed(n))  # sums that tell which
-    one_bin = torch.full_like(k, len(p))
-    got, want = tc.binomial_test(k, n, p), scipy_p_value(k, n, grid)
-    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-300)
-    for alpha in ALPHAS:
-        assert decided_alike(got, want, alpha, 2e-11)
-        decided = rejected_in_bins(p.expand(n + 1, -1), one_bin, k, torch.full_like(k, n), alpha, code)
-        assert torch.equal(decided, (code * (got <= alpha)).sum(-1, keepdim=True))
-
-
-def near_the_boundary(count, per_boundary, seed, largest=1e6):
+def near_the_boundary(count, per_boundary, seed):
     """Draw (k, n, p, alpha): p at relative distances of 1e-10 to 1e-2 from where the decision changes.
 
     An error e of the logarithm of a probability or p-value moves a change by about e in log odds. Those of scipy are
     3e-11 at n = 1e6, so that nearer to a change rounding would decide.
     """
     rng = np.random.default_rng(seed)
-    n = np.round(np.exp(rng.uniform(0, math.log(largest), count)))
+    n = np.round(np.exp(rng.uniform(0, math.log(1e6), count)))
     k = np.where(
         rng.random(count) < 0.7, np.floor(rng.random(count) * (n + 1)), np.minimum(n, rng.integers(0, 4, count))
     )
@@ -58,35 +43,17 @@ def near_the_boundary(count, per_boundary, seed, largest=1e6):
     return *(np.repeat(t, per_boundary) for t in (k, n)), np.clip(p, 0, 1), np.repeat(alpha, per_boundary)
 
 
-def decisions(k, n, p, alpha):
-    """Decide with `rejected_in_bins`, every case in a bin of its own, and with `binomial_test`."""
-    k, n, p = torch.tensor(k).long(), torch.tensor(n).long(), tensor(p)
-    by_bin, by_test = torch.zeros(len(p), dtype=torch.bool), torch.zeros(len(p), dtype=torch.bool)
-    for level in ALPHAS:
-        at = torch.tensor(alpha == level)
-        ends = torch.ones(int(at.sum()), 1, dtype=torch.long)
-        by_bin[at] = rejected_in_bins(p[at, None], ends, k[at, None], n[at, None], level).bool()[:, 0]
-        by_test[at] = tc.binomial_test(k[at], n[at], p[at]) <= level
-    return by_bin.numpy(), by_test.numpy()
-
-
 def test_decisions_near_the_boundary_equal_scipys():
     k, n, p, alpha = near_the_boundary(500, 10, 0)
     rule = np.array([binomtest(int(a), int(b), c).pvalue for a, b, c in zip(k, n, p, strict=True)]) <= alpha
     assert 0.3 < rule.mean() < 0.7
-    by_bin, by_test = decisions(k, n, p, alpha)
-    assert np.array_equal(by_bin, rule)
-    assert np.array_equal(by_test, rule)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_a_million_decisions_near_the_boundary_equal_scipys(seed):
-    k, n, p, alpha = near_the_boundary(5_000, 20, seed)
-    rule = scipy_p_value(k, n, p) <= alpha
-    by_bin, by_test = decisions(k, n, p, alpha)
-    assert np.array_equal(by_bin, rule)
-    assert np.array_equal(by_test, rule)
+    for level in ALPHAS:  # every case in a bin of its own
+        at = alpha == level
+        successes, trials, q = torch.tensor(k[at]).long(), torch.tensor(n[at]).long(), tensor(p[at])
+        ends = torch.ones(len(q), 1, dtype=torch.long)
+        by_bin = rejected_in_bins(q[:, None], ends, successes[:, None], trials[:, None], level)[:, 0]
+        assert np.array_equal(by_bin.bool(), rule[at])
+        assert np.array_equal(tc.binomial_test(successes, trials, q) <= level, rule[at])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 300])
@@ -161,19 +128,17 @@ def of_bins(values, ends):
     return total.diff(dim=-1, prepend=torch.zeros_like(total[..., :1]))
 
 
-def one_by_one(p, ends, k, n, alpha, counts=None):
-    """`rejected_in_bins` as a loop over scipy's test."""
-    counts = torch.ones_like(p, dtype=torch.long) if counts is None else counts
-    result = torch.zeros_like(ends)
-    for row in np.ndindex(*p.shape[:-1]):
-        start = 0
-        for b, end in enumerate(ends[row].tolist()):
-            for i in range(start, end):
-                if n[row][b]:
-                    test = binomtest(k[row][b].item(), n[row][b].item(), p[row][i].item())
-                    result[row][b] += counts[row][i] * int(test.pvalue <= alpha)
-            start = end
-    return result
+def of_every_sample(p, ends, k, n, alpha, counts, test=tc.binomial_test):
+    """`rejected_in_bins` by a test of each sample."""
+    owner = torch.searchsorted(ends, torch.arange(p.shape[-1]).expand(p.shape).contiguous(), right=True)
+    rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
+    return torch.zeros_like(k).scatter_add(-1, owner, rejected * counts)
+
+
+def scipys_test(k, n, p):
+    """Its p-values; 1 of no trials."""
+    cases = zip(k.flatten().tolist(), n.flatten().tolist(), p.flatten().tolist(), strict=True)
+    return tensor([binomtest(a, b, q).pvalue if b else 1 for a, b, q in cases]).view(p.shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -184,13 +149,12 @@ def test_rejected_in_bins_equals_a_loop_over_scipy(dtype, power):
     p[0] = (p[0] * 20).round() / 20  # ties
     p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
     for alpha in (0.05, 0.3):
-        k, n = of_bins(outcome.long(), ends), of_bins(torch.ones_like(counts), ends)
-        got = rejected_in_bins(p, ends, k, n, alpha)
-        assert got.dtype == torch.int64
-        assert 0 < got.sum() < p.numel()
-        assert torch.equal(got, one_by_one(p, ends, k, n, alpha))
-        k, n = of_bins(outcome * counts, ends), of_bins(counts, ends)
-        assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, counts), one_by_one(p, ends, k, n, alpha, counts))
+        for weight in (torch.ones_like(counts), counts):
+            k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
+            got = rejected_in_bins(p, ends, k, n, alpha, None if weight is not counts else counts)
+            assert got.dtype == torch.int64
+            assert 0 < got.sum() < weight.sum()
+            assert torch.equal(got, of_every_sample(p, ends, k, n, alpha, weight, scipys_test))
 
 
 @pytest.mark.parametrize(("power", "n_bins"), [(1, 200), (8, 3), (30, 20)])
@@ -199,10 +163,8 @@ def test_rejected_in_bins_equals_the_test_of_every_sample(power, n_bins):
     p, ends, counts, outcome = sorted_bins((4, 2000), n_bins, power + n_bins, F64, power)
     for weight in (torch.ones_like(counts), counts, 50 * counts):
         k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
-        owner = torch.searchsorted(ends, torch.arange(2000).repeat(4, 1), right=True)
         for alpha in (0.01, 0.05):
-            rejected = tc.binomial_test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
-            want = torch.zeros_like(k).scatter_add(-1, owner, rejected * weight)
+            want = of_every_sample(p, ends, k, n, alpha, weight)
             assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, weight), want)
 
 

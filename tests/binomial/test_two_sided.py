@@ -4,10 +4,10 @@ import math
 
 import mpmath as mp
 import numpy as np
-import pytest
 import torch
-from helpers.binomial import ALPHAS, SPECIAL_P, all_counts, decided_alike, tensor
-from oracles.binomial import beta_tails_50_digits, scipy_p_value
+from helpers.binomial import ALPHAS, SPECIAL_P, tensor
+from helpers.refusals import assert_refused
+from oracles.binomial import beta_tails_50_digits
 from scipy.stats import binomtest
 
 import torchcalib as tc
@@ -18,21 +18,12 @@ F64 = torch.float64
 def test_binomial_test_equals_scipy_for_every_count():
     grid = [*SPECIAL_P, *np.linspace(0.005, 0.995, 67)]
     for n in (1, 2, 3, 5, 8, 12):
-        k, p = all_counts(n, grid)
-        got = tc.binomial_test(k, n, p)
+        got = tc.binomial_test(torch.arange(n + 1)[:, None], n, tensor(grid)).numpy()
         want = np.array([[binomtest(i, n, q).pvalue for q in grid] for i in range(n + 1)])
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-300)
         for alpha in ALPHAS:
-            assert decided_alike(got, want, alpha, 2e-12)
-
-
-def test_the_array_form_of_scipys_rule_is_scipys():
-    rng = np.random.default_rng(0)
-    n = np.round(np.exp(rng.uniform(0, math.log(1e6), 400)))
-    k = np.floor(rng.random(400) * (n + 1))
-    p = np.clip(k / n + rng.normal(size=400) * 1.5 / np.sqrt(n), 0, 1)
-    want = [binomtest(int(a), int(b), c).pvalue for a, b, c in zip(k, n, p, strict=True)]
-    np.testing.assert_allclose(scipy_p_value(k, n, p), want, rtol=1e-13, atol=0)
+            clear = abs(want - alpha) > 2e-12 * alpha
+            assert np.array_equal(got[clear] <= alpha, want[clear] <= alpha)
 
 
 def test_binomial_test_equals_50_digits():
@@ -61,13 +52,6 @@ def test_binomial_test_equals_50_digits():
             assert abs(got / min(1, below + above) - 1) < 1e-12, (k, n, p)
 
 
-def test_binomial_test_is_not_monotone_in_p_where_scipy_is_not():
-    p = tensor([0.170, 0.177])
-    want = [binomtest(1, 30, q).pvalue for q in p.tolist()]
-    assert want[0] < 0.05 < want[1]
-    torch.testing.assert_close(tc.binomial_test(1, 30, p), tensor(want), rtol=1e-12, atol=0)
-
-
 def test_binomial_test_of_what_has_no_value_is_nan():
     k, p = torch.tensor([-1, 4, 1, 1, 1, 1]), tensor([0.5, 0.5, -0.1, 1.1, math.nan, 0.5])
     assert tc.binomial_test(k, 3, p).isnan().tolist() == [True] * 5 + [False]
@@ -84,11 +68,13 @@ def test_binomial_test_under_vmap_and_compile():
 
 def test_wrong_types_raise():
     half = tensor(0.5)
-    for call, message in [
-        (lambda: tc.binomial_test(half, 3, half), "`k` must be an integer tensor or an int, got .* torch.float64"),
-        (lambda: tc.binomial_test(1, 3.0, half), "`n` must be an integer tensor or an int, got float"),
-        (lambda: tc.binomial_test(1, torch.tensor(True), half), "`n` must be .* torch.bool"),
-        (lambda: tc.binomial_test(1, 3, half + 1j), "`p` must be a real tensor or number, got .* torch.complex128"),
-    ]:
-        with pytest.raises(TypeError, match=message):
-            call()
+    calls = [
+        ("k", lambda: tc.binomial_test(half, 3, half), ["`k` must be an integer tensor or an int", "float64"]),
+        ("n", lambda: tc.binomial_test(1, 3.0, half), ["`n` must be an integer tensor or an int, got float"]),
+        ("bool", lambda: tc.binomial_test(1, torch.tensor(True), half), ["`n` must be", "torch.bool"]),
+        ("p", lambda: tc.binomial_test(1, 3, half + 1j), ["`p` must be a real tensor or number", "complex128"]),
+        ("x", lambda: tc.betainc(1, 1, 0.5), ["`x` must be a floating tensor, got float"]),
+        ("int", lambda: tc.betainc(1, 1, torch.tensor(1)), ["`x` must be a floating tensor", "torch.int64"]),
+        ("a", lambda: tc.betainc("1", 1, half), ["`a` must be a real tensor or number, got str"]),
+    ]
+    assert_refused((what, call, TypeError, parts) for what, call, parts in calls)

@@ -3,6 +3,8 @@
 import torch
 from helpers.kernels import NUMBA
 
+from torchcalib.kernels.isotonic import Blocks, pava
+
 PAVA_BACKENDS = ["python", "rounds", *NUMBA]
 PAVA_BC_BACKENDS = ["python", *NUMBA]
 VARIANTS = ["code", "paper"]
@@ -24,3 +26,11 @@ def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
     outcomes = (torch.rand(*lead, n, generator=generator) < scores).long()
     weights = torch.randint(0, 4, (*lead, n), generator=generator) if weighted else None
     return scores, outcomes, weights
+
+
+def assert_large_counts_are_exact(device, backend):
+    """Means that differ by 1e-18 are told apart: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
+    falling = Blocks(*torch.tensor([[0, 1], [10**9, 10**9 - 1], [10**9 - 1, 10**9 - 2]], device=device))
+    rising = Blocks(falling.index, falling.n.flip(0), falling.positives.flip(0))
+    assert pava(falling, backend=backend).n.tolist() == [2 * 10**9 - 1]
+    assert pava(rising, backend=backend).n.tolist() == [10**9 - 1, 10**9]

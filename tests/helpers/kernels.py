@@ -48,3 +48,17 @@ def class_case(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
     weights = torch.rand(n, generator=generator, dtype=F64)
     weights[::5] = 0
     return values, target, weights
+
+
+def assert_compiled_and_mapped(value, x, backend, **tolerance):
+    """Demand that `value(x)` is the same compiled whole, with its gradient, and mapped over any axis."""
+    torch.compiler.reset()
+    a, b = (x.clone().requires_grad_() for _ in range(2))
+    compiled, expected = torch.compile(value, fullgraph=True, backend=backend)(a), value(b)
+    torch.testing.assert_close(compiled, expected, **tolerance)
+    for found in (compiled, expected):
+        found.sum().backward()
+    torch.testing.assert_close(a.grad, b.grad, **tolerance)
+    for axis in range(x.dim() + 1):
+        mapped = torch.vmap(value, in_dims=axis)(torch.stack((x, x / 2), axis))
+        torch.testing.assert_close(mapped, torch.stack((value(x), value(x / 2))), **tolerance)

@@ -11,12 +11,13 @@ def oracle(values, target, from_logits):
     log_q = x.log_softmax(-1) if from_logits else x.log()
     q = log_q.exp() if from_logits else x
     hit = torch.nn.functional.one_hot(target, x.shape[-1])
+    top = x.argmax(-1, keepdim=True)  # the first at ties, to which the gradient goes
     return Rows(
         log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
         (q - hit).square().sum(-1),
         torch.special.xlogy(q, q).sum(-1),
-        q.amax(-1),
-        x.argmax(-1),
+        q.gather(-1, top).squeeze(-1),
+        top.squeeze(-1),
     )
 
 
@@ -57,3 +58,14 @@ def layouts(values):
     yield "shifted by one number", torch.cat((values.new_zeros(1), values.flatten()))[1:].view(n, n_classes)
     yield "a part of wider rows", torch.cat((values, values[:, :3]), -1)[:, :n_classes]
     yield "in between others", torch.cat((values[:7], values, values[:5]))[7 : 7 + n]
+
+
+def rows_of_which_some_are_no_distribution(n_classes, dtype=torch.float32):
+    """Sums off by 1/32 in rows 1 and 2; in 3 to 6 a number below 0, one above 1, NaN, and infinity."""
+    q = torch.zeros(8, n_classes, dtype=dtype)
+    q[:, 0], q[:, -1] = 0.25, 0.75
+    q[1, 0], q[2, 0] = 0.28125, 0.21875
+    q[3, 0], q[3, 1] = -0.25, 0.5
+    q[4, 0], q[4, -1] = 1.03125, 0
+    q[5, 1], q[6, 0] = torch.nan, torch.inf
+    return q, torch.zeros(8, dtype=torch.int64)

@@ -17,26 +17,20 @@ def evenly(n):
     return (torch.arange(n, dtype=F64) + 0.5) / n
 
 
-def draw(p, chance):
-    p = torch.as_tensor(p, dtype=F64)
-    return counts_by_chance(chance.unsqueeze(-1), p.sum().reshape(1), (p * (1 - p)).sum().reshape(1)).squeeze(-1)
-
-
-@pytest.mark.parametrize(("n", "p"), [(1, 0.5), (7, 0.01), (10, 0.3), (400, 0.02), (40, 0.5), (3, 0.4999)])
+@pytest.mark.parametrize(
+    ("n", "p"),
+    [(1, 0.5), (7, 0.01), (10, 0.3), (400, 0.02), (40, 0.5), (3, 0.4999), *((n, 0.03) for n in (2_000, 10**6, 10**10))],
+)
 def test_counts_of_equal_trials_are_those_of_scipy(n, p):
+    """Few are exact but where a chance lies on a step, to rounding; many are within a thousandth of a deviation."""
     chance = evenly(10_000)
-    expected = torch.from_numpy(stats.binom.ppf(chance.numpy(), n, p))
-    off = draw([p] * n, chance) != expected
-    assert int(off.sum()) <= n + 1  # at most where a chance lies on a step, to rounding
-
-
-@pytest.mark.parametrize("n", [2_000, 10**6, 10**10])
-def test_many_counts_are_within_a_thousandth_of_a_deviation_of_those_of_scipy(n):
-    chance, p = evenly(10_000), 0.03
     mean, variance = torch.tensor([n * p], dtype=F64), torch.tensor([n * p * (1 - p)], dtype=F64)
     found = counts_by_chance(chance.unsqueeze(-1), mean, variance).squeeze(-1)
-    expected = torch.from_numpy(stats.binom.ppf(chance.numpy(), n, p))
-    assert float((found - expected).abs().mean()) < 0.02 + 1e-3 * math.sqrt(n * p * (1 - p))
+    off = found - torch.from_numpy(stats.binom.ppf(chance.numpy(), n, p))
+    if n <= 400:
+        assert int((off != 0).sum()) <= n + 1
+    else:
+        assert float(off.abs().mean()) < 0.02 + 1e-3 * math.sqrt(n * p * (1 - p))
 
 
 @pytest.mark.parametrize(
@@ -45,9 +39,10 @@ def test_many_counts_are_within_a_thousandth_of_a_deviation_of_those_of_scipy(n)
 def test_counts_of_unequal_trials_have_their_mean_and_variance_and_nearly_their_distribution(p):
     p = torch.as_tensor(p, dtype=F64)
     rarer = torch.minimum(p, 1 - p) if float(p.sum()) > len(p) / 2 else p
-    found = draw(rarer, evenly(100_000))
-    assert abs(float(found.mean() - rarer.sum())) < 1e-4
-    assert abs(float(found.var() / (rarer * (1 - rarer)).sum()) - 1) < 2e-3
+    mean, variance = rarer.sum().reshape(1), (rarer * (1 - rarer)).sum().reshape(1)
+    found = counts_by_chance(evenly(100_000).unsqueeze(-1), mean, variance).squeeze(-1)
+    assert abs(float(found.mean() - mean)) < 1e-4
+    assert abs(float(found.var() / variance) - 1) < 2e-3
     exact = torch.tensor(oracles.poisson_binomial(rarer.tolist()), dtype=F64).cumsum(-1)
     counted = torch.stack([(found <= k).double().mean() for k in range(len(rarer) + 1)])
     assert float((counted - exact).abs().max()) < 0.01

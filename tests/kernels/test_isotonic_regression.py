@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers.blocks import PAVA_BACKENDS, random_sample
+from helpers.blocks import PAVA_BACKENDS
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ranked as oracle
 
-from torchcalib.kernels.isotonic import isotonic_regression, pava, pooled
+from torchcalib.kernels.isotonic import isotonic_regression
 
 
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
@@ -32,28 +32,6 @@ def test_isotonic_regression_slow_loop(backend, rows):
     np.testing.assert_allclose(fitted.numpy(), oracle.weighted_isotonic(y, w), rtol=1e-9, atol=1e-9)
 
 
-def test_isotonic_regression_of_labels_is_pava():
-    scores, outcomes, _ = random_sample(1000)
-    blocks = pava(pooled(scores, outcomes))
-    fitted = isotonic_regression(outcomes[scores.argsort()])
-    assert fitted.dtype == torch.float64
-    torch.testing.assert_close(fitted, blocks.frequency.repeat_interleave(blocks.n), rtol=1e-15, atol=0)
-
-
-def test_isotonic_regression_weight_zero_takes_the_block_before():
-    y = torch.tensor([9.0, 1.0, 5.0, torch.nan, 3.0], dtype=torch.float64)
-    w = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    for backend in ("python", "rounds"):
-        assert isotonic_regression(y, w, backend=backend).tolist() == [1, 1, 5, 5, 5]
-    assert isotonic_regression(y, 0 * w).isnan().all()
-
-
-def test_isotonic_regression_keeps_the_dtype():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        y = torch.tensor([1, 3, 2, 4], dtype=dtype)
-        assert torch.equal(isotonic_regression(y), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
-
-
 @pytest.mark.parametrize("lead", [(), (2, 3)])
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
 def test_isotonic_regression_gradcheck(lead, backend):
@@ -68,23 +46,21 @@ def test_isotonic_regression_gradcheck(lead, backend):
     assert torch.autograd.gradgradcheck(fit, (y, w))
 
 
-def test_isotonic_regression_gradient_is_block_means_closed_form():
-    """Blocks {0}, {1, 2}, {3}: the gradient of sum(c * fit) is c averaged over each block."""
-    y = torch.tensor([1.0, 3.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
-    c = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
-    (isotonic_regression(y) * c).sum().backward()
-    assert y.grad.tolist() == [1, (2 + 4) / 2, (2 + 4) / 2, 8]
-
-
-def test_isotonic_regression_of_no_data():
-    for lead in ((), (3,)):
-        assert isotonic_regression(torch.empty(*lead, 0)).shape == (*lead, 0)
-
-
 @pytest.mark.parametrize("backend", PAVA_BACKENDS)
-def test_law_batch_axis_is_a_loop(backend):
+def test_isotonic_regression_of_any_shape_dtype_and_weight_zero(backend):
+    def fit(*columns):
+        return isotonic_regression(*columns, backend=backend)
+
     y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)) + torch.linspace(0, 2, 50)
-    fitted = isotonic_regression(y, backend=backend)
-    rows = [isotonic_regression(row, backend=backend) for row in y.view(6, 50)]
     # Sums of up to 50 terms may be taken in another order.
-    torch.testing.assert_close(fitted, torch.stack(rows).view(2, 3, 50), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        fit(y).view(6, 50), torch.stack([fit(row) for row in y.view(6, 50)]), rtol=1e-6, atol=1e-6
+    )
+    for lead in ((), (3,)):
+        assert fit(torch.empty(*lead, 0)).shape == (*lead, 0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        assert torch.equal(fit(torch.tensor([1, 3, 2, 4], dtype=dtype)), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
+    y = torch.tensor([9.0, 1.0, 5.0, torch.nan, 3.0], dtype=torch.float64)
+    w = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    assert fit(y, w).tolist() == [1, 1, 5, 5, 5]  # the block before
+    assert fit(y, 0 * w).isnan().all()

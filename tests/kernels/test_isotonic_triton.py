@@ -1,52 +1,38 @@
-"""The Triton kernels against the loops that they repeat: on a CUDA device, and everywhere in Triton's interpreter.
+"""The Triton kernels of blocks against the loops that they repeat."""
 
-The interpreter takes about a millisecond for every element of a row. The variable that turns it on is read when triton
-is imported, so a fresh process runs this file a second time.
-"""
-
-import importlib.util
-import os
+from functools import partial
 
 import pytest
 import torch
-from helpers.blocks import VARIANTS, random_sample
+from helpers.blocks import VARIANTS, assert_large_counts_are_exact, random_sample
+from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
 from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+pytestmark = NEEDS_TRITON
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
 # Rows and samples in each: short for the interpreter, and on a GPU around powers of two, long, and many.
 SHAPES = [(3, 2), (2, 41)] if INTERPRETED else [(3, 2), (9, 31), (5, 1025), (1000, 1000), (1, 100_000)]
 SAMPLES = {"distinct": {}, "tied": {"distinct": 20}, "weighted": {"distinct": 20, "weighted": True}}
 
 
-@pytest.fixture(params=[DEVICE])
-def device(request):
-    return torch.device(request.param)
+device = on_device
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Fill memory that a kernel is to write: what it leaves out shows."""
-    empty_like = torch.empty_like
-
-    def filled(*arguments, **options):
-        x = empty_like(*arguments, **options)
-        return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(10**6) if x.dtype == torch.int64 else x
-
-    monkeypatch.setattr(torch, "empty_like", filled)
+    poison(monkeypatch, "empty_like")
 
 
-def on(device, blocks):
-    return Blocks(blocks.index.to(device), blocks.n.to(device), blocks.positives.to(device))
-
-
-def assert_same(found, expected):
-    for name in ("index", "n", "positives"):
-        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
+def assert_loops(device, blocks, turn=lambda column: column):
+    """Demand the blocks of the loops, of columns that `turn` lays out on the device."""
+    given = Blocks(*(turn(getattr(blocks, name).to(device)) for name in ("index", "n", "positives")))
+    steps = [pava, *(partial(pava_bc, variant=variant) for variant in VARIANTS)]
+    for step in steps:
+        found, expected = step(given, backend="triton"), step(blocks, backend="python")
+        for name in ("index", "n", "positives"):
+            assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
 
 
 @pytest.mark.extended
@@ -56,26 +42,18 @@ def test_in_the_interpreter():
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@needs_compiler
 @pytest.mark.parametrize(
     ("kernel", "dtype", "constants"),
     [("_pava", "i64", {}), ("_pava", "fp64", {}), ("_pava_bc", "i64", {"paper": False}),
      ("_pava_bc", "i64", {"paper": True})],
 )  # fmt: skip
 def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch, tmp_path):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from torchcalib.kernels.isotonic_triton import _OPTIONS
 
-    from torchcalib.kernels import isotonic_triton
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # compile, whatever was compiled before
-    function = getattr(isotonic_triton, kernel)
-    known = {"ends": "*i64", "first": "*i1", "length": "i32", "paper": "constexpr"}
-    signature = {name: known.get(name, f"*{dtype}") for name in function.arg_names}
-    source = ASTSource(function, signature, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=isotonic_triton._OPTIONS)
-    assert f".entry {kernel}(" in compiled.asm["ptx"]
+    types = {"ends": "*i64", "first": "*i1", "length": "i32"}
+    types |= dict.fromkeys(("weight", "values", "low", "high", "size", "total"), f"*{dtype}")
+    assert_compiles("isotonic_triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
 
 
 # The same blocks as the loops.
@@ -83,21 +61,11 @@ def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch,
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_pava_is_the_loop(device, shape, kind):
-    blocks = pooled(*random_sample(shape[1], lead=shape[:1], **SAMPLES[kind]))
-    assert_same(pava(on(device, blocks), backend="triton"), pava(blocks, backend="python"))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", SAMPLES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_pava_bc_is_the_loop(device, shape, kind, variant):
+def test_pava_and_pava_bc_are_the_loop(device, shape, kind):
     scores, outcomes, weights = random_sample(shape[1], lead=shape[:1], **SAMPLES[kind])
     if weights is not None:
         weights[..., 0] = 3  # at least 3 samples in every row
-    blocks = pooled(scores, outcomes, weights)
-    found = pava_bc(on(device, blocks), variant=variant, backend="triton")
-    assert_same(found, pava_bc(blocks, variant=variant, backend="python"))
+    assert_loops(device, pooled(scores, outcomes, weights))
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -110,9 +78,8 @@ def test_pava_bc_with_its_own_bounds_in_every_row_is_the_loop(device, paper):
     total = n.sum(-1)
     low = 1 + (torch.rand(60, generator=generator) * (total - 1)).long()
     high = low + (torch.rand(60, generator=generator) * (total - low + 2)).long()
-    columns = (n, positives, low, high)
-    n_, positives_, low_, high_ = (column.to(device) for column in columns)
-    found = block_starts("pava_bc", n_, positives_, "triton", low_, high_, paper)
+    given = [column.to(device) for column in (n, positives, low, high)]
+    found = block_starts("pava_bc", *given[:2], "triton", *given[2:], paper)
     assert torch.equal(found.cpu(), block_starts("pava_bc", n, positives, "python", low, high, paper))
 
 
@@ -130,24 +97,16 @@ def test_isotonic_regression_is_the_loop(device, shape, weighted):
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
-def test_rows_need_not_be_contiguous(device):
+def test_columns_in_any_layout_make_the_same_blocks(device):
     y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).T
     assert not y.is_contiguous()
     found = isotonic_regression(y.to(device), backend="triton")
     torch.testing.assert_close(found.cpu(), isotonic_regression(y, backend="python"), rtol=1e-12, atol=1e-13)
-
-
-def test_columns_in_any_layout_make_the_same_blocks(device):
-    scores, outcomes, weights = (x.T for x in random_sample(3, lead=(9,), distinct=5, weighted=True))
-    weights = weights + 3  # at least 3 samples in every row
-    blocks = pooled(scores.contiguous(), outcomes.contiguous(), weights.contiguous())
-    columns = [getattr(on(device, blocks), name) for name in ("index", "n", "positives")]
-    gaps = Blocks(*(torch.stack((column, column), -1)[..., 0] for column in columns))
-    turned = Blocks(*(column.T.contiguous().T for column in columns))
-    for found in (gaps, turned):
-        assert not found.n.is_contiguous()
-        assert_same(pava(found, backend="triton"), pava(blocks, backend="python"))
-        assert_same(pava_bc(found, backend="triton"), pava_bc(blocks, backend="python"))
+    scores, outcomes, weights = random_sample(9, lead=(3,), distinct=5, weighted=True)
+    blocks = pooled(scores, outcomes, weights + 3)  # at least 3 samples in every row
+    for turn in (lambda column: torch.stack((column, column), -1)[..., 0], lambda column: column.T.contiguous().T):
+        assert not turn(blocks.n).is_contiguous()
+        assert_loops(device, blocks, turn)
 
 
 def test_isotonic_regression_gradcheck(device):
@@ -162,13 +121,13 @@ def test_isotonic_regression_gradcheck(device):
 # Edge cases.
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
-def test_no_data_gives_no_blocks(device, shape):
-    blocks = pooled(torch.empty(shape, device=device), torch.empty(shape, device=device))
-    for one in (pava(blocks, backend="triton"), pava_bc(blocks, backend="triton")):
-        assert one.index.shape == shape
-        assert one.n.shape == (*shape[:-1], 0)
-    assert isotonic_regression(torch.empty(shape, device=device), backend="triton").shape == shape
+def test_no_data_gives_no_blocks(device):
+    for shape in ((0,), (3, 0), (0, 3)):
+        blocks = pooled(torch.empty(shape, device=device), torch.empty(shape, device=device))
+        for one in (pava(blocks, backend="triton"), pava_bc(blocks, backend="triton")):
+            assert one.index.shape == shape
+            assert one.n.shape == (*shape[:-1], 0)
+        assert isotonic_regression(torch.empty(shape, device=device), backend="triton").shape == shape
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -179,26 +138,14 @@ def test_cells_of_one_row_and_of_none(device, variant):
         assert (one.n.tolist(), one.positives.tolist()) == ([[5], [0]], [[2], [0]])
 
 
-def test_all_blocks_stay_apart(device):
-    """As many blocks as samples, more than are marked at once."""
+def test_all_blocks_stay_apart_or_fall_into_one_and_large_counts_are_exact(device):
+    """As many blocks as samples, more than are marked at once; then one target that merges the whole stack."""
     y = torch.arange(300, dtype=torch.float64)
     assert torch.equal(isotonic_regression(y.to(device), backend="triton").cpu(), y)
-
-
-def test_all_blocks_fall_into_one(device):
-    """49 rising targets of mean 24, and one that carries the mean of all below the first: it merges the whole stack."""
     y = torch.arange(50, dtype=torch.float64)
-    y[49] = -49 * 24 - 50
+    y[49] = -49 * 24 - 50  # with the 49 others, of mean 24, the mean is -1
     assert isotonic_regression(y.to(device), backend="triton").tolist() == [-1] * 50
-
-
-def test_large_counts_are_exact(device):
-    """Means that differ by 1e-18 are told apart: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
-    n, k = torch.tensor([10**9, 10**9 - 1]), torch.tensor([10**9 - 1, 10**9 - 2])
-    falling = Blocks(torch.arange(2, device=device), n.to(device), k.to(device))
-    rising = Blocks(falling.index, falling.n.flip(0), falling.positives.flip(0))
-    assert pava(falling, backend="triton").n.tolist() == [2 * 10**9 - 1]
-    assert pava(rising, backend="triton").n.tolist() == [10**9 - 1, 10**9]
+    assert_large_counts_are_exact(device, "triton")
 
 
 @pytest.mark.cuda

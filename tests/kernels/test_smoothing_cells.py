@@ -1,10 +1,12 @@
 """Sums over the cells of smoothing against slow loops: values and gradients of all implementations, every run alike."""
 
+import itertools
 import math
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, F64, NO_WARNING, NUMBA, threads_of_torch
+from helpers import kernels
+from helpers.kernels import BACKENDS, F64, NO_WARNING, assert_compiled_and_mapped, threads_of_torch
 
 from torchcalib.kernels.smoothing_cells import cell_index, smoothing_sums, sums_of_cells, sums_of_cells_backward
 from torchcalib.kernels.smoothing_grids import GRIDS, N_CELLS
@@ -12,13 +14,8 @@ from torchcalib.kernels.smoothing_grids import GRIDS, N_CELLS
 INF, NAN = math.inf, math.nan
 
 
-def events(n, dtype=F64, lead=(), seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    confidence = torch.rand(*lead, n, generator=generator, dtype=F64).to(dtype)
-    outcome = torch.rand(*lead, n, generator=generator) < confidence
-    weights = 2 * torch.rand(*lead, n, generator=generator, dtype=F64)
-    weights[..., ::5] = 0
-    return confidence, outcome, weights
+def events(n, dtype=F64, lead=()):
+    return [x.view(*lead, n) for x in kernels.events(math.prod(lead) * n, dtype)[:3]]
 
 
 def slow(confidence, outcome, weights, noise="none", copies=True):
@@ -45,12 +42,9 @@ def test_sums_are_those_of_a_slow_loop(backend, dtype, outcome_dtype):
     confidence, outcome, weights = events(500, dtype)
     confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
     outcome = outcome.to(outcome_dtype)
-    for w in (None, weights):
-        for noise in ("none", "labels", "shares"):
-            for copies in (True, False):
-                found = smoothing_sums(confidence, outcome, w, noise=noise, copies=copies, backend=backend)
-                expected = slow(confidence, outcome, w, noise, copies)
-                torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-15)
+    for w, noise, copies in itertools.product((None, weights), ("none", "labels", "shares"), (True, False)):
+        found = smoothing_sums(confidence, outcome, w, noise=noise, copies=copies, backend=backend)
+        torch.testing.assert_close(found, slow(confidence, outcome, w, noise, copies), rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -69,29 +63,23 @@ def test_cells_of_every_node_and_its_neighbours_and_of_what_is_no_probability(ba
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_series_in_any_layout_are_a_loop(backend):
+def test_series_in_any_layout_are_a_loop_and_weights_may_be_shared(backend):
     confidence, outcome, weights = events(7, lead=(2, 3))
-    whole = smoothing_sums(confidence, outcome, weights, noise="labels", copies=False, backend=backend)
-    turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in (confidence, outcome, weights)]
-    found = smoothing_sums(*turned, noise="labels", copies=False, backend=backend)
-    torch.testing.assert_close(found, whole, rtol=1e-13, atol=1e-15)
-    for i in range(2):
-        for j in range(3):
-            part = slow(confidence[i, j], outcome[i, j], weights[i, j], "labels", copies=False)
+    options = {"noise": "labels", "copies": False}
+    for w in (weights, weights[0, 0]):
+        whole = smoothing_sums(confidence, outcome, w, **options, backend=backend)
+        turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in (confidence, outcome)]
+        found = smoothing_sums(*turned, w, **options, backend=backend)
+        torch.testing.assert_close(found, whole, rtol=1e-13, atol=1e-15)
+        for i, j in itertools.product(range(2), range(3)):
+            part = slow(confidence[i, j], outcome[i, j], w.expand(2, 3, 7)[i, j], **options)
             torch.testing.assert_close(whole[i, j], part, rtol=1e-13, atol=0)
-    of_all = smoothing_sums(confidence, outcome, weights[0, 0], backend=backend)  # broadcast over series
-    expanded = smoothing_sums(confidence, outcome, weights[0, 0].expand(2, 3, 7), backend=backend)
-    torch.testing.assert_close(of_all, expanded, rtol=1e-13, atol=1e-15)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_events_have_sums_of_zero(backend):
     for shape in ((0,), (3, 0), (0, 3)):
         found = smoothing_sums(torch.empty(shape), torch.empty(shape), backend=backend)
         assert torch.equal(found, torch.zeros(*shape[:-1], 5, N_CELLS, dtype=F64))
 
 
-@pytest.mark.parametrize("backend", NUMBA)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_of_many_events_are_the_same_on_any_number_of_threads(backend):
     """More than one piece has sums of its own."""
     confidence, outcome, weights = events(600_001)
@@ -161,11 +149,11 @@ def test_weight_zero_is_never_read_and_nan_poisons(backend):
     expected = smoothing_sums(confidence, outcome, weights, noise="shares", backend=backend)
     spoiled = [confidence.clone(), outcome.clone(), weights.clone()]
     spoiled[0][0], spoiled[1][0] = NAN, INF  # of weight 0
-    for leaves in ([spoiled[0].requires_grad_(), *spoiled[1:]], [x.requires_grad_() for x in spoiled]):
+    for n_leaves in (1, 3):
+        leaves = [x.requires_grad_(i < n_leaves) for i, x in enumerate(spoiled)]
         found = smoothing_sums(*leaves, noise="shares", backend=backend)
         assert torch.equal(found, expected)
-        of = [x for x in leaves if x.requires_grad]
-        grads = torch.autograd.grad(found[:4].square().sum(), of, create_graph=len(of) > 1)
+        grads = torch.autograd.grad(found[:4].square().sum(), leaves[:n_leaves], create_graph=n_leaves > 1)
         assert all(grad.isfinite().all() and grad[0] == 0 for grad in grads)
     (second,) = torch.autograd.grad(sum(grad.square().sum() for grad in grads), spoiled[0])
     assert second.isfinite().all()
@@ -183,29 +171,15 @@ def test_shapes_without_numbers_have_sums_without_numbers():
     assert cell_index(confidence).shape == (3, 6)
 
 
-def value(confidence, outcome, weights):
-    cells = cell_index(confidence).sum(-1)
-    return smoothing_sums(confidence, outcome, weights).square().sum((-1, -2)) + cells
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_whole_it_is_the_same(backend):
-    torch.compiler.reset()
+def test_compiled_whole_and_mapped_it_is_the_same(backend):
     confidence, outcome, weights = events(12)
-    a, b = (confidence.clone().requires_grad_() for _ in range(2))
-    compiled = torch.compile(value, fullgraph=True, backend=backend)(a, outcome, weights)
-    compiled.backward()
-    expected = value(b, outcome, weights)
-    expected.backward()
-    torch.testing.assert_close(compiled, expected, rtol=1e-12, atol=0)  # squares of sums of 12 positive terms
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=0)
 
+    def value(p):
+        return smoothing_sums(p, outcome, weights).square().sum((-1, -2)) + cell_index(p).sum(-1)
 
-def test_vmap_is_a_loop():
-    confidence, outcome, weights = events(12, lead=(3,))
-    found = torch.vmap(lambda p, y: value(p, y, weights[0]), in_dims=(1, 1))(confidence.T, outcome.T)
-    expected = [value(p, y, weights[0]) for p, y in zip(confidence, outcome, strict=True)]
-    torch.testing.assert_close(found, torch.stack(expected))
+    # Squares of sums of 12 positive terms.
+    assert_compiled_and_mapped(value, confidence, backend, rtol=1e-12, atol=0)
 
 
 def test_registered_as_torch_wants_an_operation():

@@ -1,0 +1,42 @@
+"""What the tests of Triton kernels share. They run on a CUDA device, and everywhere in Triton's interpreter.
+
+The interpreter takes about a millisecond for every element of a row. The variable that turns it on is read when triton
+is imported, so a fresh process runs a file a second time.
+"""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+NEEDS_TRITON = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
+on_device = pytest.fixture(params=[DEVICE])(lambda request: torch.device(request.param))
+needs_compiler = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+
+
+def poison(monkeypatch, name):
+    """Fill what `torch.<name>` makes for a kernel to write: what it leaves out shows."""
+    make = getattr(torch, name)
+
+    def filled(*arguments, **options):
+        x = make(*arguments, **options)
+        return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(10**6) if x.dtype == torch.int64 else x
+
+    monkeypatch.setattr(torch, name, filled)
+
+
+def assert_compiles(module, kernel, types, constants, monkeypatch, cache, **options):
+    """Compile a kernel for a GPU that need not be there, whatever was compiled before."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    function = getattr(importlib.import_module(f"torchcalib.kernels.{module}"), kernel)
+    constants = {name: value for name, value in constants.items() if name in function.arg_names}
+    signature = {name: "constexpr" if name in constants else types[name] for name in function.arg_names}
+    compiled = triton.compile(ASTSource(function, signature, constants), target=GPUTarget("cuda", 90, 32), **options)
+    assert f".entry {kernel}(" in compiled.asm["ptx"]
