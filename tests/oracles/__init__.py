@@ -83,11 +83,6 @@ def brier_floor(q, n):
     return sum(expected_of_share(lambda t, qk=qk: (t - qk) ** 2, qk, n) for qk in q)
 
 
-def accuracy_of(q, t):
-    """Share of the first most probable class."""
-    return t[max(range(len(q)), key=lambda k: (q[k], -k))]
-
-
 def bayes_cost_of(q, t, cost):
     """[EPSR] sec. 2.3.1: sum_k t_k c_kj of the first decision j whose expected cost sum_k q_k c_kj is least."""
     expected = [math.fsum(qk * row[j] for qk, row in zip(q, cost, strict=True)) for j in range(len(cost[0]))]
