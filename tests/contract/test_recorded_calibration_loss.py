@@ -1,9 +1,8 @@
-"""Recorded values of calibrated systems: the authors' code of [EPSR], float32 fits of it, and float64 optima.
+"""Recorded values of raw and calibrated systems: the code of [EPSR], float32 fits of it, and float64 optima.
 
-Counts of what was checked say that no entry was missed; see also the last test.
-
-The recordings are not part of the project; see `recorded` in conftest. Scores of the raw systems are checked in
-test_recorded. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
+Counts of what was checked say that no entry was missed; see also the last test. The recordings are not part of the
+project; see `recorded` in conftest. Folds are those recorded, or those that the published code deals (scikit-learn,
+from a seed).
 """
 
 import re
@@ -11,7 +10,7 @@ from collections import Counter
 
 import pytest
 import torch
-from contract.test_recorded import COSTS, COVERED
+from contract.test_recorded import COSTS
 
 import torchcalib as tc
 from benchmarks import tables
@@ -21,10 +20,9 @@ SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "
 FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
 CALIBRATORS = {"d": tc.DPCalibration(), "t": tc.Temperature()}
 FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
-# How many entries a system has; the raw scores among them, 16 or (with those of two classes) 14, are of test_recorded.
+# How many entries a system has.
 ENTRIES = {"raw": 18, "cal": 16, "calt": 16, "calp": 16, "raw_extra": 31}
 ENTRIES_OF_MANY_CLASSES = {"raw": 16, "cal": 14, "calt": 14, "raw_extra": 24}
-RAW_SCORES = re.compile("|".join(pattern for pattern, _ in COVERED))
 # The recorded fits are float32 and stop before their optimum (compare scale_* with i64_scale_*). Where that moves
 # samples across an edge of bins, ECE in percent differs by more than the 0.002 recorded as its tolerance. Where it
 # turns one decision of 7,600, the risk does so (and normalised, by a cheapest constant decision that costs 3/4).
@@ -138,15 +136,10 @@ def test_recorded_calibrated_systems(recorded, expected, name):
         if entry["file"] != f"{name}.npz" or family not in FAMILIES:
             continue
         checked[family] += 1
-        if RAW_SCORES.fullmatch(entry["case"]):
-            continue
         found = system.value(entry["case"])
         tolerance = entry["tolerance"] if isinstance(entry["tolerance"], float) else FLOAT32_FIT
         tolerance = STOPPED_EARLY.get((name, entry["case"]), tolerance)
-        wanted = torch.tensor(entry["value"], dtype=torch.float64)
-        torch.testing.assert_close(
-            found.double(), wanted, rtol=0, atol=tolerance, msg=lambda m, e=entry: f"{e['case']}: {m}"
-        )
+        assert found.tolist() == pytest.approx(entry["value"], rel=0, abs=tolerance), entry["case"]
     assert checked == (ENTRIES if name in SYSTEMS[:2] else ENTRIES_OF_MANY_CLASSES)
 
 
