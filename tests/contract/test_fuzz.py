@@ -323,10 +323,6 @@ class Streamed:
             return self.cases[0].metric()
         return tc.CalibrationCollection({case.name: case.metric() for case in self.cases})
 
-    @property
-    def members(self):
-        return members_of(self.metric)
-
     def batch(self):
         """Predictions, targets, weights or None. Of half types where a sketch is exact for no others."""
         case, n = self.cases[0], self.draw(st.sampled_from([0, 1, 2, 9]))
@@ -346,10 +342,9 @@ class Streamed:
         values = values if isinstance(values, dict) else {self.cases[0].name: values}
         assert set(values) == {case.name for case in self.cases}
         for case in self.cases:
-            value = values[case.name]
             expected = case.call(preds, target, weights=weights, validate_args=False)
-            assert value.dtype == torch.float64
-            torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+            assert values[case.name].dtype == torch.float64
+            torch.testing.assert_close(values[case.name], expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
     def update(self):
         preds, target, weights = batch = self.batch()
@@ -376,10 +371,10 @@ class Streamed:
             preds = preds.long()
         else:
             {"preds": preds, "target": target, "weights": weights}[bad][2] = math.nan if bad == "preds" else -1
-        before = [state_of(metric) for metric in self.members]
+        before = [state_of(metric) for metric in members_of(self.metric)]
         call = self.draw(st.sampled_from([self.metric.update, self.metric.forward]))
         assert isinstance(outcome(lambda: call(preds, target, weights=weights)), Exception)
-        assert_unchanged(self.members, before)
+        assert_unchanged(members_of(self.metric), before)
 
     def compute(self):
         if self.seen:  # without any update torchmetrics warns
@@ -394,15 +389,15 @@ class Streamed:
         """With another of its kind, given whole or as its state."""
         other, (preds, target, weights) = self.fresh(), self.batch()
         other.update(preds, target, weights=weights)
-        whole = self.draw(st.booleans())
-        for mine, theirs in zip(self.members, members_of(other), strict=True):
-            mine.merge_state(theirs if whole else theirs.metric_state)
         self.seen.append((preds, target, weights))
+        whole = self.draw(st.booleans())
+        for mine, theirs in zip(members_of(self.metric), members_of(other), strict=True):
+            mine.merge_state(theirs if whole else theirs.metric_state)
 
     def merge_another(self):
         other = tc.ECE(task="binary", n_bins=13)
         other.update(torch.tensor([0.3]), torch.tensor([1]))
-        for metric in self.members:
+        for metric in members_of(self.metric):
             before = state_of(metric)
             for given_state in (other, other.metric_state):
                 assert isinstance(outcome(lambda m=metric, s=given_state: m.merge_state(s)), Exception)

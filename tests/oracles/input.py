@@ -367,15 +367,12 @@ def event_value(metric, column, options, guard):
             raise Undecided  # the loop has no more than the probabilities
         parts = oracles_ranked.corp(score, confidence, outcome, weights, order)
         return parts[("score", "mcb", "dsc", "unc").index(options["component"])]
-    sorted_by = confidence if by_value else order
-    blocks = oracles_ranked.blocks_of(bins, sorted_by, outcome, weights, n_bins=n_bins, right=right)
-    rows = oracles_ranked.rows_of(blocks, confidence, outcome, weights)
+    sorted_by, cut = confidence if by_value else order, {"n_bins": n_bins, "right": right}
     if metric == "tce":
-        counts = oracles_ranked.rejected(blocks, confidence, outcome, weights, alpha=options["alpha"])
-        sizes = [n for _, n, *_ in rows]
-        shares = [n / sum(sizes) for n in sizes]
-        rates = [r / n for r, n in zip(counts, sizes, strict=True)]
-        return 100 * oracles_ranked.norm_of(rates, shares, options.get("norm", "l1"))
+        tested = {"alpha": options["alpha"], "norm": options.get("norm", "l1"), "order": sorted_by}
+        return oracles_ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
+    blocks = oracles_ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
+    rows = oracles_ranked.rows_of(blocks, confidence, outcome, weights)
     if metric == "gce":
         return oracles_ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)

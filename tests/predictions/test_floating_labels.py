@@ -12,7 +12,6 @@ from scipy import stats
 import torchcalib as tc
 from torchcalib.report import ReportBuilder
 from torchcalib.report.saving import builder_of_bytes, state_bytes
-from torchcalib.statistics import BinStats
 
 F64 = torch.float64
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -225,18 +224,6 @@ def test_a_state_that_is_merged_saved_and_synced_knows_what_it_has_seen(make, ha
     anew.reset()
     for metric in (merged, loaded, synced, updated(anew, *pieces)):
         same_chance(metric, expected)
-
-
-def test_what_has_been_summed_adds_and_what_has_been_read_is_settled():
-    preds = torch.tensor([0.2, 0.6], dtype=F64)
-    recipe, read = tc.ECE(task="binary", n_bins=1).recipe, tc.ECE(task="binary", n_bins=1).input_format.read
-    labels, shares = (recipe.of(read(preds, torch.tensor(t, dtype=F64))) for t in ([0.0, 1.0], [0.5, 1.0]))
-    assert isinstance(labels, BinStats)
-    assert labels.noise.item() == pytest.approx(0.2 * 0.8 + 0.6 * 0.4)
-    assert shares.noise.item() == pytest.approx(0.3**2 + 0.4**2)
-    assert (labels + shares).noise.item() == pytest.approx(0.2**2 + 0.4**2 + 0.3**2 + 0.4**2)
-    read_off = updated(tc.ECE(task="binary", n_bins=1), (preds, torch.tensor([0.0, 1.0]))).statistic()
-    assert read_off.sums[4].item() == read_off.sums[3].item() == pytest.approx(0.2 * 0.8 + 0.6 * 0.4)
 
 
 def test_shares_compile_and_map():
