@@ -246,3 +246,47 @@ def test_closed_form_an_8_bit_label_is_not_an_ignored_one():
     rows = torch.full((3, 200), 1 / 200)
     labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 in 8 bits
     assert not tc.nll_per_sample(rows, labels, task="multiclass", ignore_index=-100).isnan().any()
+
+
+def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
+    inf = math.inf
+    z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
+    y = torch.tensor([0, 1, 1, 2])
+    assert tc.nll_per_sample(z, y, task="multiclass", from_logits=True).tolist() == pytest.approx(
+        [0, math.log(2), math.log(2), 0], abs=1e-7
+    )
+    assert tc.ece(z[:1], y[:1], task="multiclass", from_logits=True).item() == 0
+
+
+def test_closed_form_soft_targets():
+    """Votes: NLL -sum t log q, Brier sum (q - t)^2, ECD their cross entropy less the entropy of q."""
+    q, t = torch.tensor([[0.5, 0.3, 0.2]], dtype=F64), torch.tensor([[0.6, 0.4, 0.0]], dtype=F64)
+    nll = -0.6 * math.log(0.5) - 0.4 * math.log(0.3)
+    entropy = -sum(p * math.log(p) for p in (0.5, 0.3, 0.2))
+    assert tc.nll(q, t, task="multiclass").item() == pytest.approx(nll)
+    assert tc.brier_score(q, t, task="multiclass").item() == pytest.approx(0.1**2 + 0.1**2 + 0.2**2)
+    assert tc.ecd(q, t, task="multiclass").item() == pytest.approx(nll - entropy)
+    assert tc.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
+    assert tc.ece(q, t, task="multiclass", reduction="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
+    naive = tc.brier_score(q, t, task="multiclass", normalize="prior")
+    assert naive.isinf(), "with one sample the prior is its votes, and the prior's Brier score is 0"
+
+
+def test_closed_form_infinite_score_stays_in_its_class():
+    preds, target = torch.tensor([0.0, 0.5, 0.5], dtype=F64), torch.tensor([1, 0, 1])
+    assert tc.nll(preds, target, task="binary").item() == math.inf
+    assert tc.nll(preds, target, task="binary", priors=[1.0, 0.0]).item() == pytest.approx(math.log(2))
+    assert tc.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
+
+
+def test_closed_form_a_class_without_samples():
+    preds, target = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]], dtype=F64), torch.tensor([0, 1])
+    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.25, 0.25]).isnan()
+    expected = -0.5 * math.log(0.5) - 0.5 * math.log(0.6)
+    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
+
+
+def test_closed_form_large_and_small_weights_scale_nothing():
+    for scale in (1e-140, 1e140):
+        weighted = tc.ece(ITEMS, LABELS, task="binary", n_bins=3, weights=torch.full((10,), scale, dtype=F64))
+        assert weighted.item() == pytest.approx(0.241, abs=1e-12)
