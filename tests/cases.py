@@ -70,99 +70,108 @@ class Case:
         return self.name
 
 
+OWN = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}, "binary": {}}
+REDUCTIONS = {
+    "binary": ("positive_class", "top_label"),
+    "multiclass": ("top_label", "classwise"),
+    "multilabel": ("classwise",),
+}
+PRIORS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+SCORES = [
+    ("nll", tc.nll, tc.NLL, {}),
+    ("nce", tc.nll, tc.NLL, {"normalize": "prior"}),
+    ("nll-eps", tc.nll, tc.NLL, {"eps": 0.05}),
+    ("brier", tc.brier_score, tc.Brier, {}),
+    ("nbs", tc.brier_score, tc.Brier, {"normalize": "prior"}),
+    ("brier-classes", tc.brier_score, tc.Brier, {"normalize": "classes"}),
+    ("ecd", tc.ecd, tc.ECD, {}),
+    ("risk", tc.bayes_risk, tc.BayesRisk, {}),
+    ("nrisk", tc.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
+    ("accuracy", tc.accuracy, tc.Accuracy, {}),
+]
+BINNED = [
+    ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
+    ("esce", tc.esce, tc.ESCE, {"n_bins": 7}),
+    ("mce", tc.mce, tc.MCE, {"n_bins": 7}),
+    ("rmsce", tc.rmsce, tc.RMSCE, {"n_bins": 7}),
+    ("rmsce-debiased", tc.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
+]
+VOTES = [
+    ("tv", tc.total_variation, tc.TotalVariation),
+    ("kl", tc.kl_divergence, tc.KLDivergence),
+    ("entropy", tc.entropy_difference, tc.EntropyDifference),
+    ("votes", tc.votes_distance, tc.VotesDistance),
+]
+
+
+def _case(name, function, cls, task, options, **more):
+    return Case(name, function, cls, task, options, OWN[task], **more)
+
+
 def _cases():
-    out = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}, "binary": {}}
-    scores = [
-        ("nll", tc.nll, tc.NLL, {}),
-        ("nce", tc.nll, tc.NLL, {"normalize": "prior"}),
-        ("nll-eps", tc.nll, tc.NLL, {"eps": 0.05}),
-        ("brier", tc.brier_score, tc.Brier, {}),
-        ("nbs", tc.brier_score, tc.Brier, {"normalize": "prior"}),
-        ("brier-classes", tc.brier_score, tc.Brier, {"normalize": "classes"}),
-        ("ecd", tc.ecd, tc.ECD, {}),
-        ("risk", tc.bayes_risk, tc.BayesRisk, {}),
-        ("nrisk", tc.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
-        ("accuracy", tc.accuracy, tc.Accuracy, {}),
-    ]
-    binned = [
-        ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
-        ("esce", tc.esce, tc.ESCE, {"n_bins": 7}),
-        ("mce", tc.mce, tc.MCE, {"n_bins": 7}),
-        ("rmsce", tc.rmsce, tc.RMSCE, {"n_bins": 7}),
-        ("rmsce-debiased", tc.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
-    ]
-    for name, function, cls, options in scores:
-        for task, own in out.items():
-            for from_logits in (
-                task == "multiclass",
-                task != "multiclass",
-            ):  # what comes first is never left to the slow run
+    for name, function, cls, options in SCORES:
+        for task in OWN:
+            # what comes first is never left to the slow run
+            for from_logits in (task == "multiclass", task != "multiclass"):
                 kind = "logits" if from_logits else "probs"
-                yield Case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits}, own)
-    reductions = {
-        "binary": ("positive_class", "top_label"),
-        "multiclass": ("top_label", "classwise"),
-        "multilabel": ("classwise",),
-    }
-    for name, function, cls, options in binned:
-        for task, own in out.items():
-            for reduction in reductions[task]:
-                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
+                yield _case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits})
+    yield from _of_events(BINNED)
     for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
         for reduction in (tc.TopK(2), tc.TopK(3, only=True)):
-            given = {"n_bins": 5, "reduction": reduction, "from_logits": True}
-            yield Case(f"{name}-multiclass-{said(reduction)}", function, cls, "multiclass", given, out["multiclass"])
-    votes = [
-        ("tv", tc.total_variation, tc.TotalVariation),
-        ("kl", tc.kl_divergence, tc.KLDivergence),
-        ("entropy", tc.entropy_difference, tc.EntropyDifference),
-        ("votes", tc.votes_distance, tc.VotesDistance),
-    ]
-    for name, function, cls in votes:
-        for task, own in out.items():
-            yield Case(f"{name}-{task}", function, cls, task, {"from_logits": True}, own)
-        yield Case(f"{name}-multiclass-probs", function, cls, "multiclass", {}, out["multiclass"])
-        floor = {"component": "noise_floor"}
-        yield Case(f"{name}-floor-multiclass", function, cls, "multiclass", floor, out["multiclass"])
-    priors = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    for name, function, cls, options in (
-        s for s in scores if s[0] in ("nll", "nce", "brier", "nbs", "ecd", "accuracy")
-    ):
-        yield Case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": priors}, out["multiclass"])
-    for task, own in out.items():
+            options = {"n_bins": 5, "reduction": reduction, "from_logits": True}
+            said = f"{'only' if reduction.only else 'top'}_{reduction.k}"
+            yield _case(f"{name}-multiclass-{said}", function, cls, "multiclass", options)
+    for name, function, cls in VOTES:
+        for task in OWN:
+            yield _case(f"{name}-{task}", function, cls, task, {"from_logits": True})
+        yield _case(f"{name}-multiclass-probs", function, cls, "multiclass", {})
+        yield _case(f"{name}-floor-multiclass", function, cls, "multiclass", {"component": "noise_floor"})
+    for name, function, cls, options in SCORES:
+        if name in ("nll", "nce", "brier", "nbs", "ecd", "accuracy"):
+            yield _case(f"{name}-priors", function, cls, "multiclass", {**options, "priors": PRIORS})
+    for task in OWN:
         for name, normalize in (("risk", None), ("nrisk", "prior")):
             options = {"cost": COSTS[2 if task != "multiclass" else N_CLASSES], "normalize": normalize}
-            yield Case(f"{name}-costs-{task}", tc.bayes_risk, tc.BayesRisk, task, options, own)
+            yield _case(f"{name}-costs-{task}", tc.bayes_risk, tc.BayesRisk, task, options)
             if task == "multiclass":
-                options = {**options, "priors": priors, "from_logits": True}
-                yield Case(f"{name}-costs-priors", tc.bayes_risk, tc.BayesRisk, task, options, own)
+                options = {**options, "priors": PRIORS, "from_logits": True}
+                yield _case(f"{name}-costs-priors", tc.bayes_risk, tc.BayesRisk, task, options)
     options = {"cost": COSTS[2], "positive_classes": [1, 3], "from_logits": True}
-    yield Case("risk-costs-set", tc.bayes_risk, tc.BayesRisk, "multiclass", options, out["multiclass"])
+    yield _case("risk-costs-set", tc.bayes_risk, tc.BayesRisk, "multiclass", options)
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
-        yield Case(f"{name}-per-label", function, cls, "multilabel", {"average": None}, out["multilabel"])
-    yield from _ranked_cases(out, reductions)
-    yield from _canonical_cases(out)
-    yield from _binless_cases(out)
-    yield Case(
-        "ece-per-class", tc.ece, tc.ECE, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
-    )
+        yield _case(f"{name}-per-label", function, cls, "multilabel", {"average": None})
+    yield from _ranked_cases()
+    for task in OWN:
+        for name, options in (
+            ("skce-linear", {"from_logits": True}),
+            ("skce-block", {"estimator": "block", "block_size": 5, "kernel": "gaussian", "bandwidth": 0.3}),
+        ):
+            yield _case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, in_blocks=True)
+    yield from _binless_cases()
+    per_class = {"average": None, "reduction": "classwise"}
+    yield _case("smece-per-class", tc.smece, tc.SmECE, "multiclass", per_class)
+    yield _case("ece-per-class", tc.ece, tc.ECE, "multiclass", per_class)
 
 
-def _ranked_cases(out, reductions):
-    ranked = [
-        ("ace", tc.ace, tc.ACE, {"n_bins": 5}),
-        ("mce-mass", tc.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
-        ("tce", tc.tce, tc.TCE, {"alpha": 0.3}),
-        ("ks", tc.ks, tc.KS, {}),
-        ("corp", corp_part, tc.CORP, {"component": "mcb"}),
-    ]
-    for name, function, cls, options in ranked:
-        for task, own in out.items():
-            for reduction in reductions[task]:
+def _of_events(table):
+    for name, function, cls, options in table:
+        for task in OWN:
+            for reduction in REDUCTIONS[task]:
                 given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield Case(f"{name}-{task}-{said(reduction)}", function, cls, task, given, own)
-    settings = [
+                yield _case(f"{name}-{task}-{reduction}", function, cls, task, given)
+
+
+def _ranked_cases():
+    yield from _of_events(
+        [
+            ("ace", tc.ace, tc.ACE, {"n_bins": 5}),
+            ("mce-mass", tc.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
+            ("tce", tc.tce, tc.TCE, {"alpha": 0.3}),
+            ("ks", tc.ks, tc.KS, {}),
+            ("corp", corp_part, tc.CORP, {"component": "mcb"}),
+        ]
+    )
+    for name, function, cls, options in (
         ("rmsce-mass", tc.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
         ("mce-pava", tc.mce, tc.MCE, {"bins": "pava"}),
         ("tce-mass-l2", tc.tce, tc.TCE, {"bins": "equal_mass", "n_bins": 4, "norm": "l2", "alpha": 0.3}),
@@ -177,53 +186,27 @@ def _ranked_cases(out, reductions):
         ("corp-score", corp_part, tc.CORP, {"component": "score", "score": "nll"}),
         ("corp-dsc", corp_part, tc.CORP, {"component": "dsc"}),
         ("corp-unc", corp_part, tc.CORP, {"component": "unc"}),
-    ]
-    for name, function, cls, options in settings:
-        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
-    of_set = {"positive_classes": [1, 3]}
+    ):
+        yield _case(f"{name}-binary", function, cls, "binary", options)
     for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE), ("tce", tc.tce, tc.TCE)):
         for from_logits in (False, True):
-            options = {**of_set, "from_logits": from_logits}
-            yield Case(f"{name}-set-{from_logits}", function, cls, "multiclass", options, out["multiclass"])
-    yield Case(
-        "ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"}, out["multiclass"]
-    )
+            options = {"positive_classes": [1, 3], "from_logits": from_logits}
+            yield _case(f"{name}-set-{from_logits}", function, cls, "multiclass", options)
+    yield _case("ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"})
 
 
-def _canonical_cases(out):
-    for task, own in out.items():
-        for name, options in (
-            ("skce-linear", {"from_logits": True}),
-            ("skce-block", {"estimator": "block", "block_size": 5, "kernel": "gaussian", "bandwidth": 0.3}),
-        ):
-            yield Case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, own, in_blocks=True)
-
-
-def skce_in_blocks(*args, estimator="linear", **options):
-    return tc.skce(*args, estimator=estimator, **options)
-
-
-def said(reduction):
-    """The name of a reduction, in that of a case."""
-    if not isinstance(reduction, tc.TopK):
-        return reduction
-    return f"{'only' if reduction.only else 'top'}_{reduction.k}"
-
-
-def _binless_cases(out):
-    binless = [
+def _binless_cases():
+    for name, function, cls, options in (
         ("smece", tc.smece, tc.SmECE, {}),
         ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
         ("cox", cox_part, tc.Cox, {"component": "slope"}),
         ("ici", tc.ici, tc.ICI, {}),
-    ]
-    for name, function, cls, options in binless:
-        for task, own in out.items():
+    ):
+        for task in OWN:
             # A search for the width of every class takes its time.
-            own_width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
-            given = {**options, **own_width, "from_logits": task != "binary"}
-            yield Case(f"{name}-{task}", function, cls, task, given, own)
-    settings = [
+            width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
+            yield _case(f"{name}-{task}", function, cls, task, {**options, **width, "from_logits": task != "binary"})
+    for name, function, cls, options in (
         ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
         ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
         ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
@@ -232,17 +215,12 @@ def _binless_cases(out):
         ("ici-e90", tc.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
         ("ici-emax", tc.ici, tc.ICI, {"component": "emax", "n_points": 64}),
         ("ks-kuiper", tc.ks, tc.KS, {"norm": "range"}),
-    ]
-    for name, function, cls, options in settings:
-        yield Case(f"{name}-binary", function, cls, "binary", options, out["binary"])
-    yield Case(
-        "smece-per-class",
-        tc.smece,
-        tc.SmECE,
-        "multiclass",
-        {"average": None, "reduction": "classwise"},
-        out["multiclass"],
-    )
+    ):
+        yield _case(f"{name}-binary", function, cls, "binary", options)
+
+
+def skce_in_blocks(*args, estimator="linear", **options):
+    return tc.skce(*args, estimator=estimator, **options)
 
 
 def spiegelhalter_part(*args, component="z", **options):

@@ -4,6 +4,7 @@ A case for each path keeps them for all; see `paths` in cases.py. A new metric j
 """
 
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -32,9 +33,8 @@ def test_law_leading_axes_of_weights_are_a_loop(path):
     weights[..., 11] = 0
     preds[11] = torch.nan  # left out in all ways
     values = path.call(preds, target, weights=weights)
-    for i in range(2):
-        for j in range(3):
-            close(values[i, j], path.call(preds, target, weights=weights[i, j]))
+    for at in product(range(2), range(3)):
+        close(values[at], path.call(preds, target, weights=weights[at]))
     series, labels = path.data(n=30, lead=(2,))
     shared = weights[0].unsqueeze(1).expand(3, 2, 30)
     close(path.call(series, labels, weights=shared)[2, 1], path.call(series[1], labels[1], weights=weights[0, 2]))
@@ -60,13 +60,18 @@ def test_law_ignored_rows_are_dropped(path):
 
 
 @in_order
-def test_law_streamed_in_pieces_is_one_call(path):
+def test_law_cut_copied_and_merged_is_one_call(path):
     preds, target = path.data(n=41)
     weights = path.weights(41)
-    metric = path.metric()
-    for piece in (slice(0, 1), slice(1, 1), slice(1, 30), slice(30, 41)):
-        metric.update(preds[piece], target[piece], weights=weights[piece])
-    close(metric.compute(), path.call(preds, target, weights=weights))
+    metric, other = path.metric(), path.metric()
+    for piece in (slice(0, 1), slice(1, 1), slice(1, 20)):
+        metric(preds[piece].clone().requires_grad_(), target[piece], weights=weights[piece])
+    metric.compute()
+    other.update(preds[20:30], target[20:30], weights=weights[20:30])
+    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone()):
+        copy.merge_state(other)
+        copy.update(preds[30:], target[30:], weights=weights[30:])
+        close(copy.compute(), path.call(preds, target, weights=weights))
 
 
 @in_order
@@ -81,27 +86,6 @@ def test_law_batch_size_and_memory_layout_change_nothing(path):
         strided.update(torch.stack([preds, preds], 1)[:, 0], target)
         for metric in (single, strided):
             close(metric.compute(), whole.compute(), msg=lambda m, dtype=dtype: f"{dtype}: {m}")
-
-
-@in_order
-def test_law_merged_is_one_call(path):
-    preds, target = path.data(n=41)
-    one, other = path.metric(), path.metric()
-    one.update(preds[:13], target[:13])
-    other.update(preds[13:], target[13:])
-    one.compute()
-    one.merge_state(other)
-    close(one.compute(), path.call(preds, target))
-
-
-@in_order
-def test_law_pickled_goes_on(path):
-    preds, target = path.data(n=41)
-    metric = path.metric()
-    metric(preds[:20].requires_grad_(), target[:20])
-    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone()):
-        copy.update(preds[20:], target[20:])
-        close(copy.compute(), path.call(preds, target).detach())
 
 
 def test_law_forward_is_the_batch_value_with_its_gradient(path):
@@ -142,22 +126,12 @@ def test_law_low_precision_is_read_as_it_is(path):
         close(value, expected, rtol=2e-5, atol=2e-6, msg=lambda m, dtype=dtype: f"{dtype}: {m}")
 
 
-@pytest.mark.parametrize("path", paths(lambda case: case.task != "binary"))
-def test_law_class_axis_may_stand_anywhere(path):
-    if path.task == "binary":
-        pytest.skip("binary input has no class axis")
-    preds, target = path.data(n=20)
-    first = path.call(preds.T, target.T if path.task == "multilabel" else target, class_axis=0)
-    close(first, path.call(preds, target))
-
-
-def test_law_streaming_flattens_every_axis_but_the_classes(path):
+def test_law_the_class_axis_stands_anywhere_and_all_others_are_flattened(path):
     preds, target = path.data(n=24)
-    metric = path.metric(class_axis=1) if path.task != "binary" else path.metric()
-    if path.task == "binary":
-        metric.update(preds.reshape(2, 3, 4), target.reshape(2, 3, 4))
-    else:
-        images = preds.reshape(2, 3, 4, -1).movedim(-1, 1)
-        labels = target.reshape(2, 3, 4, -1).movedim(-1, 1) if path.task == "multilabel" else target.reshape(2, 3, 4)
-        metric.update(images, labels)
+    with_classes, axis = path.task == "multilabel", {} if path.task == "binary" else {"class_axis": 1}
+    images, labels = (preds.reshape(2, 3, 4, *preds.shape[1:]), target.reshape(2, 3, 4, *target.shape[1:]))
+    metric = path.metric(**axis)
+    metric.update(images.movedim(-1, 1) if axis else images, labels.movedim(-1, 1) if with_classes else labels)
     close(metric.compute(), path.call(preds, target))
+    if axis:
+        close(path.call(preds.T, target.T if with_classes else target, class_axis=0), path.call(preds, target))

@@ -3,6 +3,8 @@
 A case for each formula keeps them; see `formulas` in cases.py. A new metric joins by a line in the table of cases.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -23,9 +25,8 @@ def test_law_batch_axis_is_a_loop(formula):
     preds, target = formula.data(lead=(2, 3))
     whole = formula.call(preds, target)
     assert whole.shape[:2] == (2, 3)
-    for i in range(2):
-        for j in range(3):
-            close(whole[i, j], formula.call(preds[i, j], target[i, j]))
+    for at in product(range(2), range(3)):
+        close(whole[at], formula.call(preds[at], target[at]))
 
 
 def test_law_integer_weights_are_repeats(formula):
@@ -74,54 +75,24 @@ def test_law_values_are_within_the_declared_bounds(formula):
         assert high is None or bool((value <= high).all())
 
 
-def takes_shares(case):
-    return not (case.format.hard_targets or case.format.least_votes)
-
-
-def takes_votes(case):
-    return not case.format.hard_targets
-
-
-def takes_labels_alone(case):
-    return case.format.hard_targets
-
-
-@pytest.mark.parametrize("formula", formulas(takes_shares))
-def test_law_soft_targets_of_certainty_are_labels(formula):
+def test_law_labels_as_shares_and_as_single_votes_are_labels_or_refused(formula):
     preds, target = formula.data(n=20)
-    soft = torch.nn.functional.one_hot(target, N_CLASSES) if formula.task == "multiclass" else target
-    close(formula.call(preds, soft.double()), formula.call(preds, target))
-
-
-def votes_of(case, target):
-    """Each label as a single vote."""
-    return torch.nn.functional.one_hot(target, N_CLASSES if case.task == "multiclass" else 2)
-
-
-@pytest.mark.parametrize("formula", formulas(takes_votes))
-def test_law_a_single_vote_is_a_label(formula):
-    preds, target = formula.data(n=20)
-    votes = votes_of(formula, target)
-    close(formula.call(preds, votes), formula.call(preds, target))
-    metric = formula.metric()
-    metric.update(preds, votes.to(torch.uint8))
-    close(metric.compute(), formula.call(preds, target))
-
-
-@pytest.mark.parametrize("formula", formulas(takes_labels_alone))
-def test_law_where_labels_are_counted_soft_targets_and_votes_are_refused(formula):
-    preds, target = formula.data(n=20)
-    soft = preds if formula.task != "binary" else target.double()
-    for given in (soft, votes_of(formula, target)):
-        with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
-            formula.call(preds, given)
-
-
-@pytest.mark.parametrize("formula", formulas(lambda case: case.format.least_votes > 0))
-def test_law_where_votes_are_counted_shares_are_refused(formula):
-    preds, target = formula.data(n=20)
-    with pytest.raises(TypeError, match="Pass vote counts"):
-        formula.call(preds, torch.nn.functional.one_hot(target, N_CLASSES).double())
+    n_classes = N_CLASSES if formula.task == "multiclass" else 2
+    votes = torch.nn.functional.one_hot(target, n_classes)
+    shares = (votes if formula.task == "multiclass" else target).double()
+    hard, expected = formula.format.hard_targets, formula.call(preds, target)
+    if hard or formula.format.least_votes:
+        why = "`target` must be integer labels where labels are counted" if hard else "Pass vote counts"
+        for refused in (shares, votes) if hard else (shares,):
+            with pytest.raises(TypeError, match=why):
+                formula.call(preds, refused)
+    else:
+        close(formula.call(preds, shares), expected)
+    if not hard:
+        close(formula.call(preds, votes), expected)
+        metric = formula.metric()
+        metric.update(preds, votes.to(torch.uint8))
+        close(metric.compute(), expected)
 
 
 def test_every_streaming_class_is_in_the_table_of_cases():

@@ -1,17 +1,17 @@
-"""Recorded values of calibrated systems: the authors' code of [EPSR], float32 fits of it, and float64 optima.
+"""Recorded values of raw and calibrated systems: the code of [EPSR], float32 fits of it, and float64 optima.
 
-Counts of what was checked say that no entry was missed; see also the last test.
-
-The recordings are not part of the project; see `recorded` in conftest. Scores of the raw systems are checked in
-test_recorded. Folds are those recorded, or those that the published code deals (scikit-learn, from a seed).
+Counts of what was checked say that no entry was missed; see also the last test. The recordings are not part of the
+project; see `recorded` in conftest. Folds are those recorded, or those that the published code deals (scikit-learn,
+from a seed).
 """
 
 import re
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
-from contract.test_recorded import COSTS, COVERED
+from contract.test_recorded import COSTS
 
 import torchcalib as tc
 from benchmarks import tables
@@ -21,10 +21,9 @@ SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "
 FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
 CALIBRATORS = {"d": tc.DPCalibration(), "t": tc.Temperature()}
 FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
-# How many entries a system has; the raw scores among them, 16 or (with those of two classes) 14, are of test_recorded.
+# How many entries a system has.
 ENTRIES = {"raw": 18, "cal": 16, "calt": 16, "calp": 16, "raw_extra": 31}
 ENTRIES_OF_MANY_CLASSES = {"raw": 16, "cal": 14, "calt": 14, "raw_extra": 24}
-RAW_SCORES = re.compile("|".join(pattern for pattern, _ in COVERED))
 # The recorded fits are float32 and stop before their optimum (compare scale_* with i64_scale_*). Where that moves
 # samples across an edge of bins, ECE in percent differs by more than the 0.002 recorded as its tolerance. Where it
 # turns one decision of 7,600, the risk does so (and normalised, by a cheapest constant decision that costs 3/4).
@@ -138,15 +137,10 @@ def test_recorded_calibrated_systems(recorded, expected, name):
         if entry["file"] != f"{name}.npz" or family not in FAMILIES:
             continue
         checked[family] += 1
-        if RAW_SCORES.fullmatch(entry["case"]):
-            continue
         found = system.value(entry["case"])
         tolerance = entry["tolerance"] if isinstance(entry["tolerance"], float) else FLOAT32_FIT
         tolerance = STOPPED_EARLY.get((name, entry["case"]), tolerance)
-        wanted = torch.tensor(entry["value"], dtype=torch.float64)
-        torch.testing.assert_close(
-            found.double(), wanted, rtol=0, atol=tolerance, msg=lambda m, e=entry: f"{e['case']}: {m}"
-        )
+        assert found.tolist() == pytest.approx(entry["value"], rel=0, abs=tolerance), entry["case"]
     assert checked == (ENTRIES if name in SYSTEMS[:2] else ENTRIES_OF_MANY_CLASSES)
 
 
@@ -191,13 +185,8 @@ def test_no_recorded_entry_of_these_families_is_missed(expected):
     systems = ("cal", "mcp", "mcs", "mcps")
     sections = {"table1"} | {f"sec3.1|{name}" for name in ("cal", "mcs-o", "mcs-u", "cal-h")}  # of test_simulate
     assert simulated == sections | {f"K{k}|{name}" for k in (2, 10) for name in (*systems, "counts")}
-    values = {name: set() for name in ("K2", "K10")}
-    for entry in expected:
-        if match := re.fullmatch(r"ferrer/synthetic/(K\d+)\|(?!counts).*", entry["case"]):
-            values[match[1]] |= entry["value"].keys()
     scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # of test_recorded
-    for k, calibrators, more in (("K2", ("aff", "tem", "his"), {"eceBIN15"}), ("K10", ("aff", "tem"), set())):
-        losses = {
-            f"{w}_{c}_{how}" for w in ("rcl_ce", "rcl_bs", "semiemp_ce") for c in calibrators for how in ("xv", "tt")
-        }
-        assert values[k] == scores | more | losses
+    for k, calibrators, more in ((2, ("aff", "tem", "his"), {"eceBIN15"}), (10, ("aff", "tem"), set())):
+        of = [e["value"] for e in expected if re.fullmatch(rf"ferrer/synthetic/K{k}\|(?!counts).*", e["case"])]
+        losses = product(("rcl_ce", "rcl_bs", "semiemp_ce"), calibrators, ("xv", "tt"))
+        assert set().union(*of) == scores | more | {"_".join(parts) for parts in losses}

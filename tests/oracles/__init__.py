@@ -83,11 +83,6 @@ def brier_floor(q, n):
     return sum(expected_of_share(lambda t, qk=qk: (t - qk) ** 2, qk, n) for qk in q)
 
 
-def accuracy_of(q, t):
-    """Share of the first most probable class."""
-    return t[max(range(len(q)), key=lambda k: (q[k], -k))]
-
-
 def bayes_cost_of(q, t, cost):
     """[EPSR] sec. 2.3.1: sum_k t_k c_kj of the first decision j whose expected cost sum_k q_k c_kj is least."""
     expected = [math.fsum(qk * row[j] for qk, row in zip(q, cost, strict=True)) for j in range(len(cost[0]))]
@@ -123,16 +118,20 @@ def class_shares(targets, weights):
 # Bins.
 
 
-def bin_of(p, n_bins, right=False):
-    """The bin [i/B, (i+1)/B) of p, the last one closed; with `right` (i/B, (i+1)/B], the first one closed."""
-    edges = [i / n_bins for i in range(n_bins + 1)]
+def between(edges, p, right=False):
+    """The bin [a, b) of p, the last one closed; with `right` (a, b], the first one closed."""
+    last = len(edges) - 2
     for i, (low, high) in enumerate(pairwise(edges)):
-        inside = (
-            (low < p <= high or (i == 0 and p == 0)) if right else (low <= p < high or (i == n_bins - 1 and p == 1))
-        )
-        if inside:
+        if right and (low < p <= high or (i == 0 and p == low)):
+            return i
+        if not right and (low <= p < high or (i == last and p == high)):
             return i
     raise ValueError(p)
+
+
+def bin_of(p, n_bins, right=False):
+    """The bin of p among those of equal width."""
+    return between([i / n_bins for i in range(n_bins + 1)], p, right)
 
 
 def bins(confidence, outcome, weights, n_bins, right=False, extra=None):

@@ -1,11 +1,12 @@
-"""Slow reading of raw input, and slow values of every metric: a loop over rows of Python floats, the rules beside it.
+"""Slow reading of raw input, and slow values of every call: a loop over rows of Python floats, the rules beside it.
 
 What the documentation says of input is written down here a second time. Nothing shares code with the package.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -15,12 +16,53 @@ from oracles import ranked as oracles_ranked
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
 
+ERRORS = ("ece", "esce", "mce", "rmsce", "ace", "ks", "corp", "tce", "gce")
+REDUCTIONS = {  # the default first
+    "binary": ["positive_class", "top_label"],
+    "multiclass": ["top_label", "classwise"],
+    "multilabel": ["classwise"],
+}
+
+
 class Illegal(Exception):
     """The input must be refused."""
 
 
 class Undecided(Exception):
     """Rounding decides: a sum at its tolerance, a confidence at the edge of a bin, two that may or may not be tied."""
+
+
+@dataclass
+class Call:
+    """A metric, its settings, and what it is given."""
+
+    function: Any
+    cls: type
+    task: str
+    n_classes: int  # or labels
+    settings: dict[str, Any]  # of the metric
+    reading: dict[str, Any]  # of input, but weights
+    preds: Any
+    target: Any
+    weights: Any = None
+    lead: tuple[int, ...] = ()
+    own: dict[str, Any] = field(default_factory=dict)  # of the class
+    malformed: str | None = None
+
+    @property
+    def metric(self):
+        return self.cls.__name__.lower()
+
+    @property
+    def read_as(self):
+        return "binary" if "positive_classes" in self.reading else self.task
+
+    def value(self):
+        given = {"task": self.task, "weights": self.weights, **self.settings, **self.reading}
+        return self.function(self.preds, self.target, **given)
+
+    def streaming(self, batch_shape=()):
+        return self.cls(task=self.task, **self.settings, **self.reading, **self.own, batch_shape=batch_shape)
 
 
 @dataclass
@@ -207,14 +249,17 @@ def score_parts(metric, row, options, binary):
         return [(row.t[0] * row.q[1] - row.t[1] * row.q[0]) ** 2 if binary else oracles.brier_of(row.q, row.t)]
     if metric == "accuracy":
         return [row.t[row.top]]
-    if metric == "tv":
+    if options.get("component") == "noise_floor":  # a label is one vote
+        floors = {"totalvariation": oracles.total_variation_floor, "votesdistance": oracles.brier_floor}
+        return [floors.get(metric, oracles.entropy_floor)(row.q, 1)]
+    if metric == "totalvariation":
         return [abs(q - t) / 2 for q, t in zip(row.q, row.t, strict=True)]
-    if metric in ("kl", "entropy"):
+    if metric in ("kldivergence", "entropydifference"):
         own = [oracles.xlogy(t, t) for t in row.t]
-        if metric == "kl":
+        if metric == "kldivergence":
             return own + score_parts("nll", row, {}, binary)
         return own + [-xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)]
-    if metric == "votes":
+    if metric == "votesdistance":
         return score_parts("brier", row, {}, binary)
     costs = options.get("cost")
     if costs is None:
@@ -261,7 +306,7 @@ def score_value(metric, rows, options, binary, n_classes):
         for t in ts:
             check_whole(t)
         naive = score_of_prior(metric, shares, ts, options, binary)
-        if priors is None or metric == "risk":
+        if priors is None or metric == "bayesrisk":
             naive = oracles.mean(naive, weights)
         else:
             naive = oracles.mean_at_priors(naive, [t.index(1.0) for t in ts], weights, shares)
@@ -278,6 +323,9 @@ def events(rows, task, reduction):
     """Columns of (order, confidence, outcome, weight, exact)."""
     if task == "binary" and reduction == "positive_class":
         return [[(r.order, r.q[1], r.t[1], r.w, r.exact) for r in rows]]
+    if not isinstance(reduction, str):
+        claims = [(*oracles.top_k(r.q, r.t, reduction.k, reduction.only), r) for r in rows]
+        return [[(c, c, y, r.w, r.exact) for c, y, r in claims]]
     if reduction == "top_label":
         order = [abs(r.order) if task == "binary" and r.q[1] != r.order else r.q[r.top] for r in rows]
         return [[(o, r.q[r.top], r.t[r.top], r.w, r.exact) for o, r in zip(order, rows, strict=True)]]
@@ -298,18 +346,15 @@ def event_value(metric, column, options, guard):
     if not column:
         return math.nan
     order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
-    bins, n_bins, right = options.get("bins", "equal_width"), options.get("n_bins", 15), options.get("right", False)
-    computed = not all(exact)
-    if metric == "ace":
-        bins = "equal_mass"
-    if metric in ("tce",):
-        bins = options.get("bins", "pava_bc")
+    usual = {"ace": "equal_mass", "tce": "pava_bc"}.get(metric, "equal_width")
+    bins, n_bins, right = options.get("bins", usual), options.get("n_bins", 15), options.get("right", False)
+    computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)
+    more = {"debiased": True} if options.get("debiased") else {}
+    edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
+    if computed and metric not in ("ks", "corp") and by_value and at_an_edge(edges, confidence, guard):
+        raise Undecided
     if metric in ("ece", "esce", "mce", "rmsce") and bins == "equal_width":
-        if computed and at_an_edge([i / n_bins for i in range(n_bins + 1)], confidence, guard):
-            raise Undecided
-        rows = oracles.bins(confidence, outcome, weights, n_bins, right)
-        more = {"debiased": True} if options.get("debiased") else {}
-        return getattr(oracles, metric)(rows, **more)
+        return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
     weights = [int(w) for w in weights]
     if computed and may_be_tied(order, guard):
         raise Undecided
@@ -318,30 +363,67 @@ def event_value(metric, column, options, guard):
     outcome = [int(y) if y in (0, 1) else y for y in outcome]
     if metric == "corp":
         score = options.get("score", "brier")
-        if score == "nll" and any(c in (0, 1) or min(c, 1 - c) < 1e-12 for c in confidence):
+        if score == "nll" and any(min(c, 1 - c) < 1e-12 for c in confidence):
             raise Undecided  # the loop has no more than the probabilities
-        return oracles_ranked.corp(score, confidence, outcome, weights, order)[
-            ("score", "mcb", "dsc", "unc").index(options["component"])
-        ]
-    by_value = bins == "equal_width" or isinstance(bins, tuple)
-    if (
-        by_value
-        and computed
-        and at_an_edge([i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins, confidence, guard)
-    ):
-        raise Undecided
-    blocks = oracles_ranked.blocks_of(
-        bins, confidence if by_value else order, outcome, weights, n_bins=n_bins, right=right
-    )
-    rows = oracles_ranked.rows_of(blocks, confidence, outcome, weights)
+        parts = oracles_ranked.corp(score, confidence, outcome, weights, order)
+        return parts[("score", "mcb", "dsc", "unc").index(options["component"])]
+    sorted_by, cut = confidence if by_value else order, {"n_bins": n_bins, "right": right}
     if metric == "tce":
-        sizes = [n for _, n, *_ in rows]
-        counts = oracles_ranked.rejected(blocks, confidence, outcome, weights, alpha=options["alpha"])
-        shares = [n / sum(sizes) for n in sizes]
-        return 100 * oracles_ranked.norm_of(
-            [r / n for r, n in zip(counts, sizes, strict=True)], shares, options.get("norm", "l1")
-        )
+        tested = {"alpha": options["alpha"], "norm": options.get("norm", "l1"), "order": sorted_by}
+        return oracles_ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
+    blocks = oracles_ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
+    rows = oracles_ranked.rows_of(blocks, confidence, outcome, weights)
     if metric == "gce":
         return oracles_ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
-    more = {"debiased": True} if options.get("debiased") else {}
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)
+
+
+# Calls.
+
+
+def values_of(call, rows):
+    """Value and size of one series: one pair, or one for each class."""
+    binary = call.read_as != "multiclass"
+    if call.metric not in ERRORS:
+        options = dict(call.settings)
+        if options.get("cost") is not None:
+            options["cost"] = options["cost"].costs
+        return [score_value(call.metric, rows, options, binary, 2 if binary else call.n_classes)]
+    reduction = call.settings.get("reduction", REDUCTIONS[call.read_as][0])
+    reduction = "positive_class" if call.read_as == "multilabel" else reduction
+    columns = events(rows, "binary" if binary else "multiclass", reduction)
+    columns = columns or [[]] * (call.n_classes if reduction == "classwise" else 1)
+    guard = 1e-12 if call.preds.dtype == torch.float64 else 1e-5
+    size = 100.0 if call.metric == "tce" else 1.0
+    return [(event_value(call.metric, column, call.settings, guard), size) for column in columns]
+
+
+def expected(call):
+    """The value by the slow loops, and the size of what it is a sum of, which rounding is relative to."""
+    if call.malformed:
+        raise Illegal(call.malformed)
+    how = call.streaming().input_format
+    reading = {"ignore_index": None, "positive_classes": None, **call.reading}
+    axis = reading.pop("class_axis", -1)
+    preds, target, n_series = call.preds, call.target, math.prod(call.lead)
+    if call.task != "binary":
+        preds = preds.movedim(axis, -1)
+        n_axes = preds.dim()
+        target = target.movedim(axis % n_axes, n_axes - 1) if target.dim() >= n_axes else target
+    target = shares(target, preds.shape, call.task, how.hard_targets, reading["ignore_index"])
+    if target.is_floating_point() and call.task == "multiclass" and reading["ignore_index"] is not None:
+        raise Illegal("soft and ignored")
+    if target.is_floating_point() and how.hard_targets:
+        raise Illegal("soft where labels are counted")
+    apart = call.settings.get("reduction") == "classwise" or call.task == "multilabel"
+    averaged = not apart or call.settings.get("average", "macro") is not None
+    values, size = [], 1.0
+    given = [t if t is None else t.reshape(n_series, *t.shape[len(call.lead) :]) for t in (preds, target, call.weights)]
+    for k in range(n_series):
+        columns = series(*(t if t is None else t[k] for t in given), call.task, whole=how.whole_weights, **reading)
+        found = [pair for rows in columns for pair in values_of(call, rows)]
+        size = max(size, *(s for _, s in found if math.isfinite(s)), 0)
+        of_columns = [value for value, _ in found]
+        values.append(sum(of_columns) / len(of_columns) if averaged else of_columns)
+    shape = call.lead if averaged else (*call.lead, call.n_classes)
+    return torch.tensor(values, dtype=torch.float64).reshape(shape), size

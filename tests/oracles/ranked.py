@@ -8,7 +8,6 @@ import math
 import warnings
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
 
 from scipy import stats
 
@@ -130,17 +129,6 @@ def weighted_isotonic(y, w):
 # Blocks of any kind, and rows `(index, n, mean confidence, mean outcome, ...)` as `oracles.ece` and its like read them.
 
 
-def between(edges, score, right):
-    """The bin [a, b) of a score, the last one closed; with `right` (a, b], the first one closed."""
-    last = len(edges) - 2
-    for i, (low, high) in enumerate(pairwise(edges)):
-        if right and (low < score <= high or (i == 0 and score == low)):
-            return i
-        if not right and (low <= score < high or (i == last and score == high)):
-            return i
-    raise ValueError(score)
-
-
 def blocks_of(
     bins,
     scores,
@@ -170,7 +158,7 @@ def blocks_of(
     held = [[] for _ in edges[1:]]
     for i, score in enumerate(scores):
         if weights[i] > 0:
-            held[between(edges, score, right)].append(i)
+            held[oracles.between(edges, score, right)].append(i)
     return [block for block in held if block]
 
 
@@ -181,15 +169,14 @@ def rows_of(blocks, scores, outcomes, weights=None):
     for b, block in enumerate(blocks):
         own = [weights[i] for i in block]
         means = [oracles.mean([column[i] for i in block], own) for column in (scores, outcomes)]
-        rows.append((b, sum(own), *means))
-    return [(*row, None) for row in rows]
+        rows.append((b, sum(own), *means, None))
+    return rows
 
 
 def ace(scores, outcomes, weights=None, **binning):
     """[TCE] sec. 2: the ECE formula over equal-mass bins."""
-    return oracles.ece(
-        rows_of(blocks_of("equal_mass", scores, outcomes, weights, **binning), scores, outcomes, weights)
-    )
+    blocks = blocks_of("equal_mass", scores, outcomes, weights, **binning)
+    return oracles.ece(rows_of(blocks, scores, outcomes, weights))
 
 
 def norm_of(values, shares, norm):
@@ -236,9 +223,9 @@ def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomi
     return counts
 
 
-def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", norm="l1", **binning):
-    """[TCE] eq. 7, in percent."""
-    blocks = blocks_of(bins, scores, outcomes, weights, **binning)
+def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", norm="l1", order=None, **binning):
+    """[TCE] eq. 7, in percent. `order`: as for `ks`."""
+    blocks = blocks_of(bins, scores if order is None else order, outcomes, weights, **binning)
     sizes = [Sample(outcomes, weights).size(block) for block in blocks]
     counts = rejected(blocks, scores, outcomes, weights, alpha=alpha, test=test)
     shares = [n / sum(sizes) for n in sizes]

@@ -12,7 +12,6 @@ from scipy import stats
 import torchcalib as tc
 from torchcalib.report import ReportBuilder
 from torchcalib.report.saving import builder_of_bytes, state_bytes
-from torchcalib.statistics import BinStats
 
 F64 = torch.float64
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -95,40 +94,30 @@ def test_law_one_share_makes_shares_of_all_of_them_wherever_it_is(case):
     assert torch.equal(whole.noise_floor, labels.noise_floor) == nothing_by_construction
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_slow_loop_noise_of_a_state_that_has_seen_a_share(copies):
-    """As oracles.noise_of_bins has it: p (1 - p) of labels, and of targets of which one is a share (t - p)^2."""
+@pytest.mark.parametrize("weighing", ["plain", "copies", "weights"])
+def test_slow_loop_noise_of_a_state_that_has_seen_a_share_or_floating_weights(weighing):
+    """As oracles.noise_of_bins has it: p (1 - p) of labels, and of floating targets of which one is a share (t - p)^2.
+
+    Floating weights make shares of floating targets, and leave integers labels, which are so among shares too.
+    """
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(60, generator=generator, dtype=F64)
     target = (torch.rand(60, generator=generator, dtype=F64) < preds).double()
-    weights = torch.randint(1, 4, (60,), generator=generator) if copies else None
-    counted = [1.0] * 60 if weights is None else weights.tolist()
+    weights = torch.randint(1, 4, (60,), generator=generator) if weighing != "plain" else torch.ones(60).long()
+    given = {"plain": None, "copies": weights, "weights": weights / 2.0}[weighing]
+    counted = (weights if given is None else given).tolist()
     for share in (target[30].item(), 0.25):
         target[30] = share
-        metric = tc.ECE(task="binary", n_bins=5)
-        for rows in torch.arange(60).split(17):
-            metric.update(preds[rows], target[rows], weights=None if weights is None else weights[rows])
-        pairs = list(zip(preds.tolist(), target.tolist(), strict=True))
-        expected = oracles.noise_of_bins(pairs, counted, 5, copies=True, soft=share == 0.25)
-        torch.testing.assert_close(noise_of(metric), torch.tensor(expected, dtype=F64), rtol=1e-12, atol=1e-14)
-
-
-def test_labels_of_an_integer_dtype_among_shares_are_labels_still():
-    preds, shares = torch.tensor([0.1, 0.3, 0.8], dtype=F64), torch.tensor([0.0, 0.5, 1.0], dtype=F64)
-    metric = updated(tc.ECE(task="binary", n_bins=1), (preds, shares), (preds, shares.long()))
-    of_shares, of_labels = 0.1**2 + 0.2**2 + 0.2**2, 0.1 * 0.9 + 0.3 * 0.7 + 0.8 * 0.2
-    assert noise_of(metric)[1].item() == pytest.approx(of_shares + of_labels)
-
-
-def test_floating_weights_have_the_noise_of_shares_whatever_the_target():
-    """What `BinStats.noise` says of them: w^2 (t - p)^2 for floating targets, and w^2 p (1 - p) for integers."""
-    preds, target, weights = (torch.tensor(x, dtype=F64) for x in ([0.1, 0.3], [0.0, 1.0], [0.5, 2.0]))
-    expected = {F64: 0.25 * 0.1**2 + 4 * 0.7**2, torch.int64: 0.25 * 0.09 + 4 * 0.21}
-    for dtype, noise in expected.items():
-        metric = updated(tc.ECE(task="binary", n_bins=1), (preds, target.to(dtype)), weights=weights)
-        assert noise_of(metric)[1].item() == pytest.approx(noise)
-    nothing = updated(metric, (preds, target), weights=torch.zeros(2))
-    assert noise_of(nothing)[1].item() == pytest.approx(noise)
+        metric, expected = tc.ECE(task="binary", n_bins=5), torch.zeros(2, 5, dtype=F64)
+        for dtype, soft in ((F64, share == 0.25 or weighing == "weights"), (torch.int64, False)):
+            labels = target.to(dtype)
+            for rows in torch.arange(60).split(17):
+                metric.update(preds[rows], labels[rows], weights=None if given is None else given[rows])
+            pairs = list(zip(preds.tolist(), labels.tolist(), strict=True))
+            noise = oracles.noise_of_bins(pairs, counted, 5, copies=weighing != "weights", soft=soft)
+            expected += torch.tensor(noise, dtype=F64)
+        metric.update(preds, target, weights=torch.zeros(60))  # which count nowhere
+        torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
 
 
 # What is kept apart is told apart ------------------------------------------------------------------------------------
@@ -237,18 +226,6 @@ def test_a_state_that_is_merged_saved_and_synced_knows_what_it_has_seen(make, ha
         same_chance(metric, expected)
 
 
-def test_what_has_been_summed_adds_and_what_has_been_read_is_settled():
-    preds = torch.tensor([0.2, 0.6], dtype=F64)
-    recipe, read = tc.ECE(task="binary", n_bins=1).recipe, tc.ECE(task="binary", n_bins=1).input_format.read
-    labels, shares = (recipe.of(read(preds, torch.tensor(t, dtype=F64))) for t in ([0.0, 1.0], [0.5, 1.0]))
-    assert isinstance(labels, BinStats)
-    assert labels.noise.item() == pytest.approx(0.2 * 0.8 + 0.6 * 0.4)
-    assert shares.noise.item() == pytest.approx(0.3**2 + 0.4**2)
-    assert (labels + shares).noise.item() == pytest.approx(0.2**2 + 0.4**2 + 0.3**2 + 0.4**2)
-    read_off = updated(tc.ECE(task="binary", n_bins=1), (preds, torch.tensor([0.0, 1.0]))).statistic()
-    assert read_off.sums[4].item() == read_off.sums[3].item() == pytest.approx(0.2 * 0.8 + 0.6 * 0.4)
-
-
 def test_shares_compile_and_map():
     preds, target = torch.tensor([[0.2, 0.7], [0.4, 0.9]], dtype=F64), torch.tensor([[0.0, 1.0], [0.5, 1.0]], dtype=F64)
     metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
@@ -257,10 +234,8 @@ def test_shares_compile_and_map():
         return metric.recipe.of(metric.input_format.read(q, t)).noise
 
     expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
-    torch.testing.assert_close(noise(preds, target), expected)
-    torch.testing.assert_close(torch.vmap(noise)(preds, target), expected)
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(noise, fullgraph=True, backend="eager")(preds, target), expected)
+    for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):
+        torch.testing.assert_close(found(preds, target), expected)
 
 
 # What it is for ------------------------------------------------------------------------------------------------------

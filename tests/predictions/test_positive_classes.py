@@ -106,16 +106,6 @@ def test_rows_are_not_normalised():
     assert tc.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side
 
 
-def test_a_report_of_a_set_has_the_scores_of_its_complement():
-    preds, target = rows(torch.bfloat16, n=400, spread=8.0)
-    sides = [0, 1, 2], list(range(3, 10))
-    given = {"task": "multiclass", "with_intervals": False, "with_calibration": False}
-    of_set, of_rest = (tc.report(preds, target, positive_classes=side, **given) for side in sides)
-    for key in ("nll", "brier", "ecd"):
-        assert math.isfinite(of_set[key])
-        assert of_set[key] == pytest.approx(of_rest[key], rel=1e-9)
-
-
 def test_sets_compile_map_and_have_gradients():
     preds, target = rows(F64, n=12)
     preds, target = preds.reshape(2, 6, 10), target.reshape(2, 6)
