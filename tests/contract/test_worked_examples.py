@@ -1,16 +1,13 @@
 """Worked examples and closed forms, with the expected values written as the arithmetic that makes them."""
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from oracles import bin_of
 from torch.distributions import Categorical, Exponential, Independent, MultivariateNormal, Normal, StudentT
 
 import torchcalib as tc
-from torchcalib.kernels.bin_sums import bin_index
 
 F64 = torch.float64
 
@@ -55,22 +52,40 @@ CLAIMED = [0, 1, 1, 0, 2, 0, 2, 0, 1]
 RIGHT = [True, True, False, True, False, True, True, False, True]
 
 
+def talk():
+    rows = [[c if k == top else (1 - c) / 2 for k in range(3)] for c, top in zip(CONFIDENCE, CLAIMED, strict=True)]
+    target = [top if right else (top + 1) % 3 for top, right in zip(CLAIMED, RIGHT, strict=True)]
+    return torch.tensor(rows, dtype=F64), torch.tensor(target)
+
+
+def test_paper_example_three_classes_five_bins():
+    gaps = [1 / 2 - (0.58 + 0.51) / 2, 3 / 4 - (0.78 + 0.64 + 0.70 + 0.63) / 4, 2 / 3 - (0.92 + 0.85 + 0.83) / 3]
+    expected = (2 * abs(gaps[0]) + 4 * abs(gaps[1]) + 3 * abs(gaps[2])) / 9
+    assert expected == pytest.approx(0.94 / 9, abs=1e-12)  # 0.104444...
+    preds, target = talk()
+    value = tc.ece(preds, target, task="multiclass", n_bins=5)
+    assert value.item() == pytest.approx(0.94 / 9, abs=1e-12)
+
+
 @pytest.mark.parametrize(
-    ("n_bins", "dtype", "right", "expected"),
+    ("dtype", "right", "n_at_six_tenths", "expected"),
     [
-        (5, torch.float64, False, 0.94 / 9),
-        (15, torch.float64, False, 2.96 / 9),
-        (10, torch.float64, False, 2.12 / 9),  # 0.7 opens [0.7, 0.8): bins {0.64, 0.63} and {0.70, 0.78}
-        (10, torch.float64, True, 1.58 / 9),  # 0.7 closes (0.6, 0.7]
-        (10, torch.float32, False, 1.58 / 9),  # 0.7 in float32 is below 7/10, and is binned as the number that it is
-        (10, torch.float32, True, 1.58 / 9),
+        (torch.float64, False, 2, 2.12 / 9),  # 0.7 opens [0.7, 0.8): bins {0.64, 0.63} and {0.70, 0.78}
+        (torch.float64, True, 3, 1.58 / 9),  # 0.7 closes (0.6, 0.7]
+        (torch.float32, False, 3, 1.58 / 9),  # 0.7 in float32 is below 7/10, and is binned as the number that it is
+        (torch.float32, True, 3, 1.58 / 9),
     ],
 )
-def test_paper_example_three_classes(n_bins, dtype, right, expected):
-    rows = [[c if k == top else (1 - c) / 2 for k in range(3)] for c, top in zip(CONFIDENCE, CLAIMED, strict=True)]
-    target = torch.tensor([top if hit else (top + 1) % 3 for top, hit in zip(CLAIMED, RIGHT, strict=True)])
-    value = tc.ece(torch.tensor(rows, dtype=dtype), target, task="multiclass", n_bins=n_bins, right=right)
-    assert value.item() == pytest.approx(expected, abs=1e-12 if dtype == F64 else 1e-7)
+def test_paper_example_three_classes_a_confidence_at_an_edge(dtype, right, n_at_six_tenths, expected):
+    preds, target = talk()
+    given = {"preds": preds.to(dtype), "target": target, "task": "multiclass", "n_bins": 10, "right": right}
+    assert tc.bin_table(**given).n[6].item() == n_at_six_tenths
+    assert tc.ece(**given).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_paper_example_three_classes_fifteen_bins():
+    preds, target = talk()
+    assert tc.ece(preds, target, task="multiclass", n_bins=15).item() == pytest.approx(2.96 / 9, abs=1e-12)
 
 
 # [ECD] bounds and special values.
@@ -119,7 +134,9 @@ def test_closed_form_gradients_are_finite_at_certainty(function, from_logits, ta
         leaf = preds.clone().requires_grad_()
         function(leaf, torch.tensor(target), task=task, from_logits=from_logits).backward()
         assert leaf.grad.isfinite().all(), (target, leaf.grad)
-    if function is tc.nll and task == "binary":  # infinite scores: 0 in probabilities, (q - t) / N in logits
+    if (
+        function is tc.nll and task == "binary"
+    ):  # where the score is infinite: 0 in probabilities, (q - t) / N in logits
         assert leaf.grad.tolist() == ([-0.5, 0.5] if from_logits else [0, 0])
 
 
@@ -127,17 +144,35 @@ def test_closed_form_saturated_logits_are_exact():
     """Probabilities of these are 0 and 1 in any float; the scores come from the logits and lose nothing."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         z, y = torch.tensor([200.0, -200.0, 200.0], dtype=dtype), torch.tensor([0, 1, 1])
-        for task, preds in (("binary", z), ("multiclass", torch.stack([torch.zeros_like(z), z], -1))):
-            for function in (tc.nll_per_sample, tc.ecd_per_sample):
-                found = function(preds, y, task=task, from_logits=True)
-                assert found.tolist() == pytest.approx([200, 200, 0], abs=1e-30), (dtype, task, function)
+        nll = tc.nll_per_sample(z, y, task="binary", from_logits=True)
+        assert nll.tolist() == pytest.approx([200, 200, 0], abs=1e-30)
+        assert tc.ecd_per_sample(z, y, task="binary", from_logits=True).tolist() == pytest.approx(
+            [200, 200, 0], abs=1e-30
+        )
+        rows = torch.stack([torch.zeros_like(z), z], -1)
+        assert tc.nll_per_sample(rows, y, task="multiclass", from_logits=True).tolist() == pytest.approx([200, 200, 0])
+        assert tc.ecd_per_sample(rows, y, task="multiclass", from_logits=True).tolist() == pytest.approx([200, 200, 0])
 
 
 def test_closed_form_brier_of_a_confident_logit_does_not_cancel():
+    z = torch.tensor([20.0])
     expected = 1 / (1 + math.exp(20)) ** 2
-    for task, row, factor in (("binary", [20.0], 1), ("multiclass", [[0.0, 20.0]], 2)):
-        found = tc.brier_score(torch.tensor(row), torch.tensor([1]), task=task, from_logits=True)
-        assert found.item() == pytest.approx(factor * expected, rel=1e-5)
+    binary = tc.brier_score(z, torch.tensor([1]), task="binary", from_logits=True).item()
+    rows = torch.tensor([[0.0, 20.0]])
+    assert binary == pytest.approx(expected, rel=1e-5)
+    assert tc.brier_score(rows, torch.tensor([1]), task="multiclass", from_logits=True).item() == pytest.approx(
+        2 * expected, rel=1e-5
+    )
+
+
+def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
+    inf = math.inf
+    z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
+    y = torch.tensor([0, 1, 1, 2])
+    assert tc.nll_per_sample(z, y, task="multiclass", from_logits=True).tolist() == pytest.approx(
+        [0, math.log(2), math.log(2), 0], abs=1e-7
+    )
+    assert tc.ece(z[:1], y[:1], task="multiclass", from_logits=True).item() == 0
 
 
 def test_closed_form_class_wise_ecd_of_saturated_logits():
@@ -178,16 +213,19 @@ def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
     full = MultivariateNormal(mean, torch.diag_embed(scale**2))
     for function in (tc.nees, tc.ecd):
         torch.testing.assert_close(function(independent, x), function(full, x))
-    expected = ((x - mean) / scale)[:, 0].square().mean()
-    torch.testing.assert_close(tc.nees(Normal(mean[:, 0], scale[:, 0]), x[:, 0]), expected)
+    torch.testing.assert_close(
+        tc.nees(Normal(mean[:, 0], scale[:, 0]), x[:, 0]), ((x - mean) / scale)[:, 0].square().mean()
+    )
 
 
 def test_closed_form_ecd_of_a_categorical_distribution_is_the_multiclass_ecd():
     preds = torch.softmax(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), -1)
     target = torch.arange(9) % 4
-    for weights in (None, torch.arange(9.0)):
-        expected = tc.ecd(preds, target, task="multiclass", weights=weights)
-        torch.testing.assert_close(tc.ecd(Categorical(preds), target, weights=weights), expected)
+    torch.testing.assert_close(tc.ecd(Categorical(preds), target), tc.ecd(preds, target, task="multiclass"))
+    weights = torch.arange(9.0)
+    torch.testing.assert_close(
+        tc.ecd(Categorical(preds), target, weights=weights), tc.ecd(preds, target, task="multiclass", weights=weights)
+    )
 
 
 def test_closed_form_ecd_of_other_distributions():
@@ -201,20 +239,28 @@ def test_closed_form_ecd_of_other_distributions():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype):
-    for right, n_bins in product((False, True), (1, 3, 10, 15, 49, 100, 1000)):
-        edges = (torch.arange(n_bins + 1, dtype=F64) / n_bins).to(dtype)
-        above, below = (torch.nextafter(edges, edges.new_tensor(to)) for to in (2, -1))
-        values = torch.cat([edges, above, below])
-        values = values[(values >= 0) & (values <= 1)]
-        expected = [bin_of(v, n_bins, right) for v in values.double().tolist()]
-        assert bin_index(values, n_bins, right).tolist() == expected, (right, n_bins)
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("n_bins", [1, 3, 10, 15, 49, 100, 1000])
+def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype, right, n_bins):
+    from oracles import bin_of
+
+    from torchcalib.kernels.bin_sums import bin_index
+
+    edges = (torch.arange(n_bins + 1, dtype=F64) / n_bins).to(dtype)
+    values = torch.cat(
+        [edges, torch.nextafter(edges, edges.new_tensor(2)), torch.nextafter(edges, edges.new_tensor(-1))]
+    )
+    values = values[(values >= 0) & (values <= 1)]
+    expected = [bin_of(v, n_bins, right) for v in values.double().tolist()]
+    assert bin_index(values, n_bins, right).tolist() == expected
 
 
 def test_closed_form_half_precision_sums_do_not_saturate():
     """70,000 predictions of 0.5 in float16, all wrong: the sum passes 65,504."""
-    preds, target = torch.full((70_000,), 0.5, dtype=torch.float16), torch.zeros(70_000, dtype=torch.int64)
-    assert tc.ece(preds, target, task="binary") == 0.5
+    value = tc.ece(
+        torch.full((70_000,), 0.5, dtype=torch.float16), torch.zeros(70_000, dtype=torch.int64), task="binary"
+    )
+    assert value.item() == 0.5
 
 
 def test_closed_form_a_hundred_million_predictions():
@@ -228,34 +274,24 @@ def test_closed_form_a_hundred_million_predictions():
     assert metric.bin_table().n.sum().item() == 100_000_000
 
 
-def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch():
-    """A float32 sigmoid of this logit lies on either side of 0.55, by how the code for it is vectorised."""
-    z = torch.full((1024,), 0.20067058503627777)
-    z = torch.cat([z, z + 0.05])
-    y = (torch.arange(2048) >= 1024).long()
-    given = {"task": "binary", "from_logits": True, "n_bins": 20}
-    whole = tc.ece(z, y, **given)
-    assert tc.ece(torch.stack([z, z], 1)[:, 0], y, **given) == whole
-    metric = tc.ECE(**given)
-    for k in range(0, 2048, 5):
-        metric.update(z[k : k + 5], y[k : k + 5])
-    assert metric.compute().item() == pytest.approx(whole.item(), abs=1e-7)
+def test_closed_form_normalised_scores_of_always_predicting_the_priors_are_one():
+    target = torch.tensor([0, 0, 1, 2, 2, 2])
+    priors = torch.tensor([2 / 6, 1 / 6, 3 / 6], dtype=F64)
+    rows = priors.expand(6, 3)
+    for function in (tc.nll, tc.brier_score):
+        assert function(rows, target, task="multiclass", normalize="prior").item() == pytest.approx(1, abs=1e-14)
+    other = torch.tensor([0.5, 0.25, 0.25], dtype=F64)
+    for function in (tc.nll, tc.brier_score):
+        given = function(other.expand(6, 3), target, task="multiclass", normalize="prior", priors=other)
+        assert given.item() == pytest.approx(1, abs=1e-14)
+    assert tc.ecd(rows, target, task="multiclass").item() == pytest.approx(0, abs=1e-14)
 
 
-def test_closed_form_an_8_bit_label_is_not_an_ignored_one():
-    rows = torch.full((3, 200), 1 / 200)
-    labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 in 8 bits
-    assert not tc.nll_per_sample(rows, labels, task="multiclass", ignore_index=-100).isnan().any()
-
-
-def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
-    inf = math.inf
-    z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
-    y = torch.tensor([0, 1, 1, 2])
-    assert tc.nll_per_sample(z, y, task="multiclass", from_logits=True).tolist() == pytest.approx(
-        [0, math.log(2), math.log(2), 0], abs=1e-7
-    )
-    assert tc.ece(z[:1], y[:1], task="multiclass", from_logits=True).item() == 0
+def test_closed_form_a_class_without_samples():
+    preds, target = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]], dtype=F64), torch.tensor([0, 1])
+    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.25, 0.25]).isnan()
+    expected = -0.5 * math.log(0.5) - 0.5 * math.log(0.6)
+    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
 
 
 def test_closed_form_soft_targets():
@@ -279,11 +315,24 @@ def test_closed_form_infinite_score_stays_in_its_class():
     assert tc.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
 
 
-def test_closed_form_a_class_without_samples():
-    preds, target = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]], dtype=F64), torch.tensor([0, 1])
-    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.25, 0.25]).isnan()
-    expected = -0.5 * math.log(0.5) - 0.5 * math.log(0.6)
-    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
+def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch():
+    """A float32 sigmoid of this logit lies on either side of 0.55, by how the code for it is vectorised."""
+    z = torch.full((1024,), 0.20067058503627777)
+    z = torch.cat([z, z + 0.05])
+    y = (torch.arange(2048) >= 1024).long()
+    given = {"task": "binary", "from_logits": True, "n_bins": 20}
+    whole = tc.ece(z, y, **given)
+    assert tc.ece(torch.stack([z, z], 1)[:, 0], y, **given) == whole
+    metric = tc.ECE(**given)
+    for k in range(0, 2048, 5):
+        metric.update(z[k : k + 5], y[k : k + 5])
+    assert metric.compute().item() == pytest.approx(whole.item(), abs=1e-7)
+
+
+def test_closed_form_an_8_bit_label_is_not_an_ignored_one():
+    rows = torch.full((3, 200), 1 / 200)
+    labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 in 8 bits
+    assert not tc.nll_per_sample(rows, labels, task="multiclass", ignore_index=-100).isnan().any()
 
 
 def test_closed_form_large_and_small_weights_scale_nothing():
