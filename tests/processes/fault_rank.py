@@ -18,7 +18,7 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 import torchcalib as tc
 from processes import soak_rank
 
-TIMEOUT, N_BATCHES, SAVED_EACH, KILLED_AT, VICTIM = 5, 10, 3, 7, 1
+TIMEOUT, N_BATCHES, SAVED_EACH, KILLED_AT, VICTIM = 2, 10, 3, 7, 1
 
 
 def metrics(group=None):
