@@ -74,61 +74,43 @@ def test_streamed_series_are_kept_apart_and_forward_is_the_batch_value(additive)
     close(metric.interval().replicates, additive.call(preds, target, weights=times[:, None].expand(-1, 3, -1)))
 
 
-def streamed(seed=0, **kwargs):
-    return tc.Bootstrapped(tc.ECE(task="binary", n_bins=5), n_replicates=39, seed=seed, **kwargs)
+def streamed(seed=0, n_bins=5, n_replicates=39, **kwargs):
+    return tc.Bootstrapped(tc.ECE(task="binary", n_bins=n_bins), n_replicates=n_replicates, seed=seed, **kwargs)
 
 
-def test_streaming_goes_on_after_a_pickle_a_clone_and_a_state_dict():
+def test_streaming_goes_on_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_failure():
     preds, target = BINARY.data(n=60)
-    whole, metric = streamed(), streamed()
+    whole, metric, loaded = (streamed(persistent=persistent) for persistent in (False, True, True))
     whole.update(preds, target)
-    metric.persistent(True)
-    metric.update(preds[:25], target[:25])
-    loaded = streamed()
-    loaded.persistent(True)
-    loaded.load_state_dict(metric.state_dict())
-    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone(), loaded):
-        copy.update(preds[25:], target[25:])
-        close(copy.interval().replicates, whole.interval().replicates)
-
-
-def test_reset_begins_anew_and_a_failed_update_or_forward_leaves_no_trace():
-    preds, target = BINARY.data(n=30)
-    metric, fresh = streamed(), streamed()
     metric.update(preds[:7], target[:7])
     metric.reset()
-    metric.update(preds[:11], target[:11])
-    for attempt in (metric.update, metric):
-        with pytest.raises(ValueError, match="`preds` must be probabilities"):
-            attempt(3 + preds, target)
-    metric.update(preds[11:], target[11:])
-    fresh.update(preds, target)
-    close(metric.interval().replicates, fresh.interval().replicates)
-    assert not streamed().state_dict()
+    metric.update(preds[:25], target[:25])
+    loaded.load_state_dict(metric.state_dict())
+    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone(), loaded, metric):
+        for attempt in (copy.update, copy):
+            with pytest.raises(ValueError, match="`preds` must be probabilities"):
+                attempt(3 + preds, target)
+        copy.update(preds[25:], target[25:])
+        close(copy.interval().replicates, whole.interval().replicates)
+    assert not whole.state_dict()
 
 
 def test_merging_takes_other_draws_and_adds_them():
     preds, target = BINARY.data(n=60)
-    one, other, same = streamed(seed=0), streamed(seed=1), streamed(seed=0)
+    one, other, same = (streamed(seed=seed) for seed in (0, 1, 0))
     one.update(preds[:25], target[:25])
-    other.update(preds[25:], target[25:])
-    same.update(preds[25:], target[25:])
+    for metric in (other, same):
+        metric.update(preds[25:], target[25:])
     with pytest.raises(ValueError, match="`incoming_state` must have drawn other numbers, got seed=0 in both"):
         one.merge_state(same)
     one.merge_state(other)
-    times = torch.cat(
-        [
-            draws.poisson_counts(seed, torch.arange(39), torch.arange(n), torch.float64)
-            for seed, n in ((0, 25), (1, 35))
-        ],
-        -1,
-    )
-    close(one.compute(), tc.ece(preds, target, task="binary", n_bins=5))
-    close(one.interval().replicates, tc.ece(preds, target, task="binary", n_bins=5, weights=times))
-    with pytest.raises(ValueError, match="must count the same thing"):
-        one.merge_state(tc.Bootstrapped(tc.ECE(task="binary", n_bins=6), n_replicates=39, seed=2))
-    with pytest.raises(ValueError, match="must count the same thing"):
-        one.merge_state(tc.Bootstrapped(tc.ECE(task="binary", n_bins=5), n_replicates=40, seed=2))
+    drawn = [draws.poisson_counts(s, torch.arange(39), torch.arange(n), torch.float64) for s, n in ((0, 25), (1, 35))]
+    ece = partial(tc.ece, preds, target, task="binary", n_bins=5)
+    close(one.compute(), ece())
+    close(one.interval().replicates, ece(weights=torch.cat(drawn, -1)))
+    for different in ({"n_bins": 6}, {"n_replicates": 40}):
+        with pytest.raises(ValueError, match="must count the same thing"):
+            one.merge_state(streamed(seed=2, **different))
 
 
 def test_members_of_a_collection_have_their_own_intervals_and_what_sorts_is_a_sketch():
