@@ -74,34 +74,27 @@ def test_law_too_few_samples_are_nan():
             assert error(preds[0], marked, bandwidth=bandwidth, ignore_index=-1).isnan() == (n < 2)
 
 
-def zeros(eps):
-    """Two classes of three, the third with probability eps, or more."""
-    preds = torch.tensor([[0.6, 0.4, 0], [0.7, 0.3, 0], [0.2, 0.8, 0], [0.5, 0.3, 0.2]], dtype=F64)
-    preds[:3] = preds[:3] * (1 - eps) + torch.tensor([0, 0, eps], dtype=F64)
-    return preds, torch.tensor([0, 1, 1, 2])
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_slow_loop_probabilities_of_zero(p):
-    preds, target = zeros(0)
-    t = torch.nn.functional.one_hot(target, 3).double()
-    expected = oracle.canonical_error(preds.tolist(), t.tolist(), [1] * 4, p, 0.1)
-    close(error(preds, target, p=p, bandwidth=0.1), torch.tensor(expected, dtype=F64))
-
-
-def test_limit_of_small_probabilities_is_the_value_at_zero():
+def test_probabilities_of_zero_slow_loop_and_limit_of_small_ones():
     """Also where no other kernel reaches: of the third sample, which alone is sure, those nearest to it are left."""
-    preds, target = zeros(0)
+    preds = torch.tensor([[0.6, 0.4, 0], [0.7, 0.3, 0], [0.2, 0.8, 0], [0.5, 0.3, 0.2]], dtype=F64)
+    target = torch.tensor([0, 1, 1, 2])
+    ((rows, targets),) = rows_of("multiclass", preds, target)
+    for p in (1, 2):
+        expected = oracle.canonical_error(rows, [t[:3] for t in targets], [1] * 4, p, 0.1)
+        close(error(preds, target, p=p, bandwidth=0.1), torch.tensor(expected, dtype=F64))
     preds[2] = torch.tensor([0, 1, 0])
-    values = []
-    for eps in (1e-100, 1e-200):
-        near = (preds + eps) / (preds + eps).sum(-1, keepdim=True)
-        values.append(error(near, target, bandwidth=0.5))
     at_zero = error(preds, target, bandwidth=0.5)
+    near = (preds + 1e-200) / (preds + 1e-200).sum(-1, keepdim=True)
     assert at_zero.isfinite()
-    close(values[1], at_zero, rtol=1e-9)
-    logits = torch.where(preds == 0, -torch.inf, preds.log())
-    close(error(logits, target, bandwidth=0.5, from_logits=True), at_zero)
+    close(error(near, target, bandwidth=0.5), at_zero, rtol=1e-9)
+    close(error(preds.log(), target, bandwidth=0.5, from_logits=True), at_zero)
+    preds, target = calibrated(1, 60)
+    alone = torch.cat((preds[0], torch.tensor([[0.0, 1, 0]], dtype=F64)))
+    labels = torch.cat((target[0], torch.tensor([1])))
+    chosen = error(alone, labels)
+    assert any(torch.equal(chosen, error(alone, labels, bandwidth=h)) for h in _GRID[5:18]), (
+        "zeros choose the bandwidth"
+    )
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -117,15 +110,6 @@ def test_gradient_is_finite_where_probabilities_are_0_or_1(from_logits, bandwidt
     value.backward()
     assert value.isfinite()
     assert preds.grad.isfinite().all()
-
-
-def test_probabilities_of_zero_do_not_choose_the_bandwidth():
-    preds, target = calibrated(1, 60)
-    alone = torch.cat((preds[0], torch.tensor([[0.0, 1, 0]], dtype=F64)))
-    labels = torch.cat((target[0], torch.tensor([1])))
-    found = [error(alone, labels, bandwidth=h) for h in _GRID]
-    chosen = error(alone, labels)
-    assert any(torch.equal(chosen, value) for value in found[5:18])
 
 
 def test_closed_form_of_few_predictions():

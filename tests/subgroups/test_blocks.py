@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
+from cases import N_CLASSES, Case
 from helpers.each import check_each
 
 import torchcalib as tc
 
 N_GROUPS = 6
-SIZES = {"binary": {}, "multiclass": {"num_classes": 4}, "multilabel": {"num_labels": 3}}
+SIZES = {"binary": {}, "multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}
 WEIGHTS = {"none": None, "few": 3, "whole blocks of one row": 40}
 
 
@@ -21,15 +22,10 @@ def close(a, b):
 def data(task, soft, n=120):
     """Logits, targets and groups: group 2 is empty, -1 is none."""
     g = torch.Generator().manual_seed(0)
-    shape = (n,) if task == "binary" else (n, *SIZES[task].values())
-    logits = torch.randn(shape, generator=g, dtype=torch.float64)
+    logits, target = Case("", tc.skce, tc.SKCE, task, {"from_logits": True}).data(n=n)
     if soft:
-        target = torch.rand(shape, generator=g, dtype=torch.float64)
+        target = torch.rand(logits.shape, generator=g, dtype=torch.float64)
         target = target.softmax(-1) if task == "multiclass" else target
-    else:
-        target = (
-            torch.randint(0, 4, (n,), generator=g) if task == "multiclass" else torch.randint(0, 2, shape, generator=g)
-        )
     groups = torch.randint(-1, N_GROUPS - 1, (n,), generator=g)
     return logits, target, groups.masked_fill(groups == 2, 3)
 

@@ -322,11 +322,8 @@ def test_sums_over_cells_are_those_of_a_loop(requires_grad):
     index = torch.randint(0, 5, (2, 3, 40), generator=g)
     columns = torch.randn(2, 3, 4, 40, generator=g, dtype=torch.float64).requires_grad_(requires_grad)
     expected = torch.zeros(2, 3, 4, 7, dtype=torch.float64)
-    for i in range(2):
-        for j in range(3):
-            for f in range(4):
-                for k in range(40):
-                    expected[i, j, f, index[i, j, k]] += columns[i, j, f, k].detach()
+    for i, j, f, k in itertools.product(range(2), range(3), range(4), range(40)):
+        expected[i, j, f, index[i, j, k]] += columns[i, j, f, k].detach()
     sums = cell_sums(index, columns, 7)
     close(sums.detach(), expected)
     close(cell_sums(index[0, 0], columns[0, 0], 7).detach(), expected[0, 0])
@@ -392,19 +389,17 @@ def test_small_groups_are_drawn_to_the_mean_and_large_ones_stay():
     assert sum(table.by_chance) > 50
 
 
-def test_shrinking_is_the_formula_of_its_source_in_a_loop():
-    x = [0.10, 0.12, 0.50, 0.05, float("nan")]
-    s = [0.05, 0.01, 0.20, 0.03, 0.1]
-    pairs = list(zip(x[:4], s[:4], strict=True))
-    w = [1 / si**2 for _, si in pairs]
-    fixed = sum(wi * xi for wi, (xi, _) in zip(w, pairs, strict=True)) / sum(w)
-    q = sum(wi * (xi - fixed) ** 2 for wi, (xi, _) in zip(w, pairs, strict=True))
-    tau2 = max(0, (q - 3) / (sum(w) - sum(wi**2 for wi in w) / sum(w)))
+def test_shrinking_is_the_formula_of_its_source():
+    values, errors = torch.tensor([[0.10, 0.12, 0.50, 0.05, torch.nan], [0.05, 0.01, 0.20, 0.03, 0.1]]).double()
+    x, s = values[:4], errors[:4]
+    w = 1 / s**2
+    q = (w * (x - (w * x).sum() / w.sum()) ** 2).sum()
+    tau2 = (q - 3) / (w.sum() - (w**2).sum() / w.sum())
     assert tau2 > 0
-    mean = sum(xi / (tau2 + si**2) for xi, si in pairs) / sum(1 / (tau2 + si**2) for _, si in pairs)
-    expected = [mean + tau2 / (tau2 + si**2) * (xi - mean) for xi, si in pairs]
-    found = shrunk_to_mean(torch.tensor(x, dtype=torch.float64), torch.tensor(s, dtype=torch.float64))
-    close(found[:4], torch.tensor(expected, dtype=torch.float64), rtol=1e-9)
+    of_mean = 1 / (tau2 + s**2)
+    mean = (of_mean * x).sum() / of_mean.sum()
+    found = shrunk_to_mean(values, errors)
+    close(found[:4], mean + tau2 * of_mean * (x - mean), rtol=1e-9)
     assert found[4].isnan()
 
 
