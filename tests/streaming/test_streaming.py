@@ -139,9 +139,8 @@ def leaves_everything_as_it_was(bad):
 
 def test_an_update_that_fails_leaves_every_metric_and_every_member_as_it_was():
     check_each(itertools.product(("update", "forward"), BAD_UPDATES), leaves_everything_as_it_was)
-    metrics = tc.CalibrationCollection(
-        {"a": tc.ECE(task="multiclass"), "b": tc.NLL(task="multiclass", num_classes=4, normalize="prior")}
-    )
+    of_four = tc.NLL(task="multiclass", num_classes=4, normalize="prior")
+    metrics = tc.CalibrationCollection([tc.ECE(task="multiclass"), of_four])
     with pytest.raises(ValueError, match="must have 4 entries"):
         metrics.update(torch.full((2, 3), 1 / 3), torch.tensor([0, 1]))
     assert [m.update_count for m in metrics.values()] == [0, 0]
@@ -229,12 +228,9 @@ def test_collection_behaves_as_a_metric_collection_of_torchcalib_metrics_alone()
     assert all(not m.update_called for m in metrics.values())
     metrics.to(torch.bfloat16)
     assert metrics["val/ECE/x"].state.dtype == torch.float64
-    for refused in (
-        lambda: tc.CalibrationCollection([BinaryAccuracy()]),
-        lambda: metrics.add_metrics(BinaryAccuracy()),
-    ):
+    for refusing in (tc.CalibrationCollection, metrics.add_metrics):
         with pytest.raises(TypeError, match="must be torchcalib metrics, got BinaryAccuracy"):
-            refused()
+            refusing([BinaryAccuracy()])
     assert len(metrics) == 2
 
 
@@ -319,8 +315,7 @@ def capture(monkeypatch):
 
 
 def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
-    metric = tc.ECE(task="binary")
-    p, y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+    metric, p, y = tc.ECE(task="binary"), P, Y
     expected = tc.ece(p, y, task="binary").double()
     metric.update(p, y)
     capture.append(True)
@@ -348,15 +343,10 @@ def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
 
 
 def test_capture_of_what_a_replay_would_not_repeat_is_refused(capture):
-    p, y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
-    refused = [
-        (tc.TCE(task="binary"), "update"),
-        (tc.Bootstrapped(tc.NLL(task="binary")), "update"),
-        (tc.NLL(task="binary"), "forward"),
-    ]
+    tce, nll = tc.TCE(task="binary"), tc.NLL(task="binary")
     capture.append(True)
-    for metric, method in refused:
+    for metric, method in ((tce, "update"), (tc.Bootstrapped(nll), "update"), (nll, "forward")):
         with pytest.raises(RuntimeError, match="must be updated outside of the capture of a CUDA graph"):
-            getattr(metric, method)(p, y)
+            getattr(metric, method)(P, Y)
         assert metric.update_count == 0
-    tc.TCE(task="binary", resolution=64).update(p, y)
+    tc.TCE(task="binary", resolution=64).update(P, Y)
