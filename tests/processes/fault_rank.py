@@ -233,14 +233,15 @@ def rows_dropped_are_counted_over_all_ranks(rank, world, folder):
 
 def restarted(*arguments):
     a_restart_is_the_undisturbed_run(*arguments)
+    soak_rank.soak(*arguments, 90)
+
+
+def synced(*arguments):
     between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(*arguments)
     what_fails_in_the_middle_leaves_ranks_with_their_own(*arguments)
     a_collection_with_a_synced_member_takes_nothing(*arguments)
     every_rank_without_data_is_no_data(*arguments)
     rows_dropped_are_counted_over_all_ranks(*arguments)
-    soak_rank.soak(*arguments, 90)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(part, rank, world, folder):
@@ -248,7 +249,9 @@ def main(part, rank, world, folder):
     store = f"file://{folder}/store-{part}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
     torch.set_num_threads(1)
-    {"killed": killed, "restarted": restarted}[part](rank, world, Path(folder))
+    {"killed": killed, "restarted": restarted, "synced": synced}[part](rank, world, Path(folder))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ def launched(part, folder, *more, script="fault_rank.py", timeout=240):
     return run_together(commands, timeout=timeout)
 
 
+def test_ranks_that_sync_or_fail_to_keep_their_own_state(tmp_path):
+    codes, said = launched("synced", tmp_path)
+    assert codes == [0] * WORLD, said
+
+
+@pytest.mark.extended
 def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_undisturbed_answer(tmp_path):
     codes, said = launched("killed", tmp_path)
     assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], said
