@@ -50,16 +50,6 @@ def test_order_and_layout_of_rows_and_classes_change_nothing(law):
     close(call(torch.stack([preds, preds], 1)[:, 0], target), value)  # strided
 
 
-def test_batch_axes_are_a_loop(law):
-    call, rows, _ = law
-    preds, target = rows(20, lead=(2, 3))
-    whole = call(preds, target)
-    assert whole.shape == (2, 3)
-    for i in range(2):
-        for j in range(3):
-            close(whole[i, j], call(preds[i, j], target[i, j]))
-
-
 def test_weights_are_copies_and_their_leading_axes_a_loop(law):
     call, rows, _ = law
     preds, target = rows(30)
@@ -114,23 +104,23 @@ def test_gradient_is_that_of_finite_differences(name):
     assert torch.autograd.gradcheck(lambda p: call(p, target), preds.requires_grad_())
 
 
-def test_mapped_function_is_the_function_and_nan_where_a_row_is(law):
-    check_wrapped(torch.vmap, *law)
+COMPILED = ("skce-unbiased-logits", "skce-biased-gaussian", "error-chosen-multilabel")
 
 
-@pytest.mark.parametrize("name", ["skce-unbiased-logits", "skce-biased-gaussian", "error-chosen-multilabel"])
-def test_compiled_function_is_the_function_and_nan_where_a_row_is(name):
-    torch.compiler.reset()
-    function, task, options = FUNCTIONS[name]
-    call = partial(function, task=task, **options)
-    check_wrapped(partial(torch.compile, fullgraph=True, backend="eager"), call, partial(data, task), task)
-
-
-def check_wrapped(wrap, call, rows, _):
-    preds, target = rows(12, lead=(2,))
-    wrapped = wrap(call)
-    close(wrapped(preds, target), call(preds, target))
-    preds[0, 3] = torch.nan
-    value = wrapped(preds, target)
-    assert value[0].isnan()
-    close(value[1], call(preds[1], target[1]))
+def test_batched_mapped_or_compiled_it_is_the_function_of_each_series_and_nan_where_a_row_is(law, request):
+    call, rows, _ = law
+    preds, target = rows(12, lead=(2, 2))
+    expected = torch.stack([call(p, t) for p, t in zip(preds.flatten(0, 1), target.flatten(0, 1), strict=True)])
+    close(call(preds, target), expected.reshape(2, 2))
+    ways = [torch.vmap]
+    if request.node.callspec.params["law"] in COMPILED:
+        torch.compiler.reset()
+        ways.append(partial(torch.compile, fullgraph=True, backend="eager"))
+    spoiled = preds[0].clone()
+    spoiled[0, 3] = torch.nan
+    for way in ways:
+        wrapped = way(call)
+        close(wrapped(preds[0], target[0]), expected[:2])
+        value = wrapped(spoiled, target[0])
+        assert value[0].isnan()
+        close(value[1], expected[1])

@@ -50,11 +50,9 @@ def test_closed_form_a_model_that_is_right_and_sure_is_not_rejected():
 
 @pytest.mark.parametrize("estimator", ["linear", "block", "unbiased"])
 def test_law_classes_against_the_rest_are_a_binary_task(estimator):
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(80, 4, generator=generator, dtype=F64)
-    preds, target = preds / preds.sum(-1, keepdim=True), torch.randint(0, 4, (80,), generator=generator)
-    found = tc.skce_test(preds, target, task="multiclass", positive_classes=[1, 2], estimator=estimator)
-    rest = preds[:, 1:3].sum(-1), ((target == 1) | (target == 2)).long()
+    preds, target = calibrated(1, 80, num_classes=4)
+    found = tc.skce_test(preds[0], target[0], task="multiclass", positive_classes=[1, 2], estimator=estimator)
+    rest = preds[0, :, 1:3].sum(-1), ((target[0] == 1) | (target[0] == 2)).long()
     for a, b in zip(found, tc.skce_test(*rest, task="binary", estimator=estimator), strict=True):
         close(a, b)
 

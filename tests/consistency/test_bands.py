@@ -69,7 +69,7 @@ def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():
 
 
 @pytest.mark.parametrize("style", ["LIGHT", "DARK"])
-def test_corp_diagram_draws_curve_and_band(style):
+def test_diagrams_draw_curve_and_bands(style):
     plots = pytest.importorskip("torchcalib.plots")
     p, y, _ = calibrated("uniform", 200, 2)
     curve = tc.corp_curve(p, y, task="binary", n_replicates=39)
@@ -81,12 +81,7 @@ def test_corp_diagram_draws_curve_and_band(style):
         plots.corp_diagram(curve)
     empty = tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
     assert "no data" in [text.get_text() for text in plots.corp_diagram(empty).texts]
-
-
-def test_reliability_diagram_draws_the_bands_of_its_table():
-    plots = pytest.importorskip("torchcalib.plots")
-    p, y, _ = calibrated("uniform", 2_000, 1)
     table = tc.bin_table(p[0], y[0], task="binary", n_bins=10)
     boxes = plots.reliability_diagram(table).containers[0]
-    close(torch.tensor([box.get_y() for box in boxes], dtype=F64), table.band_low)
-    close(torch.tensor([box.get_y() + box.get_height() for box in boxes], dtype=F64), table.band_high)
+    edges = [[box.get_y(), box.get_y() + box.get_height()] for box in boxes]
+    close(torch.tensor(edges, dtype=F64), torch.stack((table.band_low, table.band_high), -1))

@@ -1,6 +1,7 @@
 """Intervals: closed forms for one bin, coverage by simulation, and what they say together with the p-value."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -31,13 +32,6 @@ def test_interval_of_the_signed_error_of_one_bin_is_nearly_that_of_wilson():
     assert abs(float(found.high) + p - wilson.high) < 4e-3
 
 
-def test_a_bin_that_was_always_right_is_not_taken_for_certain():
-    """No failure in 100 is no proof against a rate of 3 in 100 (1 - 0.05^(1/100))."""
-    found = evidence_of(lambda b: (b.share * b.gap).sum(-1), one_bin(0.98, 100, 100), signed=True)
-    assert -0.03 < float(found.low) < 0.0
-    assert float(found.high) == pytest.approx(0.02, abs=1e-3)
-
-
 def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal():
     """Most rows are all but certain: what makes an outcome is a few of them, and by the same amount none goes down."""
     torch.manual_seed(0)
@@ -46,12 +40,6 @@ def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal(
     metric.update(p, (torch.rand(1000, 50, dtype=F64) < p).long())
     found = metric.evidence(n_replicates=199)
     assert ((found.low <= 0) & (found.high >= 0)).double().mean() > 0.93
-
-
-def test_signed_error_of_certain_rows_has_an_interval():
-    found = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
-    assert -0.7 < found.low < -0.3  # two of two: no rate above 1 - 0.025^(1/2) = 0.84 of failures is excluded
-    assert found.low <= 0 <= found.high
 
 
 @pytest.mark.parametrize("n", [10, 50, 1_000])
@@ -66,31 +54,30 @@ def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, 
         assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
 
 
-def test_a_wrong_row_among_certain_ones_is_no_calibration():
-    p = torch.ones(50, dtype=F64)
-    found = tc.evidence(tc.ECE(task="binary"), p, (torch.arange(50) > 0).long())
-    assert float(found.p_value) <= 2 / 1000
+def test_intervals_of_all_but_certain_rows_closed_form():
+    """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
+    always = evidence_of(lambda b: (b.share * b.gap).sum(-1), one_bin(0.98, 100, 100), signed=True)
+    assert -0.03 < float(always.low) < 0.0
+    assert float(always.high) == pytest.approx(0.02, abs=1e-3)
+    signed = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
+    assert -0.7 < signed.low < -0.3  # two of two: no rate above 1 - 0.025^(1/2) = 0.84 of failures is excluded
+    assert signed.low <= 0 <= signed.high
+    error, ones = tc.ECE(task="binary"), torch.ones(100, dtype=F64)
+    rare = tc.evidence(error, 0.998 * ones, ones.long())
+    assert 1 - 0.05 ** (1 / 100) - 0.002 < float(rare.high) < 1.2 * (1 - 0.025 ** (1 / 100))
+    wrong = tc.evidence(error, ones[:50], (torch.arange(50) > 0).long())
+    assert float(wrong.p_value) <= 2 / 1000
     exact = stats.binomtest(1, 50).proportion_ci(0.95, "exact")
-    assert 0 < float(found.low) < 10 * exact.low
-    assert exact.high / 1.2 < float(found.high) < 1.2 * exact.high
+    assert 0 < float(wrong.low) < 10 * exact.low
+    assert exact.high / 1.2 < float(wrong.high) < 1.2 * exact.high
 
 
 def test_certain_rows_among_others_do_not_make_the_others_certain():
     """Half of the rows are certain and right, and the others may have as much error as they may by themselves."""
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(200, generator=generator, dtype=F64)
-    y = (torch.rand(200, generator=generator, dtype=F64) < p).long()
+    (p,), (y,), _ = calibrated("uniform", 200, 1)
     alone = tc.evidence(tc.ECE(task="binary"), p, y)
-    ones = torch.ones(200, dtype=F64)
-    both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, ones)), torch.cat((y, ones.long())))
+    both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, torch.ones_like(p))), torch.cat((y, torch.ones_like(y))))
     assert float(both.high) > 0.9 * float(alone.high) / 2
-
-
-def test_a_rare_outcome_that_was_not_seen_may_be_less_rare():
-    """None of 100 at 0.998: the true frequency may lie as far below as 1 - 0.025^(1/100)."""
-    found = tc.evidence(tc.ECE(task="binary"), torch.full((100,), 0.998, dtype=F64), torch.ones(100, dtype=torch.int64))
-    assert float(found.high) > 1 - 0.05 ** (1 / 100) - 0.002
-    assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / 100))
 
 
 def test_interval_holds_0_just_where_the_test_does_not_reject():
@@ -118,12 +105,6 @@ def test_interval_of_the_signed_error_holds_0_where_the_test_does_not_reject(n):
     assert bool(((found.low <= 0) & (found.high >= 0))[kept].all())
 
 
-@pytest.mark.parametrize(("error", "moved"), [(tc.ECE, "temperature 1.4"), (tc.ESCE, "shift 0.4")])
-def test_intervals_cover_the_error_of_a_miscalibrated_model(error, moved):
-    """At least nine in ten of 300, of 95 %: the bins that have the error are not known, see `evidence_of`."""
-    assert coverage(error, "uniform", 1_000, moved, 300) > 0.9
-
-
 def coverage_of_expected(kind, n, moved, n_data, n_replicates):
     """Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have."""
     p, _, frequency = miscalibrated(kind, n, 1, MOVED[moved])
@@ -142,20 +123,19 @@ def coverage_of_mcb(kind, n, moved, n_data, n_replicates):
     return covers(found, truth)
 
 
-@pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
-def test_intervals_of_tce_and_mcb_cover_what_they_are_of(coverage_of):
-    """95 % of 40 data sets, less three standard deviations."""
-    assert coverage_of("uniform", 100, "shift 0.4", 40, 39) > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 40)
+SETTINGS = [("uniform", 100, "shift 0.4", 40, 39, 0.95)]
+SETTINGS += [
+    pytest.param(kind, n, moved, 400, 99, 0.93, marks=pytest.mark.extended)
+    for kind, n, moved in product(("uniform", "beta(8,1)"), (200, 500), ("temperature 1.4", "shift 0.4"))
+]
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
-@pytest.mark.parametrize("n", [200, 500])
-@pytest.mark.parametrize("moved", ["temperature 1.4", "shift 0.4"])
-@pytest.mark.parametrize("kind", ["uniform", "beta(8,1)"])
-def test_intervals_of_tce_and_mcb_cover_what_they_are_of_in_many_data_sets(coverage_of, kind, moved, n):
-    """93 % of 400 data sets, less three standard deviations."""
-    assert coverage_of(kind, n, moved, 400, 99) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+@pytest.mark.parametrize(("kind", "n", "moved", "n_data", "n_replicates", "level"), SETTINGS)
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of(coverage_of, kind, n, moved, n_data, n_replicates, level):
+    """The level in so many data sets, less three standard deviations."""
+    least = level - 3 * math.sqrt(level * (1 - level) / n_data)
+    assert coverage_of(kind, n, moved, n_data, n_replicates) > least
 
 
 @pytest.mark.parametrize("bins", ["pava", "pava_bc"])
@@ -169,10 +149,14 @@ def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
     assert int((found.low == found.noise_floor).sum()) >= 16  # of 19: three standard deviations
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("kind", CONFIDENCES)
-@pytest.mark.parametrize("n", [200, 2_000])
-@pytest.mark.parametrize("moved", MOVED)
-@pytest.mark.parametrize("name", ["ece", "esce", "mce", "ace"])
-def test_intervals_cover_errors_of_miscalibrated_models(name, moved, n, kind):
-    assert coverage(ERRORS[name][0], kind, n, moved, 1_000) > 0.9
+MISCALIBRATED = [("ece", "temperature 1.4", 1_000, "uniform", 300), ("esce", "shift 0.4", 1_000, "uniform", 300)]
+MISCALIBRATED += [
+    pytest.param(*setting, 1_000, marks=pytest.mark.extended)
+    for setting in product(("ece", "esce", "mce", "ace"), MOVED, (200, 2_000), CONFIDENCES)
+]
+
+
+@pytest.mark.parametrize(("name", "moved", "n", "kind", "n_data"), MISCALIBRATED)
+def test_intervals_cover_the_error_of_a_miscalibrated_model(name, moved, n, kind, n_data):
+    """At least nine in ten, of 95 %: the bins that have the error are not known, see `evidence_of`."""
+    assert coverage(ERRORS[name][0], kind, n, moved, n_data) > 0.9

@@ -1,9 +1,12 @@
 """Evidence of every error: its shape, from any state, without data; its words, and what is refused."""
 
+from functools import partial
+
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
 from helpers.null_distribution import F64, FEW, FIELDS, close, same
+from helpers.refusals import assert_refused
 
 import torchcalib as tc
 from torchcalib.bins import ece_from_bins
@@ -76,30 +79,19 @@ def test_words():
         one[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"level": 95}, "`level` must be between 0 and 1, got 95"),
-        ({"level": "95 %"}, "`level` must be a number"),
-        ({"n_replicates": 38}, "`n_replicates` must be at least 39 for level=0.95, got 38"),
-        ({"n_replicates": 99.5}, "`n_replicates` must be an int"),
-        ({"seed": 1.5}, "`seed` must be an int"),
-    ],
-)
-def test_bad_arguments_are_named(options, message):
-    metric = tc.ECE(task="binary")
-    metric.update(torch.tensor([0.3]), torch.tensor([1]))
-    with pytest.raises((TypeError, ValueError), match=message):
-        metric.evidence(**options)
-
-
-def test_what_has_no_evidence_says_so():
-    p, y = torch.tensor([0.3, 0.6]), torch.tensor([0, 1])
-    with pytest.raises(TypeError, match="`metric` must be a calibration error of torchcalib"):
-        tc.evidence(tc.NLL(task="binary"), p, y)
-    with pytest.raises(TypeError, match="Cox and Spiegelhalter are tests already"):
-        tc.evidence(tc.Cox(task="binary"), p, y)
-    with pytest.raises(ValueError, match="`component` must be 'mcb' for evidence"):
-        tc.evidence(tc.CORP(task="binary", component="dsc"), p, y)
+def test_bad_arguments_and_what_has_no_evidence_are_refused():
+    evidence = partial(tc.evidence, preds=torch.tensor([0.3]), target=torch.tensor([1]))
+    wrong = [
+        ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
+        ({"level": "95 %"}, TypeError, "`level` must be a number"),
+        ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
+        ({"n_replicates": 99.5}, TypeError, "`n_replicates` must be an int"),
+        ({"seed": 1.5}, TypeError, "`seed` must be an int"),
+        ({"metric": tc.NLL(task="binary")}, TypeError, "`metric` must be a calibration error of torchcalib"),
+        ({"metric": tc.Cox(task="binary")}, TypeError, "Cox and Spiegelhalter are tests already"),
+        ({"metric": tc.CORP(task="binary", component="dsc")}, ValueError, "`component` must be 'mcb' for evidence"),
+    ]
+    given = {"metric": tc.ECE(task="binary")}
+    assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
         evidence_of(ece_from_bins, BinStats(torch.ones(3, 4)))

@@ -60,13 +60,11 @@ def test_p_value_of_an_error_of_exactly_0_is_1(error):
     found = tc.evidence(error(task="binary"), p, y, with_interval=False, **FEW)
     assert abs(float(found.value)) < 1e-12
     assert float(found.p_value) == 1
-
-
-def test_p_value_of_a_tce_of_0_is_1():
-    p, y, _ = calibrated("uniform", 60, 20)
-    found = metric_of(tc.TCE, p, y).evidence(**FEW)
-    assert bool((found.value == 0).any())
-    assert bool((found.p_value[found.value == 0] == 1).all())
+    if error is tc.ECE:
+        p, y, _ = calibrated("uniform", 60, 20)
+        found = metric_of(tc.TCE, p, y).evidence(**FEW)
+        assert bool((found.value == 0).any())
+        assert bool((found.p_value[found.value == 0] == 1).all())
 
 
 def test_p_value_counts_replicates_at_least_as_large_slow_loop():
@@ -194,13 +192,6 @@ def test_p_values_of_few_rows_are_valid(name):
     for kind, n in product(CONFIDENCES, (1, 2, 5, 12)):
         p, y, _ = calibrated(kind, n, 500, seed=n)
         check_valid(metric_of(ERRORS[name][0], p, y).evidence(n_replicates=99, with_interval=False).p_value)
-
-
-def test_p_values_where_all_confidences_are_equal_are_valid():
-    generator = torch.Generator().manual_seed(0)
-    p = torch.full((300, 200), 0.03, dtype=F64)
-    y = (torch.rand(p.shape, dtype=F64, generator=generator) < p).long()
-    check_valid(metric_of(tc.KS, p, y).evidence(n_replicates=99, with_interval=False).p_value)
 
 
 @pytest.mark.extended

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torchmetrics.utilities.distributed import gather_all_tensors
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 import torchcalib as tc
@@ -108,19 +109,17 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
             metric.unsync()
         metric.sync()
-        for call in (
-            metric.sync,
-            metric.compute,
-            lambda metric=metric: metric.update(p, y),
-            lambda metric=metric: metric(p, y),
-            lambda metric=metric, cls=cls: metric.merge_state(cls(task="binary")),
-            lambda metric=metric, own=own: metric.load_state_dict(own),
-            lambda metric=metric, own=own: torch.nn.ModuleDict({"m": metric}).load_state_dict(
-                {f"m.{name}": part for name, part in own.items()}
-            ),
+        for call, *given in (
+            (metric.sync,),
+            (metric.compute,),
+            (metric.update, p, y),
+            (metric, p, y),
+            (metric.merge_state, cls(task="binary")),
+            (metric.load_state_dict, own),
+            (torch.nn.ModuleDict({"m": metric}).load_state_dict, {f"m.{name}": part for name, part in own.items()}),
         ):
             with pytest.raises(TorchMetricsUserError):
-                call()
+                call(*given)
             assert n_of(metric) == everyone
             assert metric._is_synced
             assert metric.update_count == 1
@@ -226,8 +225,6 @@ def rows_dropped_are_counted_over_all_ranks(rank, world, folder):
             assert metric.n_dropped() == everyone
         metric.sync_on_compute = metric._to_sync = False
         assert metric.n_dropped() == rank + 2
-    from torchmetrics.utilities.distributed import gather_all_tensors
-
     by_hand = tc.NLL(task="binary", nan_policy="drop", dist_sync_fn=lambda x, group=None: gather_all_tensors(x, group))
     by_hand.update(torch.tensor([torch.nan]), torch.tensor([0]))
     assert by_hand.n_dropped() == world
@@ -236,14 +233,15 @@ def rows_dropped_are_counted_over_all_ranks(rank, world, folder):
 
 def restarted(*arguments):
     a_restart_is_the_undisturbed_run(*arguments)
+    soak_rank.soak(*arguments, 90)
+
+
+def synced(*arguments):
     between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(*arguments)
     what_fails_in_the_middle_leaves_ranks_with_their_own(*arguments)
     a_collection_with_a_synced_member_takes_nothing(*arguments)
     every_rank_without_data_is_no_data(*arguments)
     rows_dropped_are_counted_over_all_ranks(*arguments)
-    soak_rank.soak(*arguments, 300)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(part, rank, world, folder):
@@ -251,7 +249,9 @@ def main(part, rank, world, folder):
     store = f"file://{folder}/store-{part}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
     torch.set_num_threads(1)
-    {"killed": killed, "restarted": restarted}[part](rank, world, Path(folder))
+    {"killed": killed, "restarted": restarted, "synced": synced}[part](rank, world, Path(folder))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import CASES, paths
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 import torchcalib as tc
 from torchcalib.kernels.draws import poisson_counts
@@ -14,6 +15,11 @@ from torchcalib.kernels.draws import poisson_counts
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def rows(n):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(n, generator=generator, dtype=torch.float64), torch.randint(0, 2, (n,), generator=generator)
 
 
 def share(rank, world, n):
@@ -92,9 +98,7 @@ def samples_of_all_kinds_meet(rank, world):
 
 def a_collection_of_samples_and_sums_takes_two_collectives(rank, world):
     metrics = tc.CalibrationCollection([cls(task="binary") for cls in (tc.NLL, tc.ECE, tc.ACE, tc.TCE, tc.KS)])
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(60, generator=generator, dtype=torch.float64)
-    target = torch.randint(0, 2, (60,), generator=generator)
+    preds, target = rows(60)
     mine = share(rank, world, 60)
     if len(target[mine]):
         metrics.update(preds[mine], target[mine])
@@ -104,17 +108,14 @@ def a_collection_of_samples_and_sums_takes_two_collectives(rank, world):
 
 
 def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world):
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(60, generator=generator, dtype=torch.float64)
-    target = torch.randint(0, 2, (60,), generator=generator)
+    preds, target = rows(60)
     metrics = tc.CalibrationCollection({"nll": tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=5)})
     alone = tc.Bootstrapped(tc.ECE(task="binary"), n_replicates=39, seed=5)
     mine = share(rank, world, 60)
     times = []
     for r in range(world):
-        rows = torch.arange(60)[share(r, world, 60)]
-        streams = torch.arange(39) + (r << 32)
-        times.append(poisson_counts(5, streams, torch.arange(len(rows)), torch.float64))
+        n, streams = len(target[share(r, world, 60)]), torch.arange(39) + (r << 32)
+        times.append(poisson_counts(5, streams, torch.arange(n), torch.float64))
     for metric in (metrics, alone):
         if len(target[mine]):
             metric.update(preds[mine], target[mine])
@@ -127,10 +128,8 @@ def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, worl
 
 
 def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(60, generator=generator, dtype=torch.float64)
-    target = torch.randint(0, 2, (60,), generator=generator)
-    groups = torch.randint(0, 5, (60,), generator=generator)
+    preds, target = rows(60)
+    groups = torch.arange(60) * 7 // 3 % 5
     metrics = tc.CalibrationCollection(
         {cls.__name__: tc.ByGroup(cls(task="binary"), num_groups=6) for cls in (tc.NLL, tc.ECE, tc.KS, tc.TCE)}
     )
@@ -178,19 +177,6 @@ def agrees(cls, given, preds, target, weights, mine, is_exact):
     assert metric._is_synced is False, "own state is not restored"
 
 
-def a_rank_goes_on_after_a_sync(rank, world):
-    metric = tc.ECE(task="binary")
-    for _ in range(2):
-        metric.update(torch.full((rank + 1,), 0.75), torch.ones(rank + 1, dtype=torch.int64))
-        close(metric.compute(), torch.tensor(0.25, dtype=torch.float64))
-    assert metric.bin_table().n.sum() == 2 * sum(r + 1 for r in range(world))
-    assert metric.statistic().total == 2 * (rank + 1), "own state is not restored"
-    metric.compute()  # from its cache, on every rank or on one
-    if rank == 0:
-        metric.compute()
-    dist.barrier()
-
-
 def ranks_that_sync_different_things_are_told(rank, world):
     ece, mce = tc.ECE(task="binary", n_bins=5), tc.ECE(task="binary", n_bins=5, right=True)
     for metric in (ece, mce):
@@ -205,9 +191,7 @@ def ranks_that_sync_different_things_are_told(rank, world):
 def a_collection_syncs_once(rank, world):
     members = [tc.NLL, tc.Brier, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
     metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(40, generator=generator, dtype=torch.float64)
-    target = torch.randint(0, 2, (40,), generator=generator)
+    preds, target = rows(40)
     mine = share(rank, world, 40)
     metrics.update(preds[mine], target[mine])
     values = computed_in(["all_reduce"], metrics)
@@ -229,28 +213,23 @@ def a_sum_over_a_subgroup_is_the_subgroups(rank, world):
         close(metric.compute(), torch.tensor((0.5 + 0.25) / 2, dtype=torch.float64))
 
 
-def gather_all_tensors_of_my_own(x, group=None):
-    from torchmetrics.utilities.distributed import gather_all_tensors
-
-    return gather_all_tensors(x, group)
-
-
 def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
-    from torchmetrics.utilities.distributed import gather_all_tensors
-
-    p = torch.full((1,), rank / world, dtype=torch.float64)
-    expected = tc.nll(torch.arange(world) / world, torch.zeros(world, dtype=torch.int64), task="binary").double()
-    on_step = tc.NLL(task="binary", dist_sync_on_step=True)
-    torch.testing.assert_close(on_step(p, torch.tensor([0])), expected, rtol=1e-6, atol=1e-6)
     gathered = []
-    by_hand = tc.KS(task="binary", dist_sync_fn=gather_all_tensors_of_my_own)
-    by_hand.update(p, torch.tensor([0]))
-    zeros = torch.zeros(world, dtype=torch.int64)
-    close(by_hand.compute(), tc.ks(torch.arange(world).double() / world, zeros, task="binary"))
-    own = tc.NLL(task="binary", dist_sync_fn=lambda x, group=None: gathered.append(1) or gather_all_tensors(x, group))
-    own.update(p, torch.tensor([0]))
-    torch.testing.assert_close(own.compute(), expected, rtol=1e-6, atol=1e-6)
-    assert gathered
+
+    def gather(x, group=None):
+        gathered.append(x)
+        return gather_all_tensors(x, group)
+
+    p, zeros = torch.arange(world, dtype=torch.float64) / world, torch.zeros(world, dtype=torch.int64)
+    mine = p[rank : rank + 1], zeros[:1]
+    on_step = tc.NLL(task="binary", dist_sync_on_step=True)
+    close(on_step(*mine), tc.nll(p, zeros, task="binary"))
+    for cls, function in ((tc.KS, tc.ks), (tc.NLL, tc.nll)):
+        metric = cls(task="binary", dist_sync_fn=gather)
+        metric.update(*mine)
+        gathered.clear()
+        close(metric.compute(), function(p, zeros, task="binary"))
+        assert gathered
 
 
 def main(rank, world, path):
@@ -264,7 +243,6 @@ def main(rank, world, path):
     replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world)
     groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world)
     evidence_of_all_ranks_is_that_of_one_process(rank, world)
-    a_rank_goes_on_after_a_sync(rank, world)
     ranks_that_sync_different_things_are_told(rank, world)
     a_collection_syncs_once(rank, world)
     a_sum_over_a_subgroup_is_the_subgroups(rank, world)

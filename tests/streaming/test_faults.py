@@ -17,12 +17,16 @@ WORLD = 3
 
 
 def launched(part, folder, *more, script="fault_rank.py", timeout=240):
-    """Run all ranks; returns their exit codes, and what they said."""
-    return run_together(
-        [[SCRIPTS / script, part, rank, WORLD, folder, *more] for rank in range(WORLD)], timeout=timeout
-    )
+    commands = [[SCRIPTS / script, part, rank, WORLD, folder, *more] for rank in range(WORLD)]
+    return run_together(commands, timeout=timeout)
 
 
+def test_ranks_that_sync_or_fail_to_keep_their_own_state(tmp_path):
+    codes, said = launched("synced", tmp_path)
+    assert codes == [0] * WORLD, said
+
+
+@pytest.mark.extended
 def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_undisturbed_answer(tmp_path):
     codes, said = launched("killed", tmp_path)
     assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], said
@@ -59,14 +63,3 @@ def test_in_one_process_sync_does_nothing_and_data_may_come_after_compute(cls):
     with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
         metric.unsync()
     torch.testing.assert_close(metric.compute(), whole.compute())
-
-
-def test_no_data_in_a_collection_is_nan():
-    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.KS(task="binary")])
-    with pytest.warns(UserWarning, match="was called before the ``update`` method"):
-        assert all(value.isnan() for value in metrics.compute().values())
-    metrics.update(P, Y)
-    value = metrics.compute()
-    assert metrics.compute() == value
-    metrics.update(P, 1 - Y)
-    assert metrics.compute()["NLL"] > value["NLL"]

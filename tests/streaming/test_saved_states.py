@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -24,47 +25,27 @@ KINDS = {
 }
 
 
-def data(n=60, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=generator).softmax(-1), torch.randint(0, 4, (n,), generator=generator)
+def updated(metric, rows=slice(None)):
+    metric.update(P[rows], Y[rows])
+    return metric
 
 
-def of_format(metric, preds, target):
-    """Logits for the metrics that read these."""
-    return (preds.log() if metric.input_format.from_logits else preds), target
+def description(saved):
+    return json.loads(bytes(saved["description"].tolist()))
 
 
-def description(saved, prefix=""):
-    return json.loads(bytes(saved[prefix + "description"].tolist()))
-
-
-def with_description(saved, prefix="", **changed):
-    text = json.dumps({**description(saved, prefix), **changed})
-    return {**saved, prefix + "description": torch.tensor(list(text.encode()), dtype=torch.uint8)}
-
-
-def whole_state(metric):
-    return copy.deepcopy(metric.kind.parts(metric.state)), metric.update_count, metric._computed
-
-
-def same(one, other):
-    return str(one) == str(other)
-
-
-def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(tmp_path):
-    check_each(KINDS, lambda name: is_the_stream(name, tmp_path))
-
-
-def is_the_stream(name, tmp_path):
+def is_the_stream(name, folder):
+    generator = torch.Generator().manual_seed(0)
+    preds, target = torch.randn(60, 4, generator=generator).softmax(-1), torch.randint(0, 4, (60,), generator=generator)
     whole, first, second = (KINDS[name](persistent=True) for _ in range(3))
-    preds, target = of_format(whole, *data())
+    preds = preds.log() if whole.input_format.from_logits else preds
     for metric in (whole, first):
         metric.update(preds[:25], target[:25])
     first.to(torch.bfloat16)
-    torch.save(first.state_dict(), tmp_path / "state.pt")
+    torch.save(first.state_dict(), folder / "state.pt")
     second.update(preds, target)  # what is loaded takes the place of what was there
     second.compute()
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    second.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
     assert second.update_count == 1
     for metric in (whole, second):
         metric.update(preds[25:], target[25:])
@@ -73,23 +54,29 @@ def is_the_stream(name, tmp_path):
         assert torch.equal(second.interval().replicates, whole.interval().replicates)
 
 
-def test_a_state_of_sums_is_tensors_that_safetensors_takes(tmp_path):
+def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(tmp_path):
+    check_each(KINDS, lambda name: is_the_stream(name, tmp_path))
+
+
+def test_a_state_says_what_it_counts_in_tensors_that_safetensors_takes(tmp_path):
+    metric = updated(tc.ECE(task="binary", n_bins=7, right=True, ignore_index=-1, persistent=True))
+    said = description(metric.state_dict())
+    assert (said["format"], said["torchcalib"], said["n_updates"]) == (STATE_FORMAT, tc.__version__, 1)
+    assert said["configuration"].items() >= {"class": "ECE", "task": "binary", "n_bins": 7, "right": True}.items()
+    loaded = tc.ECE(task="binary", n_bins=7, right=True, ignore_index=-1)
+    assert loaded.state_dict() == {}
     files = pytest.importorskip("safetensors.torch")
-    metric = tc.ECE(task="binary", persistent=True)
-    metric.update(P, Y)
     files.save_file(metric.state_dict(), tmp_path / "state.safetensors")
-    loaded = tc.ECE(task="binary")
     loaded.load_state_dict(files.load_file(tmp_path / "state.safetensors"))
     assert loaded.compute() == metric.compute()
 
 
-def test_a_state_says_what_it_counts():
-    metric = tc.ECE(task="binary", n_bins=7, right=True, ignore_index=-1, persistent=True)
-    metric.update(P, Y)
-    said = description(metric.state_dict())
-    assert (said["format"], said["torchcalib"], said["n_updates"]) == (STATE_FORMAT, tc.__version__, 1)
-    assert said["configuration"].items() >= {"class": "ECE", "task": "binary", "n_bins": 7, "right": True}.items()
-    assert tc.ECE(task="binary").state_dict() == {}
+def whole_state(metric):
+    return copy.deepcopy(metric.kind.parts(metric.state)), metric.update_count, metric._computed
+
+
+def same(one, other):
+    return str(one) == str(other)
 
 
 class Module(nn.Module):
@@ -139,110 +126,90 @@ def test_strict_misses_the_state_of_a_persistent_metric_and_others_load_what_the
         plain.load_state_dict(saved)
 
 
+BINARY = {"task": "binary"}
 REFUSED = [
-    (lambda: tc.ECE(task="binary", n_bins=10), "n_bins=15 into n_bins=10"),
-    (lambda: tc.ECE(task="binary", right=True), "right=False into right=True"),
-    (lambda: tc.ECE(task="multiclass"), "task='binary' into task='multiclass'"),
-    (lambda: tc.ECE(task="binary", from_logits=True), "from_logits=False into from_logits=True"),
-    (lambda: tc.ECE(task="binary", ignore_index=-1), "ignore_index=None into ignore_index=-1"),
-    (lambda: tc.ECE(task="binary", batch_shape=(2,)), r"batch_shape=\[\] into batch_shape=\[2\]"),
-    (lambda: tc.ECE(task="binary", with_ecd=True), "with_ecd=False into with_ecd=True"),
-    (lambda: tc.MCE(task="binary"), "class='ECE' into class='MCE'"),
-    (lambda: tc.KS(task="binary"), "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
-    (
-        lambda: tc.Bootstrapped(tc.ECE(task="binary"), n_replicates=39),
-        "n_replicates=None into n_replicates=39",
-    ),
+    (tc.ECE, {**BINARY, "n_bins": 10}, "n_bins=15 into n_bins=10"),
+    (tc.ECE, {**BINARY, "right": True}, "right=False into right=True"),
+    (tc.ECE, {"task": "multiclass"}, "task='binary' into task='multiclass'"),
+    (tc.ECE, {**BINARY, "from_logits": True}, "from_logits=False into from_logits=True"),
+    (tc.ECE, {**BINARY, "ignore_index": -1}, "ignore_index=None into ignore_index=-1"),
+    (tc.ECE, {**BINARY, "batch_shape": (2,)}, r"batch_shape=\[\] into batch_shape=\[2\]"),
+    (tc.ECE, {**BINARY, "with_ecd": True}, "with_ecd=False into with_ecd=True"),
+    (tc.MCE, BINARY, "class='ECE' into class='MCE'"),
+    (tc.KS, BINARY, "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
+    (tc.Bootstrapped, {"metric": tc.ECE(**BINARY), "n_replicates": 39}, "n_replicates=None into n_replicates=39"),
 ]
 
 
-def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_changes():
-    check_each(REFUSED, lambda pair: is_refused(*pair))
-
-
-def is_refused(other, message):
-    saved = tc.ECE(task="binary", persistent=True)
-    saved.update(P, Y)
-    state = saved.state_dict()
-    metric = other()
-    before = whole_state(metric)
-    for refused in (
-        lambda: metric.load_state_dict(state),
-        lambda: metric.merge_state(state),
-        lambda: metric.merge_state(saved),
-        lambda: nn.ModuleDict({"m": metric}).load_state_dict({f"m.{name}": part for name, part in state.items()}),
+def is_refused(row):
+    cls, options, message = row
+    saved, metric = updated(tc.ECE(**BINARY, persistent=True)), cls(**options)
+    state, before = saved.state_dict(), whole_state(metric)
+    in_module = {f"m.{name}": part for name, part in state.items()}
+    for refusing, given in (
+        (metric.load_state_dict, state),
+        (metric.merge_state, state),
+        (metric.merge_state, saved),
+        (nn.ModuleDict({"m": metric}).load_state_dict, in_module),
     ):
         with pytest.raises(ValueError, match=message):
-            refused()
+            refusing(given)
         assert same(whole_state(metric), before)
+
+
+def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_changes():
+    check_each(REFUSED, is_refused)
 
 
 def damaged(state):
-    """Descriptions and states that are none, by what the error says."""
+    """What a damaged state holds besides, by what the error says; None for what it lacks."""
     text = bytes(state["description"].tolist())
-
-    def as_tensor(content):
-        return torch.tensor(list(content), dtype=torch.uint8)
-
-    without = {name: part for name, part in state.items() if name != "description"}
-    yield "must hold 'description'", without
-    for broken in (
-        as_tensor(text[:-9]),
-        as_tensor(b""),
-        as_tensor(b"[" * 100_000),
-        as_tensor(b"\xff\xfe"),
-        as_tensor(b"{}"),
-        torch.zeros(2**20 + 1, dtype=torch.uint8),
-        torch.zeros(2, 2),
-        -torch.ones(5),
-        "a string",
-    ):
-        yield "a damaged one", {**state, "description": broken}
-    yield "a damaged one", with_description(state, format="1")
-    yield "a damaged one", with_description(state, format=0)
-    yield "a damaged one", with_description(state, configuration=[])
-    yield "a damaged one", with_description(state, n_updates=-1)
-    yield "a damaged one", with_description(state, draws="0")
-    newer = with_description(state, format=STATE_FORMAT + 1, torchcalib="9.1", configuration={})
-    yield f"of format {STATE_FORMAT + 1}, which torchcalib 9.1 has written. Update torchcalib", newer
-    older = with_description(state, format=STATE_FORMAT - 1, torchcalib="0.1", configuration={})
-    yield f"of format {STATE_FORMAT - 1}, which torchcalib 0.1 has written: states held less then", older
-    yield (
-        r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}",
-        {
-            **state,
-            "sums": state["sums"][1:],
-        },
-    )
-    yield "got {'sums': '.* bfloat16'}. It is damaged, or was cast", {**state, "sums": state["sums"].bfloat16()}
+    no_texts = [text[:-9], b"", b"[" * 100_000, b"\xff\xfe", b"{}"]
+    no_descriptions = [*no_texts, torch.zeros(2**20 + 1, dtype=torch.uint8), torch.zeros(2, 2), -torch.ones(5), "text"]
+    wrong = [{"format": "1"}, {"format": 0}, {"configuration": []}, {"n_updates": -1}, {"draws": "0"}]
+    of_format = "of format {}, which torchcalib {} has written{}".format
+    newer = {"format": STATE_FORMAT + 1, "torchcalib": "9.1", "configuration": {}}
+    older = {"format": STATE_FORMAT - 1, "torchcalib": "0.1", "configuration": {}}
+    descriptions = [
+        *(("a damaged one", changed) for changed in wrong),
+        (of_format(STATE_FORMAT + 1, "9.1", ". Update torchcalib"), newer),
+        (of_format(STATE_FORMAT - 1, "0.1", ": states held less then"), older),
+    ]
+    for message, changed in descriptions:
+        no_descriptions.append(json.dumps({**description(state), **changed}).encode())
+        yield message, {"description": no_descriptions.pop()}
+    for content in no_descriptions:
+        yield "a damaged one", {"description": content}
+    yield "must hold 'description'", {"description": None}
+    yield "must hold 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}  # as of old
+    yield r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}", {"sums": state["sums"][1:]}
+    yield "got {'sums': '.* bfloat16'}. It is damaged, or was cast", {"sums": state["sums"].bfloat16()}
     for no_count in (math.nan, -1.0, 0.5):  # of the rows that were left out
-        yield "It is damaged, or was cast", {**state, "sums": state["sums"].index_fill(0, torch.tensor(1), no_count)}
-    yield "got {}", {"description": state["description"]}
-    yield "got {'sums': 3}", {**state, "sums": 3}
-    # as states were saved before they described themselves
-    yield "must hold 'description'", {"sums_1a2b3": state["sums"]}
+        yield "It is damaged, or was cast", {"sums": state["sums"].index_fill(0, torch.tensor(1), no_count)}
+    yield "got {}", {"sums": None}
+    yield "got {'sums': 3}", {"sums": 3}
 
 
 def test_a_state_that_is_damaged_or_newer_or_does_not_describe_itself_is_refused():
-    metric = tc.ECE(task="binary", persistent=True)
-    metric.update(P, Y)
+    metric = updated(tc.ECE(task="binary", persistent=True))
     metric.compute()
-    before = whole_state(metric)
-    kinds = list(damaged(metric.state_dict()))
-    for message, state in kinds:
-        with pytest.raises(ValueError, match=message):
-            metric.load_state_dict(state)
-        with pytest.raises(ValueError, match=message):
-            metric.load_state_dict(state, strict=False)
-        with pytest.raises(ValueError, match=message):
-            metric.merge_state(state)
-        assert same(whole_state(metric), before)
-    assert len(kinds) == 25
+    state, before = metric.state_dict(), whole_state(metric)
+
+    def refuses(row):
+        message, changed = row
+        changed = {n: torch.tensor(list(v), dtype=torch.uint8) if type(v) is bytes else v for n, v in changed.items()}
+        given = {name: part for name, part in {**state, **changed}.items() if part is not None}
+        for refusing in (metric.load_state_dict, partial(metric.load_state_dict, strict=False), metric.merge_state):
+            with pytest.raises(ValueError, match=message):
+                refusing(given)
+            assert same(whole_state(metric), before)
+
+    check_each(damaged(state), refuses)
+    metric.load_state_dict({**state, "description": state["description"].bfloat16()})  # by a tool that casts all
 
 
 def test_damaged_samples_are_refused():
-    metric = tc.KS(task="binary", persistent=True)
-    metric.update(P, Y)
+    metric = updated(tc.KS(task="binary", persistent=True))
     state = metric.state_dict()
     for name, part in (
         ("scores", state["scores"][0]),
@@ -258,39 +225,30 @@ def test_damaged_samples_are_refused():
     torch.testing.assert_close(metric.compute(), tc.ks(P, Y, task="binary").double())
 
 
-def test_a_description_survives_a_tool_that_casts_all_there_is():
-    metric = tc.ECE(task="binary", persistent=True)
-    metric.update(P, Y)
-    state = metric.state_dict()
-    metric.load_state_dict({**state, "description": state["description"].bfloat16()})
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_collection_loads_all_states_or_none(nested):
+@pytest.mark.parametrize("prefix", ["", "m."])
+def test_a_collection_loads_all_states_or_none(prefix):
     def made(n_bins):
         members = {"a": tc.NLL(task="binary"), "b": tc.ECE(task="binary", n_bins=n_bins), "c": tc.KS(task="binary")}
         return tc.CalibrationCollection(members, persistent=True)
+
+    def refuses(metrics, state, error, message):
+        before = [whole_state(m) for m in metrics.values()]
+        module = nn.ModuleDict({"m": metrics}) if prefix else metrics
+        with pytest.raises(error, match=message):
+            module.load_state_dict({prefix + name: part for name, part in state.items()})
+        assert same([whole_state(m) for m in metrics.values()], before)
 
     saved, other, like = made(15), made(10), made(15)
     saved.update(P, Y)
     for metrics in (other, like):
         metrics.update(P, 1 - Y)
     state = saved.state_dict()
-    module = nn.ModuleDict({"m": other}) if nested else other
-    prefix = "m." if nested else ""
-    before = [whole_state(m) for m in other.values()]
-    with pytest.raises(ValueError, match=rf"n_bins=15 into n_bins=10 at '{prefix}b\.'"):
-        module.load_state_dict({prefix + name: part for name, part in state.items()})
-    assert same([whole_state(m) for m in other.values()], before)
-    if not nested:
+    refuses(other, state, ValueError, rf"n_bins=15 into n_bins=10 at '{prefix}b\.'")
+    if not prefix:
         del state["c.scores"]
-        before = [whole_state(m) for m in like.values()]
-        with pytest.raises(ValueError, match=r"must hold {'c.scores': .*got {'c.outcomes'"):
-            like.load_state_dict(state)
+        refuses(like, state, ValueError, r"must hold {'c.scores': .*got {'c.outcomes'")
         partly = {name: part for name, part in state.items() if not name.startswith("c.")}
-        with pytest.raises(RuntimeError, match=r'Missing key.*"c.scores"'):
-            like.load_state_dict(partly)
-        assert same([whole_state(m) for m in like.values()], before)
+        refuses(like, partly, RuntimeError, r'Missing key.*"c.scores"')
         like.load_state_dict(partly, strict=False)
         assert like["a"].compute() == saved["a"].compute()
 
@@ -332,16 +290,3 @@ def test_merging_takes_what_was_saved_and_the_state_of_another_nan_policy():
     assert metric.n_dropped() == 2
     assert isinstance(metric.kind, SumsKind)
     assert metric.statistic().total == 10
-
-
-def test_draws_of_one_seed_are_not_merged_from_a_dict_either():
-    def drawn(seed, rows):
-        metric = tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=seed, persistent=True)
-        metric.update(P[rows], Y[rows])
-        return metric
-
-    one, other = drawn(0, slice(0, 2)), drawn(0, slice(2, 4))
-    with pytest.raises(ValueError, match="must have drawn other numbers, got seed=0 in both"):
-        one.merge_state(other.state_dict())
-    one.merge_state(drawn(1, slice(2, 4)).state_dict())
-    torch.testing.assert_close(one.compute(), tc.nll(P, Y, task="binary").double())

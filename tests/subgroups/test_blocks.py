@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
+from cases import N_CLASSES, Case
 from helpers.each import check_each
 
 import torchcalib as tc
 
 N_GROUPS = 6
-SIZES = {"binary": {}, "multiclass": {"num_classes": 4}, "multilabel": {"num_labels": 3}}
+SIZES = {"binary": {}, "multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}
 WEIGHTS = {"none": None, "few": 3, "whole blocks of one row": 40}
 
 
@@ -21,15 +22,10 @@ def close(a, b):
 def data(task, soft, n=120):
     """Logits, targets and groups: group 2 is empty, -1 is none."""
     g = torch.Generator().manual_seed(0)
-    shape = (n,) if task == "binary" else (n, *SIZES[task].values())
-    logits = torch.randn(shape, generator=g, dtype=torch.float64)
+    logits, target = Case("", tc.skce, tc.SKCE, task, {"from_logits": True}).data(n=n)
     if soft:
-        target = torch.rand(shape, generator=g, dtype=torch.float64)
+        target = torch.rand(logits.shape, generator=g, dtype=torch.float64)
         target = target.softmax(-1) if task == "multiclass" else target
-    else:
-        target = (
-            torch.randint(0, 4, (n,), generator=g) if task == "multiclass" else torch.randint(0, 2, shape, generator=g)
-        )
     groups = torch.randint(-1, N_GROUPS - 1, (n,), generator=g)
     return logits, target, groups.masked_fill(groups == 2, 3)
 
@@ -54,7 +50,10 @@ def check_values_and_gradients(setting):
     value[held].sum().backward()
     expected[held].sum().backward()
     close(mine.grad, theirs.grad)
-    metric.update(preds, target, groups=groups, weights=weights)  # the same blocks once more
+    other = metric.clone()
+    other.reset()
+    other.update(preds, target, groups=groups, weights=weights)
+    metric.merge_state(other)  # the same blocks once more
     close(metric.compute(), expected)
 
 
@@ -96,13 +95,3 @@ def test_update_off_the_cpu_never_asks_for_a_value(weighted):
     metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True), num_groups=N_GROUPS).to("meta")
     metric.update(preds, target, groups=groups, weights=weights)
     assert metric.state.device.type == "meta"
-
-
-def test_ranks_merge_by_addition():
-    preds, target, groups = data("binary", soft=False)
-    whole, *parts = (tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS) for _ in range(3))
-    for rows, part in zip((slice(0, 50), slice(50, 120)), parts, strict=True):
-        for metric in (whole, part):
-            metric.update(preds[rows], target[rows], groups=groups[rows])
-    parts[0].merge_state(parts[1])
-    close(parts[0].compute(), whole.compute())

@@ -1,10 +1,11 @@
 """Functions by group: a loop over groups, written out."""
 
-import math
+from functools import partial
 
 import pytest
 import torch
 from cases import CASES
+from helpers.refusals import assert_refused
 
 import torchcalib as tc
 
@@ -79,27 +80,20 @@ def test_a_failing_group_is_named():
     assert raised.value.__notes__ == ["in group 3, of 1 samples; give rows of groups that are too small the number -1"]
 
 
-def test_bad_arguments_are_told():
-    p, y = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1])
-    for groups, error, said in (
-        ([0, 1, 1], TypeError, "must be a tensor of integers"),
-        (torch.tensor([0, 1]), ValueError, "one number per sample"),
-        (torch.tensor([0, -2, 1]), ValueError, r"must be numbers in \[0, 1\]"),
-    ):
-        with pytest.raises(error, match=said):
-            tc.by_group(tc.ece, p, y, groups, task="binary")
-    with pytest.raises(ValueError, match=r"must be numbers in \[0, 1\]"):
-        tc.by_group(tc.ece, p, y, torch.tensor([0, 1, 2]), task="binary", num_groups=2)
-    with pytest.raises(TypeError, match="`function` must be a function such as"):
-        tc.by_group("ece", p, y, torch.tensor([0, 1, 2]), task="binary")
-    with pytest.raises(TypeError, match="`function` must return a tensor"):
-        tc.by_group(lambda *_, **__: 1.0, p, y, torch.tensor([0, 1, 2]), task="binary")
-    with pytest.raises(ValueError, match="as many samples"):
-        tc.by_group(tc.ece, p, y[:2], torch.tensor([0, 1, 2]), task="binary")
-
-
-def test_no_rows_at_all_are_groups_without_a_value():
-    nothing = torch.zeros(0)
-    found = tc.by_group(tc.ece, nothing, nothing.long(), nothing.long(), task="binary", num_groups=3)
-    assert all(math.isnan(value) for value in found.tolist())
-    assert len(found) == 3
+def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
+    given = {"function": tc.ece, "preds": torch.tensor([0.2, 0.7, 0.9]), "target": torch.tensor([0, 1, 1])}
+    given |= {"groups": torch.tensor([0, 1, 2]), "task": "binary"}
+    wrong = [
+        ({"groups": [0, 1, 1]}, TypeError, "must be a tensor of integers"),
+        ({"groups": torch.tensor([0, 1])}, ValueError, "one number per sample"),
+        ({"groups": torch.tensor([0, -2, 1])}, ValueError, "must be numbers in [0, 1]"),
+        ({"num_groups": 2}, ValueError, "must be numbers in [0, 1]"),
+        ({"function": "ece"}, TypeError, "`function` must be a function such as"),
+        ({"function": lambda *_, **__: 1.0}, TypeError, "`function` must return a tensor"),
+        ({"target": torch.tensor([0, 1])}, ValueError, "as many samples"),
+    ]
+    assert_refused(
+        (change, partial(tc.by_group, **{**given, **change}), error, [said]) for change, error, said in wrong
+    )
+    nothing = {name: value[:0] for name, value in given.items() if torch.is_tensor(value)}
+    assert tc.by_group(**{**given, **nothing}, num_groups=3).isnan().tolist() == [True] * 3
