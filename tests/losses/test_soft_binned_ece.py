@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.penalties import data
-from helpers.wrong_calls import assert_all_raise
+from helpers.refusals import assert_refused
 
 import torchcalib as tc
 
@@ -33,4 +33,4 @@ WRONG = [
 
 def test_wrong_settings():
     call = partial(tc.soft_binned_ece, torch.tensor([0.2, 0.7]), torch.tensor([0, 1]), task="binary")
-    assert_all_raise([(name, partial(call, **options), *rest) for name, options, *rest in WRONG])
+    assert_refused((name, partial(call, **options), error, [said]) for name, options, error, said in WRONG)
