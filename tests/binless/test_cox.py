@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from cases import cox_part
@@ -21,20 +20,6 @@ def test_slow_loop_every_part_of_cox(component, seed):
     expected = oracle.cox(preds.tolist(), target.tolist(), weights.tolist(), component)
     value = cox_part(preds, target, task="binary", component=component, weights=weights)
     assert value.item() == pytest.approx(expected, rel=1e-10)
-
-
-def test_closed_form_cox_of_two_predictions():
-    """Two values of p make the model saturated: the line goes through the log-odds of both frequencies."""
-    low, high, n = (0.2, 3), (0.7, 12), 20  # prediction, ones of n
-    preds = torch.tensor([low[0]] * n + [high[0]] * n, dtype=F64)
-    target = torch.cat([(torch.arange(n) < ones).long() for _, ones in (low, high)])
-    (x0, f0), (x1, f1) = ((np.log(p / (1 - p)), ones / n) for p, ones in (low, high))
-    slope = (np.log(f1 / (1 - f1)) - np.log(f0 / (1 - f0))) / (x1 - x0)
-    variance = (1 / (n * f0 * (1 - f0)) + 1 / (n * f1 * (1 - f1))) / (x1 - x0) ** 2
-    fit = tc.cox(preds, target, task="binary")
-    assert fit.slope.item() == pytest.approx(slope, rel=1e-12)
-    assert fit.intercept.item() == pytest.approx(np.log(f0 / (1 - f0)) - slope * x0, rel=1e-12)
-    assert fit.slope_se.item() == pytest.approx(math.sqrt(variance), rel=1e-12)
 
 
 def test_closed_form_cox_without_a_maximum():
@@ -82,12 +67,8 @@ def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
     assert (far.slope * factor).item() == pytest.approx(near.slope.item(), rel=1e-9)
     assert (far.intercept + far.slope * shift).item() == pytest.approx(near.intercept.item(), abs=1e-9)
     assert far.p_value < 1e-9
-
-
-def test_an_offset_that_is_not_found_is_no_number():
-    p, target = calibrated(500)
-    far = tc.cox(p.logit() + 1e4, target, task="binary", from_logits=True)
-    assert far.in_the_large.isnan()
+    if (factor, shift) == (300, -1e4):
+        assert far.in_the_large.isnan()  # an offset that is not found
 
 
 def test_law_p_values_of_cox_are_uniform_for_calibrated_predictions():
@@ -97,13 +78,6 @@ def test_law_p_values_of_cox_are_uniform_for_calibrated_predictions():
     assert stats.kstest(fit.p_value.numpy(), "uniform").pvalue > 0.01
     inside = ((fit.slope - 1).abs() < 1.96 * fit.slope_se).double().mean().item()
     assert inside == pytest.approx(0.95, abs=3 * math.sqrt(0.05 * 0.95 / 1000))
-
-
-def test_law_the_gradient_of_cox_is_that_of_its_optimum():
-    preds, target = calibrated(30, scale=0.7)
-    for component in ("slope", "intercept", "in_the_large"):
-        leaf = preds.clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda p, c=component: cox_part(p, target, task="binary", component=c), leaf)
 
 
 def test_parts_of_cox_are_those_of_the_stream_and_of_a_sketch_nearly():
