@@ -149,13 +149,6 @@ def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator, dtype):
     torch.testing.assert_close(transform.beta, whole.beta, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_weighted_fit_is_no_worse_than_lbfgs(calibrator):
-    scores, target = data(300)
-    weights = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    transform = calibrator.fit(scores, target, weights=weights, **multi)
-    after = tc.nll(transform(scores), target, weights=weights, **multi)
-    assert after <= lbfgs(scores, target, calibrator is D, weights) + rounding_of_nll(transform, scores)
 
 
 def test_closed_form_of_constant_scores_of_a_binary_task():
@@ -322,10 +315,3 @@ def test_dtypes_and_axes_are_read_as_they_are(dtype):
         turned(logits)
 
 
-def test_a_set_of_classes_is_a_binary_task():
-    logits, target = data(60, 4)
-    transform = D.fit(logits, target, positive_classes=[1, 2], **multi)
-    inside = logits.softmax(-1)[:, 1:3].sum(-1).logit()
-    expected = D.fit(inside, ((target == 1) | (target == 2)).long(), **binary)
-    assert transform.task == "binary"
-    assert transform(inside).allclose(expected(inside), atol=1e-9)

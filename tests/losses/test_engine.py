@@ -13,6 +13,17 @@ from torch import nn
 import torchcalib as tc
 
 
+@pytest.fixture(params=PENALTIES)
+def penalty(request):
+    return PENALTIES[request.param]
+
+
+@pytest.fixture(params=[name for name in PENALTIES if PENALTIES[name][-1]])
+def new_penalty(request):
+    """Those that are functions of this package; values and laws of the others are tested where these are."""
+    return PENALTIES[request.param]
+
+
 def probabilities(task, logits):
     return logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
 

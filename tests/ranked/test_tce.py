@@ -44,9 +44,10 @@ def test_slow_loop_tce(bins, norm, task, how):
 @pytest.mark.parametrize("decision", [{"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"}], ids=str)
 def test_slow_loop_tce_options(bins, options, decision):
     for seed in range(3):
+        data = sample("binary", n=90, seed=seed, weighted=seed > 0 and "ties" not in options)
         assert_slow_loop(
-            tc.tce, lambda *columns: oracle.tce(bins, *columns, **options, **decision), "binary", {},
-            sample("binary", n=90, seed=seed), bins=bins, **options, **decision,
+            tc.tce, lambda *columns: oracle.tce(bins, *columns, **options, **decision), "binary", {}, data,
+            bins=bins, **options, **decision,
         )  # fmt: skip
 
 
@@ -101,15 +102,6 @@ def test_law_that_no_series_have_no_values(bins):
     assert tc.tce_table(preds, target, task="binary", bins=bins).n.shape[:-1] == (2, 0)
     assert tc.corp(preds, target, task="binary").mcb.shape == (2, 0)
     assert tc.mce(torch.zeros(4, 0), torch.zeros(4, 0).long(), task="multilabel", bins=bins).isnan()
-
-
-@pytest.mark.parametrize("bins", KINDS, ids=str)
-def test_slow_loop_tce_of_t_tests_with_weights(bins):
-    """A weight counts as copies here too. Undecided, and so kept: one sample, or labels all alike that p meets."""
-    data = sample("binary", n=90, weighted=True)
-    assert_slow_loop(
-        tc.tce, lambda *columns: oracle.tce(bins, *columns, test="t"), "binary", {}, data, bins=bins, test="t"
-    )
 
 
 def test_closed_form_tce_of_classes_is_the_mean_of_one_against_the_rest():

@@ -1,7 +1,5 @@
 """Bayes risk, decisions and their expected cost: worked examples, what must be equal, and wrong calls."""
 
-import math
-
 import pytest
 import torch
 from helpers.refusals import assert_refused
@@ -105,13 +103,9 @@ CALLS = [
      "`cost`", "3, got 2"),
     ("a class of 3 x 3 for binary", lambda: tc.BayesRisk(cost=tc.CostMatrix.zero_one(3), **binary), ValueError,
      "`cost`", "2, got 3"),
-    ("decisions of text", lambda: tc.bayes_decisions([0.2], **binary), TypeError, "`preds`", "list"),
-    ("decisions of NaN", lambda: tc.bayes_decisions(P2 * math.nan, **binary), ValueError, "`preds`", "NaN"),
-    ("decisions along no axis", lambda: tc.bayes_decisions(Q, class_axis=2, **multi), ValueError, "`class_axis`"),
     ("probabilities as decisions", lambda: tc.expected_cost(P2, Y2, cost=[[0, 1], [1, 0]]), TypeError, "bayes_risk"),
     ("decision 2 of 2", lambda: tc.expected_cost(Y2 + 1, Y2, cost=[[0, 1], [1, 0]]), ValueError,
      "`decisions`", "[0, 1]", "got 2 (1 of 2"),
-    ("a list of decisions", lambda: tc.expected_cost([0, 1], Y2, cost=[[0, 1], [1, 0]]), TypeError, "`decisions`"),
     ("decisions too short", lambda: tc.expected_cost(Y2[:1], Y2, cost=[[0, 1], [1, 0]]), ValueError,
      "`target`", "(1,)", "(2,)"),
     ("target 2 of 2", lambda: tc.expected_cost(Y2, Y2 + 1, cost=[[0, 1], [1, 0]]), ValueError, "`target`", "got 2"),
