@@ -146,19 +146,6 @@ def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
     assert (cells[0], cells[-1]) == (0, LogitCells("positive_class", 2048).shape("binary", None)[-1] - 1)
 
 
-@pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sketch_of_half_precision_probabilities_is_exact(name, dtype):
-    cls, function, options = METRICS[name]
-    metric = cls(task="binary", resolution=2048, **options)
-    pieces = [data(700, seed, dtype) for seed in range(4)]
-    for p, y in pieces:
-        metric.update(p, y)
-    p, y = (torch.cat(x) for x in zip(*pieces, strict=True))
-    expected = function(p.double(), y, task="binary", **options)
-    torch.testing.assert_close(metric.compute(), expected, rtol=1e-13, atol=1e-15)
-
-
 def moved_to_means(p, resolution, from_logits=False):
     """The probabilities that the sketch stands for, from its definition: means over cells of even width in log-odds."""
     log_odds = [math.log(x) - math.log1p(-x) for x in p.tolist()]
