@@ -159,6 +159,7 @@ CALLS = [
     ("threshold of classes", lambda: tc.optimal_threshold_cost(Q, H, **multi), ValueError, "`task`", "positive_cl"),
     ("threshold normalised", lambda: tc.optimal_threshold_cost(P2, Y2, normalize="x", **binary), ValueError, "'x'"),
     ("point 1", lambda: tc.bayes_risk_curve(P2, Y2, points=[0.5, 1.0], **binary), ValueError, "`points`", "(0, 1)"),
+    ("points in rows", lambda: tc.bayes_risk_curve(P2, Y2, points=[[0.5]], **binary), ValueError, "`points`"),
     ("no points", lambda: tc.bayes_risk_curve(P2, Y2, points=0, **binary), ValueError, "`points`", "at least 1"),
     ("weight of the area", lambda: tc.bayes_risk_area(P2, Y2, weight="nll", **binary), ValueError, "`weight`"),
     ("labels of one area", lambda: tc.bayes_risk_area(P2, Y2, average=None, **binary), ValueError, "`average`"),
