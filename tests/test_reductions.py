@@ -166,8 +166,6 @@ def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
     assert tc.corp(logits, target, **given).score.item() == pytest.approx(expected, rel=1e-6)
 
 
-
-
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
 def test_confidences_of_log_odds_are_those_of_the_events(reduction):
     logits, target = 3 * torch.randn(50, 6, generator=torch.Generator().manual_seed(2), dtype=F64), data(50)[1]

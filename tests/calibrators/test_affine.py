@@ -10,7 +10,6 @@ from helpers.fits import AFFINE, D, T, binary, data, gumbel, multi, name, single
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-import torchcalib as tc
 from torchcalib.kernels.newton import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
@@ -147,8 +146,6 @@ def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator, dtype):
     whole = calibrator.fit(more, torch.cat((target, target[:1])), weights=weights, **multi)
     torch.testing.assert_close(transform.alpha, whole.alpha, rtol=1e-9, atol=0)
     torch.testing.assert_close(transform.beta, whole.beta, rtol=0, atol=1e-8)
-
-
 
 
 def test_closed_form_of_constant_scores_of_a_binary_task():
@@ -313,5 +310,3 @@ def test_dtypes_and_axes_are_read_as_they_are(dtype):
     assert turned(logits.T).T.allclose(transform(logits))
     with pytest.raises(ValueError, match=r"`preds` must have 3 classes.*got 60"):
         turned(logits)
-
-
