@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from cases import cox_part
@@ -21,20 +20,6 @@ def test_slow_loop_every_part_of_cox(component, seed):
     expected = oracle.cox(preds.tolist(), target.tolist(), weights.tolist(), component)
     value = cox_part(preds, target, task="binary", component=component, weights=weights)
     assert value.item() == pytest.approx(expected, rel=1e-10)
-
-
-def test_closed_form_cox_of_two_predictions():
-    """Two values of p make the model saturated: the line goes through the log-odds of both frequencies."""
-    low, high, n = (0.2, 3), (0.7, 12), 20  # prediction, ones of n
-    preds = torch.tensor([low[0]] * n + [high[0]] * n, dtype=F64)
-    target = torch.cat([(torch.arange(n) < ones).long() for _, ones in (low, high)])
-    (x0, f0), (x1, f1) = ((np.log(p / (1 - p)), ones / n) for p, ones in (low, high))
-    slope = (np.log(f1 / (1 - f1)) - np.log(f0 / (1 - f0))) / (x1 - x0)
-    variance = (1 / (n * f0 * (1 - f0)) + 1 / (n * f1 * (1 - f1))) / (x1 - x0) ** 2
-    fit = tc.cox(preds, target, task="binary")
-    assert fit.slope.item() == pytest.approx(slope, rel=1e-12)
-    assert fit.intercept.item() == pytest.approx(np.log(f0 / (1 - f0)) - slope * x0, rel=1e-12)
-    assert fit.slope_se.item() == pytest.approx(math.sqrt(variance), rel=1e-12)
 
 
 def test_closed_form_cox_without_a_maximum():
@@ -82,12 +67,8 @@ def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
     assert (far.slope * factor).item() == pytest.approx(near.slope.item(), rel=1e-9)
     assert (far.intercept + far.slope * shift).item() == pytest.approx(near.intercept.item(), abs=1e-9)
     assert far.p_value < 1e-9
-
-
-def test_an_offset_that_is_not_found_is_no_number():
-    p, target = calibrated(500)
-    far = tc.cox(p.logit() + 1e4, target, task="binary", from_logits=True)
-    assert far.in_the_large.isnan()
+    if (factor, shift) == (300, -1e4):
+        assert far.in_the_large.isnan()  # an offset that is not found
 
 
 def test_law_p_values_of_cox_are_uniform_for_calibrated_predictions():
@@ -97,13 +78,6 @@ def test_law_p_values_of_cox_are_uniform_for_calibrated_predictions():
     assert stats.kstest(fit.p_value.numpy(), "uniform").pvalue > 0.01
     inside = ((fit.slope - 1).abs() < 1.96 * fit.slope_se).double().mean().item()
     assert inside == pytest.approx(0.95, abs=3 * math.sqrt(0.05 * 0.95 / 1000))
-
-
-def test_law_the_gradient_of_cox_is_that_of_its_optimum():
-    preds, target = calibrated(30, scale=0.7)
-    for component in ("slope", "intercept", "in_the_large"):
-        leaf = preds.clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda p, c=component: cox_part(p, target, task="binary", component=c), leaf)
 
 
 def test_parts_of_cox_are_those_of_the_stream_and_of_a_sketch_nearly():
@@ -120,26 +94,18 @@ def test_parts_of_cox_are_those_of_the_stream_and_of_a_sketch_nearly():
 @pytest.mark.parametrize("reduction", ["top_label", "classwise", tc.TopK(2, only=True)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
 def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, reduction):
-    """The log-odds by their definition in floating numbers without bound: of the logits as they are."""
+    """The log-odds by their definition, of the logits as they are."""
     rows = [[40, 0, 0], [0, 1, 0], [1, 0, 2], [0, 0, 0.5], [3, 2, 0], [0, 2, 3], [0, -1, 4], [4, 0, 0.25]]
     logits, target = torch.tensor(rows).to(dtype), torch.tensor([1, 1, 2, 0, 0, 2, 1, 2])
+    rest = [[row[:k] + row[k + 1 :] for k in range(3)] for row in rows]
+    odds = torch.tensor(rows, dtype=F64) - torch.tensor(rest, dtype=F64).logsumexp(-1)
+    ranks = torch.tensor(rows).argsort(dim=-1, descending=True, stable=True)
+    claimed = torch.arange(3).expand(8, 3) if reduction == "classwise" else ranks[:, :1]
+    claimed = ranks[:, 1:2] if isinstance(reduction, tc.TopK) else claimed
+    happened = (claimed == target[:, None]).double()
+    columns = zip((odds.gather(-1, claimed) / 20).T.tolist(), happened.T.tolist(), strict=True)
+    expected = torch.tensor([oracle.logistic(x, y, [1.0] * 8)[1] / 20 for x, y in columns], dtype=F64)
     given = {"task": "multiclass", "reduction": reduction, "from_logits": True}
-
-    def log_odds(row, k):
-        others = [z for j, z in enumerate(row) if j != k]
-        return row[k] - max(others) - math.log(sum(math.exp(z - max(others)) for z in others))
-
-    def claimed(row):
-        return sorted(range(3), key=lambda k: -row[k])[0 if reduction == "top_label" else 1]
-
-    labels = target.tolist()
-    series = [[k] * 8 for k in range(3)] if reduction == "classwise" else [[claimed(row) for row in rows]]
-    slopes = []
-    for classes in series:
-        x = [log_odds(row, k) for row, k in zip(rows, classes, strict=True)]
-        happened = [float(y == k) for y, k in zip(labels, classes, strict=True)]
-        slopes.append(oracle.logistic([z / 20 for z in x], happened, [1.0] * 8)[1] / 20)
-    expected = torch.tensor(slopes, dtype=F64)
     slope = tc.cox(logits, target, **given).slope
     torch.testing.assert_close(slope.double().reshape(-1), expected, rtol=4 * torch.finfo(slope.dtype).eps, atol=1e-9)
     for resolution in (None, 2048):

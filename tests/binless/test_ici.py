@@ -21,13 +21,6 @@ def test_closed_form_ici_of_a_polynomial(degree):
         assert found.item() == pytest.approx(value.item(), abs=1e-9)
 
 
-def test_closed_form_ici_of_one_prediction_is_its_gap():
-    preds, target = torch.full((10,), 0.3, dtype=F64), (torch.arange(10) < 5).long()
-    for component in ("ici", "e50", "e90", "emax"):
-        found = tc.ici(preds, target, task="binary", component=component)
-        assert found.item() == pytest.approx(0.2, abs=1e-12)
-
-
 def test_slow_loop_ici_with_ties_that_fill_neighbourhoods():
     preds = torch.tensor([0.1] * 8 + [0.4, 0.5, 0.6, 0.9], dtype=F64)
     target = (torch.arange(12) % 3 == 0).long()
@@ -63,12 +56,3 @@ def test_a_sketch_of_half_precision_probabilities_and_copies_are_pooled_as_sampl
     pairs, counts = torch.stack((preds.double(), target.double())).unique(dim=1, return_counts=True)
     copies = tc.ici(pairs[0], pairs[1].long(), weights=counts, **options)
     torch.testing.assert_close(copies, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_a_sketch_is_exact_for_2_000_bfloat16_probabilities():
-    generator = torch.Generator().manual_seed(0)
-    preds = (8 * torch.randn(2000, generator=generator)).sigmoid().bfloat16()
-    target = torch.randint(0, 2, (2000,), generator=generator)
-    metric = tc.ICI(task="binary", resolution=2048)
-    metric.update(preds, target)
-    torch.testing.assert_close(metric.compute(), tc.ici(preds.double(), target, task="binary"), rtol=1e-10, atol=1e-12)

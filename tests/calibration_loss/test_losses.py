@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import ALL, D, T, binary, data, multi, name, single, turns
+from helpers.fits import ALL, D, binary, data, multi, name, single, turns
 
 import torchcalib as tc
 from torchcalib.kernels.newton import fit_dp
@@ -28,33 +28,22 @@ def test_cross_validated_loss_is_a_loop_over_folds(calibrator, score):
     assert tc.rcl(logits, target, **given).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-7)
 
 
-def test_trained_on_test_loss_is_a_fit_and_a_difference():
+def test_losses_without_folds_are_one_fit():
+    """To the test set itself, or to another set with or without weights; the gradient is at a fixed transform."""
     logits, target = data(100, 3)
-    after = tc.nll(D.fit(logits, target, **multi)(logits), target, **multi)
-    loss = tc.calibration_loss(logits, target, train_on_test=True, **multi)
-    assert loss.item() == pytest.approx((tc.nll(logits, target, **multi) - after).item(), abs=1e-14)
+    x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss = tc.calibration_loss(x, target, train_on_test=True, **multi)
+    expected = tc.nll(y, target, **multi) - tc.nll(D.fit(logits, target, **multi)(y), target, **multi)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-14)
     assert loss >= 0
-
-
-def test_held_out_loss_is_a_fit_to_the_other_set():
-    logits, target = data(100, 3)
+    loss.backward()
+    expected.backward()
+    assert x.grad.allclose(y.grad, atol=1e-14)
     other, labels = data(50, 3, seed=1)
-    weights = torch.arange(50.0)
-    after = D.fit(other, labels, weights=weights, **multi)(logits)
-    found = tc.calibrated(logits, target, calibration=(other, labels, weights), **multi)
-    assert found.allclose(after, atol=1e-12)
-    unweighted = tc.calibrated(logits, target, calibration=(other, labels), weights=torch.rand(100), **multi)
-    assert unweighted.allclose(D.fit(other, labels, **multi)(logits), atol=1e-12)
-
-
-def test_closed_form_of_two_scores():
-    """Log-odds -1 and 1 with 1 and 3 ones of 4: calibrated NLL is the entropy of 1/4."""
-    logits, target = torch.tensor([-1.0] * 4 + [1.0] * 4), torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
-    raw = 0.75 * math.log1p(math.exp(-1)) + 0.25 * math.log1p(math.e)
-    entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
-    given = {"calibrator": T, "train_on_test": True, **binary}
-    assert tc.calibration_loss(logits, target, **given).item() == pytest.approx(raw - entropy, abs=1e-6)
-    assert tc.rcl(logits, target, **given).item() == pytest.approx(100 * (1 - entropy / raw), abs=1e-4)
+    for weights in (None, torch.arange(50.0)):
+        calibration = (other, labels) if weights is None else (other, labels, weights)
+        found = tc.calibrated(logits, target, calibration=calibration, weights=torch.rand(100), **multi)
+        assert found.allclose(D.fit(other, labels, weights=weights, **multi)(logits), atol=1e-12)
 
 
 def test_infinite_scores_have_a_relative_loss():
@@ -76,11 +65,12 @@ def test_any_function_is_a_score():
         return (preds.argmax(-1) != target).double().mean(-1)
 
     folds = turns(80)
-    after = tc.calibrated(logits, target, folds=folds, **multi)
-    expected = error(logits, target, **multi) - error(after, target, **multi)
-    assert tc.calibration_loss(logits, target, score=error, folds=folds, **multi) == expected
-    ece = tc.calibration_loss(logits, target, score=partial(tc.ece, n_bins=5), train_on_test=True, **multi)
-    assert 0 < ece < 1
+    for score in (error, partial(tc.ece, n_bins=5)):
+        before, after = (
+            score(preds, target, **multi) for preds in (logits, tc.calibrated(logits, target, folds=folds, **multi))
+        )
+        found = tc.calibration_loss(logits, target, score=score, folds=folds, **multi)
+        assert found.item() == pytest.approx((before - after).item(), abs=1e-14)
 
 
 @pytest.mark.parametrize("score", ["nll", "brier", tc.nll, tc.bayes_risk])
@@ -117,64 +107,49 @@ def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype)
 
 
 @pytest.mark.parametrize("function", [tc.calibration_loss, tc.rcl])
-def test_law_a_batch_is_a_loop(function):
-    logits, target = data(80, 3, lead=(2, 2))
-    batched = function(logits, target, seed=3, **multi)
-    for i in range(2):
-        for j in range(2):
-            one = function(logits[i, j], target[i, j], seed=3, **multi)
-            assert batched[i, j].item() == pytest.approx(one.item(), abs=1e-7)
-
-
-def test_law_integer_weights_are_repeats_that_share_a_fold():
-    logits, target = data(80, 3)
-    counts = torch.randint(0, 4, (80,), generator=torch.Generator().manual_seed(1))
-    repeats = [x.repeat_interleave(counts, 0) for x in (logits, target, turns(80))]
-    weighted = tc.rcl(logits, target, weights=counts, folds=turns(80), **multi)
-    assert weighted.item() == pytest.approx(tc.rcl(repeats[0], repeats[1], folds=repeats[2], **multi).item(), abs=1e-8)
+def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
+    logits, target = data(80, 4, lead=(2,))
+    expected = [function(*series, seed=3, **multi).item() for series in zip(logits, target, strict=True)]
+    assert function(logits, target, seed=3, **multi).tolist() == pytest.approx(expected, abs=1e-7)
+    turned = function(logits[0].T, target[0], class_axis=0, seed=3, **multi)
+    assert turned.item() == pytest.approx(expected[0], abs=1e-9)
+    given = {"positive_classes": [1, 3], "folds": turns(80)}
+    logs = logits[0].log_softmax(-1)
+    inside = logs[:, [1, 3]].logsumexp(-1) - logs[:, [0, 2]].logsumexp(-1)
+    of_set = function(logits[0], target[0], **given, **multi)
+    assert of_set.item() == pytest.approx(function(inside, target[0] % 2, folds=turns(80), **binary).item(), abs=1e-8)
 
 
 def test_law_labels_are_averaged():
     logits, target = single(80, lead=(3,))
-    folds = turns(80)
-    values = [tc.calibration_loss(logits[k], target[k], folds=folds, **binary) for k in range(3)]
-    found = tc.calibration_loss(logits.T, target.T, task="multilabel", from_logits=True, folds=folds)
-    assert found.item() == pytest.approx(torch.stack(values).mean().item(), abs=1e-9)
-    divergences = [tc.score_divergence(logits[k], target[k], folds=folds, **binary).divergence for k in range(3)]
-    label = tc.score_divergence(logits.T, target.T, task="multilabel", from_logits=True, folds=folds).divergence
-    assert label.item() == pytest.approx(torch.stack(divergences).mean().item(), abs=1e-9)
+    given = {"folds": turns(80), "from_logits": True}
+    for of in (tc.calibration_loss, lambda *data, **options: tc.score_divergence(*data, **options).divergence):
+        values = [of(*label, task="binary", **given) for label in zip(logits, target, strict=True)]
+        found = of(logits.T, target.T, task="multilabel", **given)
+        assert found.item() == pytest.approx(torch.stack(values).mean().item(), abs=1e-9)
 
 
-def test_law_absent_rows_do_not_matter():
+def test_law_integer_weights_are_repeats_and_absent_rows_do_not_matter():
     logits, target = data(80, 3)
-    more = torch.cat((logits, torch.full((5, 3), math.nan)))
-    labels = torch.cat((target, torch.full((5,), -1)))
-    folds = turns(85)
-    plain = tc.rcl(logits, target, folds=folds[:80], **multi)
-    ignored = tc.rcl(more.nan_to_num(0), labels, ignore_index=-1, folds=folds, **multi)
-    assert ignored.item() == pytest.approx(plain.item(), abs=1e-8)
-    weights = (labels >= 0).float()
-    assert tc.rcl(more, labels, weights=weights, folds=folds, **multi).item() == pytest.approx(plain.item(), abs=1e-8)
+    counts, folds = torch.arange(80) * 7 % 4, turns(80)
+    repeats = [x.repeat_interleave(counts, 0) for x in (logits, target, folds)]
+    expected = tc.rcl(repeats[0], repeats[1], folds=repeats[2], **multi).item()
+    unread = logits.masked_fill(counts[:, None] == 0, math.nan)
+    found = tc.rcl(unread, target.masked_fill(counts == 0, -1), weights=counts, folds=folds, **multi)
+    assert found.item() == pytest.approx(expected, abs=1e-8)
+    keep = torch.arange(80) % 9 > 0
+    found = tc.rcl(logits, target.masked_fill(~keep, -1), ignore_index=-1, folds=folds, **multi)
+    assert found.item() == pytest.approx(
+        tc.rcl(logits[keep], target[keep], folds=folds[keep], **multi).item(), abs=1e-8
+    )
 
 
-def test_law_classes_may_stand_on_any_axis_and_be_a_set():
-    logits, target = data(80, 4)
-    plain = tc.rcl(logits, target, folds=turns(80), **multi)
-    assert tc.rcl(logits.T, target, class_axis=0, folds=turns(80), **multi).item() == pytest.approx(plain.item())
-    assert tc.calibrated(logits.T, target, class_axis=0, **multi).shape == (4, 80)
-    inside = logits.log_softmax(-1)[:, [1, 3]].logsumexp(-1) - logits.log_softmax(-1)[:, [0, 2]].logsumexp(-1)
-    of_set = tc.rcl(logits, target, positive_classes=[1, 3], folds=turns(80), **multi)
-    assert of_set.item() == pytest.approx(tc.rcl(inside, target % 2, folds=turns(80), **binary).item(), abs=1e-8)
-
-
-def test_gradient_in_the_predictions_at_a_fixed_transform():
-    logits, target = data(30, 3)
-    transform = D.fit(logits, target, **multi)
-    x = logits.clone().requires_grad_()
-    tc.calibration_loss(x, target, train_on_test=True, **multi).backward()
-    y = logits.clone().requires_grad_()
-    (tc.nll(y, target, **multi) - tc.nll(transform(y), target, **multi)).backward()
-    assert x.grad.allclose(y.grad, atol=1e-14)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_results_have_the_dtype_of_the_predictions(dtype):
+    logits, target = data(60, 3, dtype=dtype)
+    value = tc.rcl(logits, target, **multi)
+    assert value.dtype == torch.promote_types(dtype, torch.float32)
+    assert value.item() == pytest.approx(tc.rcl(logits.double(), target, **multi).item(), abs=2e-3)
 
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
@@ -200,14 +175,3 @@ def test_a_fit_compiles_to_one_operation():
     found = torch.compile(fit_dp, fullgraph=True, backend="eager")(p.values[None], p.target[None], weights)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a fit ends within 1e-9 of its optimum
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_results_have_the_dtype_of_the_predictions(dtype):
-    logits, target = data(60, 3, dtype=dtype)
-    value = tc.rcl(logits, target, **multi)
-    assert value.dtype == torch.promote_types(dtype, torch.float32)
-    assert value.item() == pytest.approx(tc.rcl(logits.double(), target, **multi).item(), abs=2e-3)
-
-
-# Warnings and wrong calls.

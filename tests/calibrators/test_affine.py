@@ -6,11 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers.fits import AFFINE, D, T, data, gumbel, multi, name, single
+from helpers.fits import AFFINE, D, T, binary, data, gumbel, multi, name, single
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-import torchcalib as tc
 from torchcalib.kernels.newton import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
@@ -69,6 +68,8 @@ def check_optimal(calibrator, scores, target, optimum):
     """Fit, and compare with an optimum: the fit has no gradient and no larger NLL, by more than rounding."""
     transform = calibrator.fit(scores, target, **multi)
     value, norm = gradient_norm(transform, scores, target)
+    assert transform.outcome == CONVERGED
+    assert transform.remarks() == []
     assert transform.converged
     assert transform.grad_norm < 1e-9
     assert norm < 1e-9
@@ -147,15 +148,6 @@ def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator, dtype):
     torch.testing.assert_close(transform.beta, whole.beta, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_weighted_fit_is_no_worse_than_lbfgs(calibrator):
-    scores, target = data(300)
-    weights = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    transform = calibrator.fit(scores, target, weights=weights, **multi)
-    after = tc.nll(transform(scores), target, weights=weights, **multi)
-    assert after <= lbfgs(scores, target, calibrator is D, weights) + rounding_of_nll(transform, scores)
-
-
 def test_closed_form_of_constant_scores_of_a_binary_task():
     """Every prediction is p: a bias alone fits, to the share of ones; log-odds of 0 leave alpha nothing to do."""
     with pytest.warns(UserWarning, match="fitted scale is 0"):
@@ -176,44 +168,24 @@ def test_closed_form_of_two_scores():
         assert transform.temperature.item() == pytest.approx(1 / math.log(3), abs=1e-12)
 
 
-def test_converged_fits_say_so_and_warn_of_nothing():
-    transform = D.fit(*data(), **multi)
-    assert transform.outcome == CONVERGED
-    assert transform.remarks() == []
-
-
 # Where there is no optimum.
 
 
-def test_separable_data_are_reported_and_left_alone():
-    preds, target = torch.tensor([0.1, 0.3, 0.8, 0.9], dtype=torch.float64), torch.tensor([0, 0, 1, 1])
-    for calibrator in AFFINE:
-        with pytest.warns(UserWarning, match="separated without error"):
-            transform = calibrator.fit(preds, target, task="binary")
-        assert not transform.converged
-        assert transform.outcome == SEPARABLE
-        assert transform.alpha == 1
-        assert transform.grad_norm.isnan()
-        assert transform(preds).tolist() == pytest.approx(preds.tolist())
-
-
-def test_data_that_a_bias_separates_are_separable_for_dp_alone():
-    logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    target = torch.tensor([0, 0, 1, 1])
+@pytest.mark.parametrize("logits", [[-2.0, -1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_separable_data_are_reported_and_left_alone(calibrator, logits):
+    """By the sign; but for a tie, towards which the likelihood rises with alpha; by a bias, which only DP has."""
+    logits, target = torch.tensor(logits, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
+    if calibrator is T and logits[0] > 0:
+        assert T.fit(logits, target, **binary).converged
+        return
     with pytest.warns(UserWarning, match="separated without error"):
-        assert not D.fit(logits, target, task="binary", from_logits=True).converged
-    assert T.fit(logits, target, task="binary", from_logits=True).converged
-
-
-def test_data_separated_but_for_a_tie_are_separable():
-    """The class changes at a score that both classes have: the likelihood rises with alpha towards that one tie."""
-    logits = torch.tensor([-2.0, -1.0, 0.0, 0.0, 1.0, 2.0], dtype=torch.float64)
-    target = torch.tensor([0, 0, 0, 1, 1, 1])
-    for calibrator in AFFINE:
-        with pytest.warns(UserWarning, match="separated without error"):
-            transform = calibrator.fit(logits, target, task="binary", from_logits=True)
-        assert transform.outcome == SEPARABLE
-        assert transform.alpha == 1
+        transform = calibrator.fit(logits, target, **binary)
+    assert not transform.converged
+    assert transform.outcome == SEPARABLE
+    assert transform.alpha == 1
+    assert transform.grad_norm.isnan()
+    assert transform(logits).tolist() == pytest.approx(logits.tolist())
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
@@ -279,24 +251,20 @@ def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrat
     """Certain and right beside uncertain and wrong: the NLL falls towards a temperature of infinity, which is said."""
     logits = torch.tensor([-math.inf, math.inf, 0.5, -0.5, math.inf, 1.0], dtype=torch.float64)
     target = torch.tensor([0, 1, 0, 1, 1, 0])
-    preds = logits if from_logits else logits.sigmoid()
-    with pytest.warns(UserWarning, match="fitted scale is 0"):
-        transform = calibrator.fit(preds, target, task="binary", from_logits=from_logits)
-    assert transform.outcome == AT_ZERO
-    assert transform.alpha == 0
-    p = transform(preds).sigmoid() if from_logits else transform(preds)
-    shares = [1 / 3] * 3 if calibrator is D else [0.5] * 3  # of the uncertain ones
-    assert p[[0, 1, 4]].tolist() == [0, 1, 1]
-    assert p[[2, 3, 5]].tolist() == pytest.approx(shares, abs=1e-9)
-    two = (
-        torch.stack((-preds.clamp(min=0), preds.clamp(max=0)), -1)
-        if from_logits
-        else torch.stack((1 - preds, preds), -1)
-    )
-    with pytest.warns(UserWarning, match="fitted scale is 0"):
-        of_classes = calibrator.fit(two, target, task="multiclass", from_logits=from_logits)
-    q = of_classes(two).softmax(-1) if from_logits else of_classes(two)
-    assert q[:, 1].tolist() == pytest.approx(p.tolist(), abs=1e-9)
+    share = 1 / 3 if calibrator is D else 0.5  # of the uncertain ones
+    p, q = logits.sigmoid(), torch.stack(((-logits).sigmoid(), logits.sigmoid()), -1)
+    of_classes = torch.stack((-logits.clamp(min=0), logits.clamp(max=0)), -1)
+    for task, preds in (("binary", logits if from_logits else p), ("multiclass", of_classes if from_logits else q)):
+        with pytest.warns(UserWarning, match="fitted scale is 0"):
+            transform = calibrator.fit(preds, target, task=task, from_logits=from_logits)
+        assert transform.outcome == AT_ZERO
+        assert transform.alpha == 0
+        found = transform(preds)
+        if task == "multiclass":
+            found = found.softmax(-1)[:, 1] if from_logits else found[:, 1]
+        elif from_logits:
+            found = found.sigmoid()
+        assert found.tolist() == pytest.approx([0, 1, share, share, 1, share], abs=1e-9)
 
 
 # Forms of one problem.
@@ -305,22 +273,17 @@ def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrat
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
 def test_logits_of_any_size_are_one_problem(calibrator, scale):
-    logits, target = data(200, 4)
-    transform, exact = (calibrator.fit(scores, target, **multi) for scores in (scale * logits, logits))
-    assert transform.converged
-    assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
-    assert transform(scale * logits).allclose(exact(logits), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_small_log_odds_lose_no_digits(calibrator):
     """Of log-odds of 1e-6 a float32 log-probability, near -log 2, would keep one digit."""
-    logits, target = single(200)
-    small = (1e-6 * logits).float()
-    transform = calibrator.fit(small, target, task="binary", from_logits=True)
-    exact = calibrator.fit(1e6 * small.double(), target, task="binary", from_logits=True)
-    assert 1e-6 * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
-    assert transform(small).double().allclose(exact(1e6 * small.double()), rtol=1e-5, atol=1e-6)
+    logits, target = data(200, 4)
+    log_odds, labels = single(200)
+    narrow = (scale * log_odds).float()
+    for scores, of, given in ((scale * logits, target, multi), (narrow, labels, binary)):
+        exact_scores = scores.double() / scale
+        transform, exact = calibrator.fit(scores, of, **given), calibrator.fit(exact_scores, of, **given)
+        assert transform.converged
+        assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+        tolerance = {"rtol": 0, "atol": 1e-9} if given is multi else {"rtol": 1e-5, "atol": 1e-6}
+        assert transform(scores).double().allclose(exact(exact_scores), **tolerance)
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
@@ -337,26 +300,13 @@ def test_law_probabilities_and_logits_are_the_same_predictions(calibrator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtypes_are_read_as_they_are(dtype):
+def test_dtypes_and_axes_are_read_as_they_are(dtype):
     logits, target = data(60, 3, dtype=dtype)
-    transform = D.fit(logits, target, **multi)
+    transform, exact = D.fit(logits, target, **multi), D.fit(logits.double(), target, **multi)
     assert transform(logits).dtype == torch.float32
-    exact = D.fit(logits.double(), target, **multi)
     assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
     assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
-
-
-def test_images_have_their_classes_where_class_axis_says():
-    logits, target = data(60, 3)
-    transform = D.fit(logits.T, target, class_axis=0, **multi)
-    assert transform(logits.T).T.allclose(D.fit(logits, target, **multi)(logits))
+    turned = D.fit(logits.T, target, class_axis=0, **multi)
+    assert turned(logits.T).T.allclose(transform(logits))
     with pytest.raises(ValueError, match=r"`preds` must have 3 classes.*got 60"):
-        transform(logits)
-
-
-def test_a_set_of_classes_is_a_binary_task():
-    logits, target = data(60, 4)
-    transform = D.fit(logits, target, positive_classes=[1, 2], **multi)
-    assert transform.task == "binary"
-    inside = logits.softmax(-1)[:, 1:3].sum(-1)
-    assert transform(inside.logit()).shape == (60,)
+        turned(logits)

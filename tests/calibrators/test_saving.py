@@ -22,6 +22,7 @@ def test_saved_is_loaded_without_knowing_what_it_is(calibrator, task, tmp_path):
     plain = type(transform)()
     plain.load_state_dict(torch.load(tmp_path / "cal.pt", weights_only=True))
     assert torch.equal(plain(preds), transform(preds))
+    assert torch.equal(plain.converged, transform.converged)
     assert [path.name for path in tmp_path.iterdir()] == ["cal.pt"]
 
 

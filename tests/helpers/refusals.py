@@ -1,13 +1,10 @@
 """Tables of wrong calls: every row is tried, and all that fail are reported together."""
 
-import pytest
-
 
 def assert_refused(rows):
     """Demand of each row (what, call, error, parts) that the call raises, with all parts in the message."""
     failed = [f"{what}: {why}" for what, call, error, parts in rows if (why := why_not_refused(call, error, parts))]
-    if failed:
-        pytest.fail("\n".join(failed))
+    assert not failed, "\n".join(failed)
 
 
 def why_not_refused(call, error, parts):

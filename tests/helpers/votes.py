@@ -6,31 +6,17 @@ import torch
 import torchcalib as tc
 
 DISTANCES = {
-    "tv": (tc.total_variation, tc.total_variation_per_sample, tc.TotalVariation, oracles.total_variation_of),
-    "kl": (tc.kl_divergence, tc.kl_divergence_per_sample, tc.KLDivergence, oracles.kl_of),
+    "tv": (tc.total_variation, tc.total_variation_per_sample, tc.TotalVariation, oracles.total_variation_of,
+           oracles.total_variation_floor),
+    "kl": (tc.kl_divergence, tc.kl_divergence_per_sample, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
     "entropy": (tc.entropy_difference, tc.entropy_difference_per_sample, tc.EntropyDifference,
-                oracles.entropy_difference_of),
-    "votes": (tc.votes_distance, tc.votes_distance_per_sample, tc.VotesDistance, oracles.brier_of),
+                oracles.entropy_difference_of, oracles.entropy_floor),
+    "votes": (tc.votes_distance, tc.votes_distance_per_sample, tc.VotesDistance, oracles.brier_of,
+              oracles.brier_floor),
 }  # fmt: skip
-
-
-FLOORS = {
-    "tv": oracles.total_variation_floor,
-    "kl": oracles.entropy_floor,
-    "entropy": oracles.entropy_floor,
-    "votes": oracles.brier_floor,
-}
-
-
 SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
-
-
 SETTINGS.remove(("tv", "corrected"))
-
-
 TASKS = ("binary", "multiclass", "multilabel")
-
-
 C = 4
 
 
@@ -70,7 +56,7 @@ def slow(name, component, task, q, votes):
     n = sum(votes)
     t = [v / n for v in votes]
     if component == "noise_floor":
-        value = FLOORS[name](q, n)
+        value = DISTANCES[name][4](q, n)
     else:
         value = DISTANCES[name][3](q, t) if component == "value" else corrected(name, q, t, n)
     return value / 2 if name == "votes" and task != "multiclass" else value

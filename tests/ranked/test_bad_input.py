@@ -45,13 +45,10 @@ CALLS = [
     ("n_min of all samples", TCE, BINARY, {"n_min": 4, "n_max": 9}, ValueError, "n_min", ["4"]),
     ("n_min is 0", TCE, BINARY, {"n_min": 0}, ValueError, "n_min", ["got 0"]),
     ("n_min is a float", TCE, BINARY, {"n_min": 1.0}, TypeError, "n_min", []),
-    ("n_min is True", TCE, BINARY, {"n_min": True}, TypeError, "n_min", []),
     ("n_max is 0", TCE, BINARY, {"n_max": 0}, ValueError, "n_max", ["got 0"]),
-    ("n_max is text", TCE, BINARY, {"n_max": "all"}, TypeError, "n_max", []),
     # the test
     ("alpha is 0", TCE, BINARY, {"alpha": 0.0}, ValueError, "alpha", ["got 0"]),
     ("alpha is 1", TCE, BINARY, {"alpha": 1.0}, ValueError, "alpha", ["got 1"]),
-    ("alpha in percent", TCE, BINARY, {"alpha": 5.0}, ValueError, "alpha", ["got 5"]),
     ("alpha is NaN", TCE, BINARY, {"alpha": math.nan}, ValueError, "alpha", ["nan"]),
     ("alpha is text", TCE, BINARY, {"alpha": "5%"}, EITHER, "alpha", ["'5%'"]),
     ("alpha is True", TCE, BINARY, {"alpha": True}, EITHER, "alpha", ["True"]),
@@ -59,15 +56,12 @@ CALLS = [
     ("unknown norm", [tc.tce, gce], BINARY, {"norm": "l3"}, ValueError, "norm", ["'l2'", "'l3'"]),
     # bins
     ("unknown bins", BINS, BINARY, {"bins": "quantile"}, ValueError, "bins", ["'quantile'"]),
-    ("bins is a number", BINS, BINARY, {"bins": 10}, EITHER, "bins", ["10"]),
-    ("no edges", BINS, BINARY, {"bins": []}, ValueError, "bins", []),
     ("one edge", BINS, BINARY, {"bins": [0.0]}, ValueError, "bins", []),
     ("edges fall", BINS, BINARY, {"bins": [0, 0.6, 0.4, 1]}, ValueError, "bins", []),
     ("edges repeat", BINS, BINARY, {"bins": [0, 0.5, 0.5, 1]}, ValueError, "bins", []),
     ("edges start above 0", BINS, BINARY, {"bins": [0.1, 0.5, 1]}, ValueError, "bins", []),
     ("edges end below 1", BINS, BINARY, {"bins": [0, 0.5, 0.9]}, ValueError, "bins", []),
     ("an edge is NaN", BINS, BINARY, {"bins": [0, math.nan, 1]}, ValueError, "bins", []),
-    ("an edge is text", BINS, BINARY, {"bins": [0, "half", 1]}, EITHER, "bins", []),
     ("no bins", MASSED, BINARY, {"n_bins": 0}, ValueError, "n_bins", ["got 0"]),
     ("half a bin", MASSED, BINARY, {"n_bins": 2.5}, TypeError, "n_bins", ["2.5"]),
     ("unknown variant", TCE, BINARY, {"variant": "v2"}, ValueError, "variant", ["'paper'", "'v2'"]),
@@ -77,7 +71,6 @@ CALLS = [
     ("weights not whole", [*ALL, *MASSED], BINARY, {"weights": P}, ValueError, "weights", ["whole"]),
     ("copies in split ties", TIES, BINARY, {"weights": 2 * Y, "ties": "split"}, ValueError, "weights", ["'split'"]),
     ("soft targets", TCE, SOFT, {}, EITHER, "target", []),
-    ("soft targets of classes", TCE, MULTI | {"target": Q}, {}, EITHER, "target", []),
     ("soft targets in PAVA bins", [gce], SOFT, {"bins": "pava"}, EITHER, "target", []),
     ("soft targets in PAVA-BC bins", [gce], SOFT, {"bins": "pava_bc"}, EITHER, "target", []),
     # reductions
@@ -86,15 +79,18 @@ CALLS = [
     ("class -1", ALL, MULTI, {"positive_classes": [-1]}, ValueError, "positive_classes", ["-1"]),
     ("a class twice", ALL, MULTI, {"positive_classes": [1, 1]}, ValueError, "positive_classes", ["1"]),
     ("half a class", ALL, MULTI, {"positive_classes": [0.5]}, EITHER, "positive_classes", ["0.5"]),
-    ("a class as a number", ALL, MULTI, {"positive_classes": 1}, EITHER, "positive_classes", ["1"]),
     ("classes of a binary task", ALL, BINARY, {"positive_classes": [1]}, ValueError, "positive_classes", []),
-    ("classes of labels", ALL, LABELS, {"positive_classes": [1]}, ValueError, "positive_classes", []),
     ("classes and a reduction", ALL, MULTI, {"positive_classes": [1], "reduction": "classwise"}, ValueError,
      "reduction", ["'positive_class'", "'classwise'"]),
     ("unknown reduction", ALL, MULTI, {"reduction": "max"}, ValueError, "reduction", ["'max'"]),
     ("average of one value", VALUES, BINARY, {"average": None}, ValueError, "average", []),
     ("unknown average", VALUES, LABELS, {"average": "micro"}, ValueError, "average", ["'micro'"]),
     # others
+    ("weights beyond counting", VALUES, BINARY, {"weights": torch.full((4,), 2**52)}, ValueError, "weights",
+     ["sum to at most 2^53 where samples are counted, got 1.8"]),
+    ("component of none", [tc.CORP], {"task": "binary"}, {"component": None}, ValueError, "component", ["'mcb'"]),
+    ("weights of a stream", [tc.ACE(task="binary").update], {"preds": P, "target": Y}, {"weights": P}, ValueError,
+     "weights", ["whole"]),
     ("unknown score", [tc.corp], BINARY, {"score": "crps"}, ValueError, "score", ["'brier'", "'crps'"]),
     ("loss is no function", [gce], BINARY, {"loss": "gap"}, TypeError, "loss", ["'gap'"]),
 ]  # fmt: skip
@@ -105,9 +101,7 @@ CLASSES = {
 }  # fmt: skip
 OF_CLASSES = [
     ("resolution is 0", {"resolution": 0}, ValueError, "resolution", ["0"]),
-    ("resolution is negative", {"resolution": -8}, ValueError, "resolution", ["-8"]),
     ("resolution is a float", {"resolution": 64.0}, TypeError, "resolution", ["64.0"]),
-    ("resolution is True", {"resolution": True}, TypeError, "resolution", ["True"]),
     ("unknown task", {"task": "regression"}, ValueError, "task", ["'regression'"]),
     ("average of one value", {"average": None}, ValueError, "average", []),
     ("unknown reduction", {"reduction": "max"}, ValueError, "reduction", ["'max'"]),
@@ -135,19 +129,6 @@ def test_wrong_ranked_metrics():
     )  # fmt: skip
 
 
-def test_wrong_component_of_corp():
-    parts = ["`component` must", "'mcb'"]
-    assert_refused(
-        (repr(component), partial(tc.CORP, task="binary", component=component), ValueError, parts)
-        for component in ("gap", None, 1)
-    )
-
-
-def test_wrong_weights_of_a_streaming_metric():
-    with pytest.raises(ValueError, match="`weights` must be whole"):
-        tc.ACE(task="binary").update(P, Y, weights=P)
-
-
 def test_too_few_samples_for_the_bounds_are_found_at_the_end():
     """How many samples there will be is not known before `compute`."""
     metric = tc.TCE(task="binary", n_min=4, n_max=9)
@@ -157,10 +138,3 @@ def test_too_few_samples_for_the_bounds_are_found_at_the_end():
         metric.compute()
     metric.update(P, Y)  # eight now
     assert 0 <= metric.compute().item() <= 100
-
-
-def test_weights_beyond_counting():
-    parts = ["`weights` must sum to at most 2^53 where samples are counted, got 1.8"]
-    weights = torch.full((4,), 2**52)
-    functions = [tc.ace, tc.ks, tc.corp, tc.tce]
-    assert_refused((f.__name__, partial(f, **BINARY, weights=weights), ValueError, parts) for f in functions)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.ranked import F64, N_CLASSES, assert_gradient, assert_slow_loop, distinct, looped, sample, samples, setting
+from helpers.ranked import N_CLASSES, assert_gradient, assert_slow_loop, sample, samples, setting
 from hypothesis import given, settings
 from oracles import ranked as oracle
 
@@ -41,54 +41,10 @@ def test_slow_loop_gradient_of_corp(score, task, how):
     assert_gradient(*component("mcb", score), task, how)
 
 
-@pytest.mark.parametrize("score", ["brier", "nll"])
-def test_slow_loop_gradient_of_corp_with_weights(score):
-    function, loop = component("mcb", score)
-    preds, target = distinct("binary")
-    weights = torch.arange(24) % 3
-    leaf = preds.clone().requires_grad_()
-    function(leaf, target, task="binary", weights=weights).backward()
-    for at in (0, 1, 11, 23):
-        moved = [preds.index_add(0, torch.tensor([at]), torch.tensor([sign * 1e-6], dtype=F64)) for sign in (1, -1)]
-        up, down = (looped(loop, "binary", {}, p, target, weights)[0] for p in moved)
-        assert leaf.grad[at].item() == pytest.approx((up - down) / 2e-6, rel=1e-6, abs=1e-8)
-
-
-@pytest.mark.parametrize(("score", "of"), [("brier", lambda q: (1 - q) ** 2), ("nll", lambda q: -math.log(q))])
-def test_closed_form_corp(score, of):
-    """In the right order the fit is perfect; in the wrong one it is the base rate, and knows nothing."""
-    preds = torch.tensor([0.25, 0.75], dtype=F64)
-    right = tc.corp(preds, torch.tensor([0, 1]), task="binary", score=score)
-    assert [part.item() for part in right] == pytest.approx([of(0.75), of(0.75), of(0.5), of(0.5)])
-    wrong = tc.corp(preds, torch.tensor([1, 0]), task="binary", score=score)
-    assert [part.item() for part in wrong] == pytest.approx([of(0.25), of(0.25) - of(0.5), 0, of(0.5)])
-    assert right._fields == ("score", "mcb", "dsc", "unc")
-
-
 def test_closed_form_corp_of_an_infinite_score():
     """A certain prediction that is wrong: infinite score and miscalibration; the other two parts stay finite."""
     d = tc.corp(torch.tensor([0.0, 0.5]), torch.tensor([1, 0]), task="binary", score="nll")
     assert [part.item() for part in d] == pytest.approx([math.inf, math.inf, 0, math.log(2)])
-
-
-def test_closed_form_corp_of_a_class_without_samples():
-    """Nothing to know: UNC and DSC are 0."""
-    preds, target, _ = sample("multiclass")
-    column = preds[:, -1].square().mean().item()
-    given = {"task": "multiclass", "reduction": "classwise", "average": None}
-    parts = [part[-1].item() for part in tc.corp(preds, target % (N_CLASSES - 1), **given)]
-    assert parts == pytest.approx([column, column, 0, 0])
-
-
-@given(samples())
-def test_law_parts_of_corp(data):
-    """Score = MCB - DSC + UNC, no part negative; a second fit finds nothing to mend."""
-    preds, target, weights = data
-    given = {"task": "binary", "weights": weights}
-    for score in ("brier", "nll"):
-        d = tc.corp(preds * 0.875 + 0.0625, target, score=score, **given)
-        torch.testing.assert_close(d.score, d.mcb - d.dsc + d.unc)
-        assert min(d.mcb, d.dsc, d.unc) >= -1e-12
 
 
 @pytest.mark.parametrize("score", ["brier", "nll"])

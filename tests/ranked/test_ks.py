@@ -15,13 +15,6 @@ def test_closed_form_ks_looks_at_the_end_of_a_tie_only():
     assert tc.ks(preds, target, task="binary").item() == pytest.approx(0.3 / 4)
 
 
-def test_closed_form_gradient_of_ks():
-    """KS is |sum (y - p)| / N up to where it is largest: -sign / N for each of those samples, 0 beyond."""
-    preds = torch.tensor([0.1, 0.3, 0.6, 0.9], dtype=F64, requires_grad=True)
-    tc.ks(preds, torch.tensor([1, 1, 0, 0]), task="binary").backward()  # 0.9, 1.6, 1.0, 0.1
-    assert preds.grad.tolist() == [-1 / 4, -1 / 4, 0, 0]
-
-
 @given(samples())
 def test_law_bounds_of_ks(data):
     """|ESCE| is its last sum. No bin between two of its sums has share |gap| above 2 KS."""

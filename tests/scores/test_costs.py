@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from helpers.wrong_calls import assert_all_raise
+from helpers.refusals import assert_refused
 
 import torchcalib as tc
 
@@ -19,15 +19,9 @@ def test_cost_matrix_helpers():
     assert tc.CostMatrix.imbalanced(3).costs == ((0, 1, 1), (1, 0, 1), (10, 10, 0))
     assert tc.CostMatrix.imbalanced(2, factor=3, important=0).costs == ((0, 3), (1, 0))
     assert tc.CostMatrix.from_utilities([[5, 2, 3], [-1, 0, -4]]).costs == ((0, 3, 2), (1, 0, 4))
-    assert (tc.CostMatrix.zero_one(2).with_reject(0.1).num_decisions, tc.CostMatrix.zero_one(4).num_classes) == (3, 4)
-
-
-def test_costs_may_be_numbers_of_other_libraries():
-    rows = [[np.float32(0), np.int64(1)], [1, torch.tensor(0.5).item()]]
-    assert tc.CostMatrix(rows).costs == ((0, 1), (1, 0.5))
-    matrix = tc.CostMatrix.zero_one(2)
     for cost in (np.float32(0.25), torch.tensor(0.25), torch.tensor([0.25, 0.25]), np.array([0.25, 0.25])):
-        assert matrix.with_reject(cost) == matrix.with_reject(0.25)
+        assert tc.CostMatrix.zero_one(2).with_reject(cost).costs == ((0, 1, 0.25), (1, 0, 0.25))
+    assert (tc.CostMatrix.zero_one(2).with_reject(0.1).num_decisions, tc.CostMatrix.zero_one(4).num_classes) == (3, 4)
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array, tuple], ids=["tensor", "array", "tuple"])
@@ -38,15 +32,9 @@ def test_cost_matrix_is_a_value(make):
     assert hash(matrix) == hash(tc.CostMatrix(rows))
     assert matrix != tc.CostMatrix.zero_one(2)
     assert repr(matrix) == f"CostMatrix({rows})"
-
-
-def test_large_cost_matrices_are_told_apart_by_a_short_name():
     one, other = tc.CostMatrix.zero_one(50), tc.CostMatrix.imbalanced(50)
     assert len(repr(one)) < 40
     assert repr(one) != repr(other)
-    a, b = (tc.BayesRisk(num_classes=50, cost=cost, task="multiclass") for cost in (one, other))
-    with pytest.raises(ValueError, match="must count the same thing"):
-        a.merge_state(b)
 
 
 def risk(cost):
@@ -59,9 +47,7 @@ CALLS = [
     ("ragged", lambda: risk(cost=[[0, 1], [1]]), ValueError, "`cost`", "one length", "[2, 1]"),
     ("no decision", lambda: risk(cost=[[], []]), ValueError, "`cost`", "[0, 0]"),
     ("a vector", lambda: risk(cost=[0, 1]), TypeError, "`cost`", "matrix of numbers"),
-    ("a vector tensor", lambda: risk(cost=torch.ones(2)), TypeError, "`cost`", "matrix of numbers"),
     ("three axes", lambda: risk(cost=torch.ones(2, 2, 2)), TypeError, "`cost`", "matrix of numbers"),
-    ("text", lambda: risk(cost="01"), TypeError, "`cost`", "'01'"),
     ("text within", lambda: risk(cost=[["a", "b"], ["c", "d"]]), TypeError, "`cost`", "numbers"),
     ("bools", lambda: risk(cost=[[False, True], [True, False]]), TypeError, "`cost`", "numbers"),
     ("NaN cost", lambda: risk(cost=[[0, math.nan], [1, 0]]), ValueError, "`cost`", "finite", "nan"),
@@ -82,4 +68,4 @@ CALLS = [
 
 
 def test_wrong_call():
-    assert_all_raise(CALLS)
+    assert_refused((what, call, error, parts) for what, call, error, *parts in CALLS)

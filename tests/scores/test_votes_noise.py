@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.votes import DISTANCES
 
-import torchcalib as tc
 from torchcalib.binomial import entropy_of_counts, mean_distance_of_share, mean_log_share
 
 
@@ -38,41 +37,30 @@ def test_slow_sum_over_all_counts_of_what_is_expected_of_a_share(n):
         assert float(p * mean_log_share(share, votes)) == pytest.approx(entropy, rel=0, abs=tolerance), p
 
 
-def drawn(q, n, repeats, seed):
-    """Counts of n votes drawn from q, `(repeats, C)`."""
-    generator = torch.Generator().manual_seed(seed)
-    votes = torch.multinomial(q.expand(repeats, -1), n, replacement=True, generator=generator)
-    return torch.nn.functional.one_hot(votes, len(q)).sum(-2)
-
-
-def within_errors(scores, expected, errors=4.5):
-    """Whether a mean is what is expected, within so many standard errors of it."""
-    return abs(float(scores.mean()) - expected) <= errors * float(scores.std()) / math.sqrt(len(scores))
-
-
-@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.extended) for n in (1, 20))])
-@pytest.mark.parametrize("name", DISTANCES)
-def test_noise_floor_is_the_mean_of_drawn_votes(name, n):
-    q = torch.tensor([0.6, 0.25, 0.1, 0.05], dtype=torch.float64)
-    votes = drawn(q, n, 20_000, seed=n)
-    preds = q.expand(len(votes), -1)
-    function, of_sample, *_ = DISTANCES[name]
-    floor = function(preds, votes, task="multiclass", component="noise_floor")
-    assert within_errors(of_sample(preds, votes, task="multiclass"), float(floor))
-
-
 @pytest.mark.parametrize("n", [2, 3, 10])
-def test_corrected_distance_is_that_to_what_votes_were_drawn_from(n):
+def test_noise_floor_and_corrections_of_drawn_votes(n):
+    """The mean over drawn votes is what is expected, within 4.5 standard errors; uncorrected it is not."""
     q, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.7, 0.2, 0.1])
-    votes = drawn(truth, n, 20_000, seed=n)
-    preds, expected = q.expand(len(votes), -1), float((q - truth).square().sum())
-    assert within_errors(tc.votes_distance_per_sample(preds, votes, task="multiclass", component="corrected"), expected)
-    assert not within_errors(tc.votes_distance_per_sample(preds, votes, task="multiclass"), expected)
-    voted, p = votes[:, :2], torch.tensor(0.4, dtype=torch.float64)
-    enough = voted.sum(-1) >= 2
-    scores = tc.votes_distance_per_sample(p.expand(len(votes))[enough], voted[enough], task="binary",
-                                          component="corrected")  # fmt: skip
-    assert within_errors(scores, (0.4 - 0.2 / 0.9) ** 2)
+    generator = torch.Generator().manual_seed(n)
+    preds = q.expand(20_000, -1)
+
+    def away(distance, votes, expected, component="value"):
+        scores = DISTANCES[distance][1](preds, votes, task="multiclass", component=component)
+        return abs(float(scores.mean()) - expected) / float(scores.std()) * math.sqrt(len(scores))
+
+    def drawn(p):
+        votes = torch.multinomial(p.expand(20_000, -1), n, replacement=True, generator=generator)
+        return torch.nn.functional.one_hot(votes, 3).sum(-2)
+
+    votes = drawn(q)
+    for name, (function, *_) in DISTANCES.items():
+        floor = function(preds, votes, task="multiclass", component="noise_floor")
+        assert away(name, votes, float(floor)) < 4.5, name
+    votes, p, t = drawn(truth), q.tolist(), truth.tolist()
+    kl = sum(tk * math.log(tk / qk) for qk, tk in zip(p, t, strict=True)) - too_large(t, n)
+    entropy = entropy_of(p) - entropy_of(t) - too_large(t, n)
+    for name, expected in (("votes", float((q - truth).square().sum())), ("kl", kl), ("entropy", entropy)):
+        assert away(name, votes, expected, "corrected") < 4.5 < away(name, votes, expected), name
 
 
 def too_large(q, n):
@@ -103,14 +91,3 @@ def test_corrected_entropy_is_off_by_what_is_stated_and_that_is_less(n):
     # Which adds (K - 1) / 2n, K classes having votes.
     miller = plain + (sum(1 - (1 - p) ** n for p in q) - 1) / (2 * n)
     assert abs(too_large(q, n)) < abs(miller) / 2 < abs(plain) / 2
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_corrected_divergence_and_entropy_difference_of_drawn_votes(n):
-    q = [0.6, 0.25, 0.1, 0.05]
-    votes = drawn(torch.tensor(q, dtype=torch.float64), n, 20_000, seed=n)
-    preds = torch.full((len(votes), 4), 0.25, dtype=torch.float64)
-    expected = math.log(4) - entropy_of(q) - too_large(q, n)
-    for of_sample in (tc.kl_divergence_per_sample, tc.entropy_difference_per_sample):
-        assert within_errors(of_sample(preds, votes, task="multiclass", component="corrected"), expected)
-        assert not within_errors(of_sample(preds, votes, task="multiclass"), expected)
