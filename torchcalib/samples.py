@@ -42,6 +42,7 @@ class RankedSample:
         n: samples that the element stands for `(..., M)`, whole numbers; None for one each.
         from_logits: whether scores are log-odds.
         poisoned: series with a row that is bad where that could not be raised `(...)`; None for none.
+        log_scored: whether a log score is computed from the sample, so that runs of elements keep their log-odds.
     """
 
     score: Tensor
@@ -49,6 +50,7 @@ class RankedSample:
     n: Tensor | None
     from_logits: bool
     poisoned: Tensor | None = None
+    log_scored: bool = False
 
     def pieces(self) -> list["RankedSample"]:
         """Split a large batch of series into smaller ones, so that the work on one fits into memory."""

@@ -1,6 +1,7 @@
 """CORP decomposition against slow loops, scikit-learn's isotonic regression, closed forms and laws."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from hypothesis import given, settings
 from oracles import ranked as oracle
 
 import torchcalib as tc
+from torchcalib.consistency.samples import run_cells
+from torchcalib.predictions import InputFormat
+from torchcalib.samples import ExactSample
 
 CORP = [(score, name) for score in ("brier", "nll") for name in ("score", "mcb", "dsc", "unc")]
 
@@ -60,3 +64,36 @@ def test_law_corp_is_the_fit_of_scikit_learn(score, data):
     best = function(torch.from_numpy(fitted).clamp(0, 1), target[kept], task="binary", weights=weights[kept])
     d = tc.corp(preds, target, task="binary", weights=weights, score=score)
     assert (d.unc - d.dsc).item() == pytest.approx(best.item(), abs=1e-9)
+
+
+@pytest.mark.parametrize(("resolution", "n"), [(None, 3), (None, 3000), (64, 3000)])
+def test_evidence_of_the_log_score_rejects_a_contradicted_certain_logit_among_any_number_of_samples(resolution, n):
+    """A calibrated model makes such an outcome with probability e^-200, so no replicate has one."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(n, generator=generator)
+    target = (torch.rand(n, generator=generator) < logits.sigmoid()).long()
+    logits[0], target[0] = 200, 0
+    metric = tc.CORP(task="binary", score="nll", from_logits=True, resolution=resolution)
+    metric.update(logits, target)
+    found = metric.evidence(n_replicates=199, level=0.9)
+    assert found.p_value == 1 / 200
+    assert 0 < found.low <= found.high < math.inf
+
+
+def test_evidence_of_the_log_score_uses_the_mean_confidence_of_runs():
+    """Of runs with several certain samples the log-odds are those of the mean probabilities, in exact arithmetic."""
+    logits = torch.cat([torch.linspace(-5, 5, 600), torch.tensor([600.0, 605.0, -600.0, -605.0])]).double()
+    target = (logits > 0).long()
+    cells = run_cells(
+        replace(
+            ExactSample("positive_class").of(InputFormat("binary", from_logits=True).read(logits, target)),
+            log_scored=True,
+        ),
+        8,
+    )
+    held = cells.n > 0
+    inner = held & (cells.log_odds.abs() < 8)
+    expected = torch.logit(cells.confidence)
+    torch.testing.assert_close(cells.log_odds[inner], expected[inner])
+    most = 600 - math.log((1 + math.exp(-5)) / 2)
+    torch.testing.assert_close(cells.log_odds[held][[0, -1]], torch.tensor([-most, most], dtype=F64))

@@ -19,6 +19,7 @@ from torchcalib.predictions import (
     by_replicates,
     check_average,
     check_flag,
+    check_internal,
     check_task,
     count_of_outputs,
     read_input,
@@ -198,6 +199,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         resolution: int | None = None,
         **kwargs: Any,
     ) -> None:
+        check_internal(binning, Binning)
         read_as = task_read_as(task, {"positive_classes": positive_classes})
         binning = Binning("equal_width", n_bins, right) if binning is None else binning
         reading = BinReading(read_as, binning, reduction, average, resolution, self.from_sample, self.hard_targets)

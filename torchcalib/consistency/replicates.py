@@ -30,6 +30,7 @@ class Cells:
         outcomes: sum of outcomes, as it was observed.
         spread, noise: see `BinStats`.
         with_gaps: makes what is read of cells with other gaps `(..., K)`, which may have further axes in front.
+        log_odds: log-odds of the mean confidence, which do not saturate; None where nothing needs them.
     """
 
     n: Tensor
@@ -38,6 +39,7 @@ class Cells:
     spread: Tensor
     noise: Tensor
     with_gaps: Callable[["Cells", Tensor], BinStats | RankedSample]
+    log_odds: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -107,7 +109,9 @@ class Cells:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Cells":
         """Return the cells with every tensor changed."""
-        names = "n", "expected", "outcomes", "spread", "noise"
+        names = ["n", "expected", "outcomes", "spread", "noise"]
+        if self.log_odds is not None:
+            names.append("log_odds")
         return replace(self, **{name: change(getattr(self, name)) for name in names})  # type: ignore[arg-type]
 
     def drawn(self, seed: int, streams: Tensor, first: int) -> "Drawn":

@@ -15,6 +15,7 @@ from torchcalib.predictions.arguments import (
     check_choice,
     check_count,
     check_flag,
+    check_internal,
     check_level,
     check_positive,
     check_seed,
@@ -25,7 +26,7 @@ from torchcalib.predictions.arguments import (
 )
 from torchcalib.predictions.canonical import Predictions, by_replicates, in_all_replicates, replicates_at_once
 from torchcalib.predictions.grouping import NO_GROUP, check_group_range, check_groups, in_groups
-from torchcalib.predictions.reading import InputFormat, read_input
+from torchcalib.predictions.reading import InputFormat, check_option_names, read_input
 from torchcalib.predictions.values import check_numbering, check_weights, read_priors
 
 __all__ = [
@@ -43,8 +44,10 @@ __all__ = [
     "check_flag",
     "check_group_range",
     "check_groups",
+    "check_internal",
     "check_level",
     "check_numbering",
+    "check_option_names",
     "check_positive",
     "check_seed",
     "check_task",

@@ -422,6 +422,13 @@ class InputFormat:
         return [of_preds, label_rules(p.given_target, p.num_classes)]
 
 
+def check_option_names(options: Mapping[str, Any]) -> None:
+    """Raise unless all options are those of `InputOptions`."""
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown:
+        raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
+
+
 def read_input(
     task: Task,
     preds: Tensor,
@@ -434,9 +441,7 @@ def read_input(
     wait: bool = True,
 ) -> Predictions:
     """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
-    unknown = [name for name in options if name not in _OPTIONS]
-    if unknown:
-        raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
+    check_option_names(options)
     named = {name: value for name, value in options.items() if name != "weights"}
     reading = InputFormat(
         task, hard_targets=hard_targets, whole_weights=whole_weights, least_votes=least_votes, **named

@@ -1,5 +1,6 @@
 """CORP decomposition of a score into miscalibration, discrimination and uncertainty."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
@@ -171,7 +172,7 @@ class CORP(TestedRankedMetric):
                 f"`component` must be 'mcb' for evidence of calibration, got {self.component!r}. "
                 "Make CORP(component='mcb')."
             )
-        return super().evidence_from(statistic, **how)
+        return super().evidence_from(replace(statistic, log_scored=self.score == "nll"), **how)
 
     def decomposition(self) -> CORPDecomposition:
         """Return all parts, over all ranks if `torch.distributed` is running."""

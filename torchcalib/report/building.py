@@ -12,7 +12,7 @@ from torchcalib.binnings import Binning
 from torchcalib.bounded import BoundedSample
 from torchcalib.calibrators import Calibrator, Transform
 from torchcalib.files import Source, saved_value
-from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag
+from torchcalib.predictions import InputFormat, InputOptions, Task, check_count, check_flag, check_option_names
 from torchcalib.reductions import NamedReduction, reductions_of
 from torchcalib.report.data import Report
 from torchcalib.report.findings import Findings
@@ -64,6 +64,7 @@ class ReportBuilder:
         self._with_calibration, self._with_intervals = with_calibration, with_intervals
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self.source = source
+        check_option_names(options)
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
         self._task = self._format.read_as

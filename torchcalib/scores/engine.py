@@ -16,6 +16,7 @@ from torchcalib.predictions import (
     Task,
     by_replicates,
     check_average,
+    check_internal,
     count_of_outputs,
     read_input,
     read_priors,
@@ -160,6 +161,7 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
         keep_classes: bool = False,
         **kwargs: Any,
     ) -> None:
+        check_internal(score, Score)
         if score is not None:
             self.score = score
         input_format = InputFormat(
