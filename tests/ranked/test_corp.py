@@ -96,4 +96,4 @@ def test_evidence_of_the_log_score_uses_the_mean_confidence_of_runs():
     expected = torch.logit(cells.confidence)
     torch.testing.assert_close(cells.log_odds[inner], expected[inner])
     most = 600 - math.log((1 + math.exp(-5)) / 2)
-    torch.testing.assert_close(cells.log_odds[held][[0, -1]], torch.tensor([-most, most], dtype=F64))
+    torch.testing.assert_close(cells.log_odds[held][[0, -1]], torch.tensor([-most, most], dtype=torch.float64))
