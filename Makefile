@@ -5,7 +5,7 @@
 # For maintainers and CI:
 #   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions
 #   make coverage   measures line and branch coverage of `make test`
-#   make soak | fuzz | mutants | tables   take up to hours; run them after a change to the code that they test
+#   make soak | fuzz | statistics | mutants | tables   take up to hours; run them after a change to the code that they test
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +18,7 @@ QUIET := -q --no-header -p no:cacheprovider
 # Tests of numerical code, which run in every environment of `make matrix`
 NUMERICAL := tests/kernels tests/binomial tests/contract tests/streaming
 
-.PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz mutants tables install clean
+.PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
@@ -60,6 +60,9 @@ soak: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	$(PYTEST) -m long tests/contract/test_fuzz.py
+
+statistics: $(VENV)/.dev
+	$(PYTEST) $(TWO_CORES) -m long --timeout 3600 tests/consistency
 
 mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants.py

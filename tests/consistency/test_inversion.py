@@ -125,7 +125,7 @@ def coverage_of_mcb(kind, n, moved, n_data, n_replicates):
 
 SETTINGS = [("uniform", 100, "shift 0.4", 40, 39, 0.95)]
 SETTINGS += [
-    pytest.param(kind, n, moved, 400, 99, 0.93, marks=pytest.mark.extended)
+    pytest.param(kind, n, moved, 400, 99, 0.93, marks=pytest.mark.long)
     for kind, n, moved in product(("uniform", "beta(8,1)"), (200, 500), ("temperature 1.4", "shift 0.4"))
 ]
 
@@ -151,7 +151,7 @@ def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
 
 MISCALIBRATED = [("ece", "temperature 1.4", 1_000, "uniform", 300), ("esce", "shift 0.4", 1_000, "uniform", 300)]
 MISCALIBRATED += [
-    pytest.param(*setting, 1_000, marks=pytest.mark.extended)
+    pytest.param(*setting, 1_000, marks=pytest.mark.long)
     for setting in product(("ece", "esce", "mce", "ace"), MOVED, (200, 2_000), CONFIDENCES)
 ]
 
