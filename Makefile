@@ -50,7 +50,8 @@ matrix: $(VENV)/.dev
 # `make lowest LOWEST_TORCH=2.8.0` installs an older torch too.
 LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
-	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) --ignore tests/integrations
+	# old packages warn about newer ones that they use
+	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning tests --ignore tests/integrations
 
 coverage: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
