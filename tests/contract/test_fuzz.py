@@ -324,13 +324,18 @@ class Streamed:
         return tc.CalibrationCollection({case.name: case.metric() for case in self.cases})
 
     def batch(self):
-        """Predictions, targets, weights or None. Of half types where a sketch is exact for no others."""
-        case, n = self.cases[0], self.draw(st.sampled_from([0, 1, 2, 9]))
+        """Predictions, targets, weights or None. Of half types where a sketch is exact for no others.
+
+        Where samples are cut into blocks, a batch is whole blocks, because the rest would be part of none.
+        """
+        block = math.lcm(*(case.options.get("block_size", 2) if case.in_blocks else 1 for case in self.cases))
+        case, n = self.cases[0], self.draw(st.sampled_from([0, 1, 2, 9] if block == 1 else [0, block, 2 * block]))
         dtype = self.draw(st.sampled_from(FLOATS[:2] if case in SKETCHES else FLOATS))
         seed = self.draw(st.integers(0, 99))
         preds, target = case.data(n=n, seed=seed, dtype=dtype)
         whole = any(case.whole_weights for case in self.cases)
         weights = torch.arange(n) % 3 if whole else case.weights(n, seed)
+        weights = weights * block
         return preds, target, weights if seed % 3 == 0 else None
 
     def check(self, values, batches):

@@ -206,6 +206,15 @@ def top_label(q, t):
 
 def top_k(q, t, k, only=False):
     """The k largest probabilities together (or the k-th alone), the first classes on ties, and their share of t."""
+    return claim(q, t, classes_of_top_k(q, k, only))
+
+
+def classes_of_top_k(q, k, only=False):
+    """The k classes with the largest entries, or the k-th alone; the first on ties."""
     order = sorted(range(len(q)), key=lambda j: (-q[j], j))
-    chosen = order[k - 1 : k] if only else order[:k]
-    return min(1.0, sum(q[j] for j in chosen)), sum(t[j] for j in chosen)
+    return order[k - 1 : k] if only else order[:k]
+
+
+def claim(q, t, classes):
+    """What classes have together, of the probabilities and of the target."""
+    return min(1.0, sum(q[j] for j in classes)), sum(t[j] for j in classes)

@@ -69,12 +69,14 @@ class Call:
 class Row:
     """One sample that counts.
 
-    `order` is what puts it in order; `q`, `log_q` and `t` run over classes; `exact` tells whether q is what was given.
+    `order` is what puts it in order; `q`, `log_q`, `z` and `t` run over classes; `z` is the logits, or log_q where
+    probabilities were given; `exact` tells whether q is what was given.
     """
 
     order: float
     q: list
     log_q: list
+    z: list
     t: list
     w: float
     top: int
@@ -102,20 +104,28 @@ def log(x):
 def binary_row(x, y, w, from_logits, exact=True):
     """P(y=1) or its log-odds x."""
     if from_logits:
-        return Row(x, [sigmoid(-x), sigmoid(x)], [log_sigmoid(-x), log_sigmoid(x)], [1 - y, y], w, int(x > 0), exact)
+        q, log_q = [sigmoid(-x), sigmoid(x)], [log_sigmoid(-x), log_sigmoid(x)]
+        return Row(x, q, log_q, [0.0, x], [1 - y, y], w, int(x > 0), exact)
     log_q = [math.log1p(-x) if x < 1 else -math.inf, log(x)]
-    return Row(x, [1 - x, x], log_q, [1 - y, y], w, int(x > 0.5), exact)
+    return Row(x, [1 - x, x], log_q, log_q, [1 - y, y], w, int(x > 0.5), exact)
 
 
 def class_row(x, t, w, from_logits):
     """Probabilities of classes, or logits x. What is +inf takes all, in equal parts."""
     top = x.index(max(x))
     if not from_logits:
-        return Row(x[top], x, [log(q) for q in x], t, w, top, True)
+        log_q = [log(q) for q in x]
+        return Row(x[top], x, log_q, log_q, t, w, top, True)
     if max(x) == math.inf:
         x = [0.0 if z == math.inf else -math.inf for z in x]
     log_q = [z - log_sum_exp(x) for z in x]
-    return Row(math.exp(log_q[top]), [math.exp(z) for z in log_q], log_q, t, w, top, False)
+    return Row(math.exp(log_q[top]), [math.exp(z) for z in log_q], log_q, x, t, w, top, False)
+
+
+def log_odds(row, classes):
+    """Of the event that the class is one of these, against the other classes."""
+    inside, outside = [row.z[k] for k in classes], [z for k, z in enumerate(row.z) if k not in classes]
+    return log_sum_exp(inside) - log_sum_exp(outside) if outside else math.inf
 
 
 def set_row(row, chosen, from_logits):
@@ -126,9 +136,13 @@ def set_row(row, chosen, from_logits):
         p, not_p = (min(1.0, math.fsum(row.q[k] for k in classes)) for classes in (chosen, rest))
         if len(row.q) > 2 and abs(p - not_p) < 1e-12:
             raise Undecided  # which sum is larger depends on the order of its terms
-        return Row(p, [not_p, p], [log(not_p), log(p)], [1 - y, y], row.w, int(p > not_p), False)
-    inside, outside = (log_sum_exp([row.log_q[k] for k in classes]) for classes in (chosen, rest))
-    return binary_row(inside - outside, y, row.w, True, exact=False)
+        log_q = [log(not_p), log(p)]
+        return Row(p, [not_p, p], log_q, log_q, [1 - y, y], row.w, int(p > not_p), False)
+    x = log_odds(row, chosen)
+    inside, outside = ([row.z[k] for k in classes] for classes in (chosen, rest))
+    if len(row.z) > 2 and inside != outside and abs(x) < 1e-12 * max(1, *map(abs, filter(math.isfinite, row.z))):
+        raise Undecided
+    return binary_row(x, y, row.w, True, exact=False)
 
 
 # Rules.
@@ -319,18 +333,26 @@ def score_value(metric, rows, options, binary, n_classes):
 # Bins, and samples in order.
 
 
+def order_of(row, classes):
+    """What puts the event of these classes in order: its probability as given, its log-odds where logits were given."""
+    return math.fsum(row.q[k] for k in classes) if row.exact else log_odds(row, classes)
+
+
 def events(rows, task, reduction):
     """Columns of (order, confidence, outcome, weight, exact)."""
     if task == "binary" and reduction == "positive_class":
         return [[(r.order, r.q[1], r.t[1], r.w, r.exact) for r in rows]]
     if not isinstance(reduction, str):
-        claims = [(*oracles.top_k(r.q, r.t, reduction.k, reduction.only), r) for r in rows]
-        return [[(c, c, y, r.w, r.exact) for c, y, r in claims]]
+        claims = [(oracles.classes_of_top_k(r.z, reduction.k, reduction.only), r) for r in rows]
+        return [[(order_of(r, ks), *oracles.claim(r.q, r.t, ks), r.w, r.exact) for ks, r in claims]]
     if reduction == "top_label":
-        order = [abs(r.order) if task == "binary" and r.q[1] != r.order else r.q[r.top] for r in rows]
+        if task == "binary":
+            order = [abs(r.order) if r.q[1] != r.order else r.q[r.top] for r in rows]
+        else:
+            order = [order_of(r, [r.top]) for r in rows]
         return [[(o, r.q[r.top], r.t[r.top], r.w, r.exact) for o, r in zip(order, rows, strict=True)]]
     classes = range(len(rows[0].q)) if rows else ()
-    return [[(r.q[k], r.q[k], r.t[k], r.w, r.exact) for r in rows] for k in classes]
+    return [[(order_of(r, [k]), r.q[k], r.t[k], r.w, r.exact) for r in rows] for k in classes]
 
 
 def at_an_edge(edges, confidences, guard):
@@ -338,7 +360,7 @@ def at_an_edge(edges, confidences, guard):
 
 
 def may_be_tied(order, guard):
-    return any(a != b and b - a < guard for a, b in pairwise(sorted(order)))
+    return any(a != b and b - a < guard * max(1, abs(a)) for a, b in pairwise(sorted(order)))
 
 
 def event_value(metric, column, options, guard):

@@ -200,8 +200,11 @@ def gce(loss, rows, norm="l1"):
 
 @cache
 def binomial_p_value(k, n, p):
-    """The exact two-sided test of minimum likelihood."""
-    return stats.binomtest(k, n, p).pvalue
+    """The exact two-sided test of minimum likelihood.
+
+    A p below 1e-300, where scipy overflows, has the p-value of 1e-300: 1 if k is 0, and below n * 1e-300 if not.
+    """
+    return stats.binomtest(k, n, max(p, 1e-300) if p else p).pvalue
 
 
 @cache
