@@ -114,13 +114,13 @@ def mutated(node: ast.AST) -> str | None:
     return None
 
 
-def tests_by_function(data: CoverageData, root: Path) -> dict[tuple[str, str], set[str]]:
+def tests_by_function(data: CoverageData) -> dict[tuple[str, str], set[str]]:
     """Return the tests that run each function, by file and name. The key (file, "") has the tests of the whole file."""
     found: dict[tuple[str, str], set[str]] = {}
-    for name in data.measured_files():
-        path = Path(name)
-        contexts = {line: {c for c in of if c} for line, of in data.contexts_by_lineno(name).items()}
-        file = str(path.relative_to(root))
+    for file in data.measured_files():
+        if not file.endswith(".py"):  # a template
+            continue
+        contexts = {line: {c for c in of if c} for line, of in data.contexts_by_lineno(file).items()}
         found[file, ""] = set().union(*contexts.values())
 
         def visit(node: ast.AST, prefix: str, file: str = file, contexts: dict = contexts) -> None:
@@ -132,7 +132,7 @@ def tests_by_function(data: CoverageData, root: Path) -> dict[tuple[str, str], s
                     found[file, own] = set().union(*(contexts.get(line, set()) for line in body))
                 visit(child, own)
 
-        visit(ast.parse(path.read_text()), "")
+        visit(ast.parse((ROOT / file).read_text()), "")
     return found
 
 
@@ -198,15 +198,12 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
-def measure_coverage(tree: Path) -> CoverageData:
-    """Run the suite under coverage, with its tests as contexts."""
+def measure_coverage(tree: Path, path: Path) -> None:
+    """Run the suite under coverage, with its tests as contexts, and write the result to `path`."""
     options = ["--numprocesses", "2", "--cov", "--cov-context=test", "--cov-report="]
-    code, output = run_tests(tree, options, 3600)
+    code, output = run_tests(tree, options, 3600, COVERAGE_FILE=str(path))
     if code:
         raise RuntimeError(f"the tests must pass without a mutant:\n{output[-2000:]}")
-    data = CoverageData(tree / ".coverage")
-    data.read()
-    return data
 
 
 def main() -> None:
@@ -216,6 +213,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900, help="seconds for a mutant")
     parser.add_argument("--out", type=Path, help="file for the outcomes, as JSON")
+    parser.add_argument("--coverage", type=Path, help="file for the coverage, which is used again if it exists")
     given = parser.parse_args()
     os.environ.setdefault("TORCHCALIB_DATA", str(ROOT.parent / "shared" / "data"))
     files = sorted({path for pattern in MODULES for path in (ROOT / "torchcalib").glob(pattern)})
@@ -226,8 +224,12 @@ def main() -> None:
         trees: queue.Queue[Path] = queue.Queue()
         for k in range(given.workers):
             trees.put(copy_tree(Path(folder) / str(k)))
-        first = Path(folder) / "0"
-        tests = tests_by_function(measure_coverage(first), first)
+        path = (given.coverage or Path(folder) / ".coverage").absolute()
+        if not path.exists():
+            measure_coverage(Path(folder) / "0", path)
+        data = CoverageData(path)
+        data.read()
+        tests = tests_by_function(data)
 
         def work(mutant: Mutant) -> None:
             tree = trees.get()
