@@ -166,6 +166,12 @@ def run_tests(tree: Path, arguments: list[str], timeout: float, **variables: str
     return done.returncode, done.stdout + done.stderr
 
 
+def is_compiled(path: Path) -> bool:
+    """Return whether numba compiles functions of a module."""
+    imports = re.compile(rf"^from .* import .*\b{path.stem}\b", re.MULTILINE)
+    return "numba" in path.stem or any(imports.search(other.read_text()) for other in path.parent.glob("*_numba.py"))
+
+
 def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> None:
     """Put a mutant into a tree, run the tests against it, and set its outcome."""
     path = tree / mutant.file
@@ -173,7 +179,7 @@ def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
     path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
     with TemporaryDirectory() as folder:
         variables = {"PYTHONDONTWRITEBYTECODE": "1"}
-        if "numba" in mutant.file:  # cached kernels contain compiled copies of the functions that they call
+        if is_compiled(path):  # cached kernels contain compiled copies of the functions that they call
             variables["NUMBA_CACHE_DIR"] = folder
         listed = Path(folder) / "tests"
         listed.write_text("\n".join(tests))
