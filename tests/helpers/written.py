@@ -1,7 +1,14 @@
-"""Writers of prediction files in every format, from arrays by name."""
+"""Writers of prediction files in every format, from arrays by name; and arrays to write."""
 
 import numpy as np
 import torch
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(7, 3)).astype(np.float32)
+PROBS = RNG.uniform(size=7)
+LABELS = np.array([0, 2, 1, 1, 0, 2, 2])
+HITS = LABELS % 2
+WEIGHTS = np.array([1, 0, 2, 1, 3, 1, 1])
 
 
 def write_npz(path, arrays):
@@ -30,7 +37,9 @@ def write_parquet(path, arrays, **options):
     import pyarrow as pa
     from pyarrow import parquet
 
-    parquet.write_table(pa.table({name: as_column(values) for name, values in arrays.items()}), path, **options)
+    has_classes = {name: isinstance(values, np.ndarray) and values.ndim > 1 for name, values in arrays.items()}
+    columns = {name: list(values) if has_classes[name] else values for name, values in arrays.items()}
+    parquet.write_table(pa.table(columns), path, **options)
 
 
 def write_numbered_parquet(path, arrays):
@@ -58,11 +67,3 @@ def flat(arrays):
 
 def numbered(stem, values):
     return {f"{stem}{i}": column for i, column in enumerate(values.T)}
-
-
-def as_column(values):
-    import pyarrow as pa
-
-    if not isinstance(values, np.ndarray) or values.ndim == 1:
-        return pa.array(values)
-    return pa.array(values.tolist(), type=pa.list_(pa.from_numpy_dtype(values.dtype)))
