@@ -100,6 +100,10 @@ def n_of(metric):
     return int(statistic.total.sum() if hasattr(statistic, "total") else statistic.score.shape[-1])
 
 
+def assert_own(metric, n):
+    assert (n_of(metric), metric._is_synced, metric._cache) == (n, False, None)
+
+
 def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, folder):
     p, y = torch.tensor([0.6]), torch.tensor([0])
     mine, everyone = rank + 1, sum(r + 1 for r in range(world))
@@ -109,21 +113,19 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
             metric.unsync()
         metric.sync()
-        for call, *given in (
-            (metric.sync,),
-            (metric.compute,),
-            (metric.update, p, y),
-            (metric, p, y),
-            (metric.merge_state, cls(task="binary")),
-            (metric.load_state_dict, own),
-            (torch.nn.ModuleDict({"m": metric}).load_state_dict, {f"m.{name}": part for name, part in own.items()}),
+        for call in (
+            metric.sync,
+            metric.compute,
+            partial(metric.update, p, y),
+            partial(metric, p, y),
+            partial(metric.merge_state, cls(task="binary")),
+            partial(metric.load_state_dict, own),
+            partial(torch.nn.ModuleDict({"m": metric}).load_state_dict, {f"m.{name}": own[name] for name in own}),
         ):
             with pytest.raises(TorchMetricsUserError):
-                call(*given)
-            assert n_of(metric) == everyone
-            assert metric._is_synced
-            assert metric.update_count == 1
-        # Read while synced: the statistic of all ranks, wherever it goes.
+                call()
+            assert (n_of(metric), metric._is_synced, metric.update_count) == (everyone, True, 1)
+        # While it is synced, its statistic is that of all ranks, wherever it is used.
         assert metric.n_dropped() == 0
         if cls is tc.ECE:
             assert metric.bin_table().n.sum() == everyone
@@ -146,31 +148,29 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         assert metric.compute() != value
         metric.sync()
         metric.reset()
-        assert (n_of(metric), metric._is_synced, metric._cache) == (0, False, None)
+        assert_own(metric, 0)
         assert updated(metric, rank).compute() == value
         dist.barrier()
 
 
-def what_fails_in_the_middle_leaves_ranks_with_their_own(rank, world, folder):
+def an_error_in_the_middle_leaves_ranks_with_their_own_state(rank, world, folder):
     def fails(*_, **__):
         raise OSError("in the middle")
 
     for cls in (tc.ECE, tc.KS):
         metric = updated(cls(task="binary"), rank)
-        metric.dist_sync_fn = fails
-        for call in (partial(metric.sync, fails), metric.compute, metric.n_dropped):
-            with pytest.raises(OSError, match="in the middle"):
-                call()
-            assert (n_of(metric), metric._is_synced, metric._cache) == (rank + 1, False, None)
-        metric.dist_sync_fn = None
-        with pytest.raises(OSError, match="in the middle"), metric.sync_context():
-            fails()
-        assert (n_of(metric), metric._is_synced) == (rank + 1, False)
-        metric._value = fails
-        with pytest.raises(OSError, match="in the middle"):
-            metric.compute()
-        assert (n_of(metric), metric._is_synced) == (rank + 1, False)
-        del metric._value
+        within = metric.sync_context()(fails)  # as a decorator
+        synced = (partial(metric.sync, fails), metric.n_dropped, metric.compute)
+        for name, call in (
+            *(("dist_sync_fn", call) for call in synced),
+            ("_value", metric.compute),
+            ("_value", within),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(metric, name, fails)
+                with pytest.raises(OSError, match="in the middle"):
+                    call()
+            assert_own(metric, rank + 1)
         assert metric.compute().isfinite()
     collection = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary"), tc.KS(task="binary")])
     updated(collection, rank)
@@ -188,12 +188,11 @@ def a_collection_with_a_synced_member_takes_nothing(rank, world, folder):
     updated(collection, rank)
     own = copy.deepcopy(collection.state_dict())
     collection["KS"].sync()
-    calls = (lambda: collection.update(p, y), lambda: collection(p, y), lambda: collection.load_state_dict(own))
+    calls = [partial(collection.update, p, y), partial(collection, p, y), partial(collection.load_state_dict, own)]
     for call in (*calls, collection.compute):
         with pytest.raises(TorchMetricsUserError):
             call()
-        assert [m._is_synced for m in (collection["NLL"], collection["KS"])] == [False, True]
-        assert [m.update_count for m in collection.values()] == [1, 1]
+        assert [(m._is_synced, m.update_count) for m in collection.values()] == [(False, 1), (True, 1)]
     collection["KS"].unsync()
     assert str(collection.state_dict()) == str(own)
     collection.update(p, y)
@@ -238,7 +237,7 @@ def restarted(*arguments):
 
 def synced(*arguments):
     between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(*arguments)
-    what_fails_in_the_middle_leaves_ranks_with_their_own(*arguments)
+    an_error_in_the_middle_leaves_ranks_with_their_own_state(*arguments)
     a_collection_with_a_synced_member_takes_nothing(*arguments)
     every_rank_without_data_is_no_data(*arguments)
     rows_dropped_are_counted_over_all_ranks(*arguments)
