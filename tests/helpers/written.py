@@ -15,14 +15,14 @@ def write_npz(path, arrays):
     np.savez_compressed(path, **arrays)
 
 
-def write_pt(path, arrays):
-    torch.save({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
+def tensors(arrays):
+    return {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
 
 
 def write_safetensors(path, arrays):
     from safetensors.torch import save_file
 
-    save_file({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
+    save_file(tensors(arrays), path)
 
 
 def write_csv(path, arrays):
@@ -42,18 +42,13 @@ def write_parquet(path, arrays, **options):
     parquet.write_table(pa.table(columns), path, **options)
 
 
-def write_numbered_parquet(path, arrays):
-    """Write classes as numbered columns."""
-    write_parquet(path, flat(arrays))
-
-
 WRITERS = {
     "npz": write_npz,
-    "pt": write_pt,
+    "pt": lambda path, arrays: torch.save(tensors(arrays), path),
     "safetensors": write_safetensors,
     "csv": write_csv,
     "parquet": write_parquet,
-    "numbered.parquet": write_numbered_parquet,
+    "numbered.parquet": lambda path, arrays: write_parquet(path, flat(arrays)),  # classes as numbered columns
 }
 
 
