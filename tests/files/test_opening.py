@@ -46,6 +46,7 @@ MULTICLASS = {
     ),
     "big_endian.npz": lambda path: np.savez(path, **small((">f4", ">i2", ">u4"))),
     "a.pt": lambda path: torch.save({**tensors("logits", "labels", "weight"), "epoch": 3}, path),
+    "tuple.pt": lambda path: torch.save(tuple(tensors("logits", "labels").values()), path),
     "old.pth": lambda path: torch.save(tensors("Logits", "Y", "weight"), path, _use_new_zipfile_serialization=False),
     "a.safetensors": lambda path: save_file({**tensors("logits", "gt"), "gt": torch.tensor(LABELS).short()}, path),
     "columns.parquet": lambda path: write_parquet(
@@ -75,7 +76,7 @@ BINARY = {
 def test_files_are_read_back_in_pieces_of_any_size(tmp_path, task, name):
     is_binary = task == "binary"
     (BINARY if is_binary else MULTICLASS)[name](tmp_path / name)
-    files = open_predictions([tmp_path / name])
+    files = open_predictions([tmp_path / name], from_logits=True if name == "tuple.pt" else None)
     assert (files.task, files.shape, files.n_rows) == (task, (7,) if is_binary else (7, 3), 7)
     assert (files.from_logits, files.dtype) == ((False, "float64") if is_binary else (True, "float32"))
     assert files.format == name.split(".")[1].replace("pth", "pt")
@@ -100,31 +101,28 @@ def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
     same(whole(files, 8 * 11 * 2)[0], values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", ">f4", ">f8"])
 def test_round_trip_keeps_floating_dtypes(tmp_path, dtype):
-    tensors = {"probs": torch.tensor(PROBS).to(dtype), "targets": torch.tensor(HITS).to(torch.uint8)}
-    torch.save(tensors, tmp_path / "a.pt")
-    save_file(tensors, tmp_path / "a.safetensors")
-    for name in ("a.pt", "a.safetensors"):
-        files = open_predictions([tmp_path / name])
-        assert files.dtype == str(dtype).removeprefix("torch.")
-        preds, target, _ = whole(files, 5)
-        same(preds, tensors["probs"])
-        same(target, HITS)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, ">f4", ">f8"])
-def test_round_trip_npy_pair_and_half_parquet(tmp_path, dtype):
-    preds, native = LOGITS.astype(dtype), LOGITS.astype(np.dtype(dtype).newbyteorder("="))
-    np.save(tmp_path / "logits.npy", np.asfortranarray(preds))
-    np.save(tmp_path / "labels.npy", LABELS.astype(np.uint8))
-    write_parquet(tmp_path / "a.parquet", {"labels": LABELS} | numbered("logits", native))
-    for names in (("labels.npy", "logits.npy"), ("a.parquet",)):
-        files = open_predictions([tmp_path / name for name in names])
-        assert files.from_logits
-        read, target, _ = whole(files, 2 * native[0].nbytes)
-        same(read, native)
-        same(target, LABELS)
+    targets = LABELS.astype(np.uint8)
+    if not dtype.startswith(">"):
+        logits = torch.from_numpy(LOGITS).to(getattr(torch, dtype))
+        tensors = {"logits": logits, "labels": torch.from_numpy(targets)}
+        torch.save(tensors, tmp_path / "a.pt")
+        save_file(tensors, tmp_path / "a.safetensors")
+    if dtype != "bfloat16":
+        values = LOGITS.astype(dtype)
+        logits = torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+        np.save(tmp_path / "logits.npy", np.asfortranarray(values))
+        np.save(tmp_path / "labels.npy", targets)
+        write_parquet(tmp_path / "a.parquet", {"labels": targets} | numbered("logits", logits.numpy()))
+    found = sorted(path for path in tmp_path.iterdir() if path.suffix != ".npy")
+    for paths in (*([path] for path in found), sorted(tmp_path.glob("*.npy"))):
+        if paths:
+            files = open_predictions(paths)
+            assert (files.dtype, files.from_logits) == (str(logits.dtype).removeprefix("torch."), True)
+            preds, target, _ = whole(files, 2 * logits[0].nbytes)
+            same(preds, logits)
+            same(target, LABELS)
 
 
 NPZ = {"logits": LOGITS, "targets": LABELS, "p_0": PROBS, "y_0": HITS}
@@ -140,6 +138,7 @@ NPYS = {"a": PROBS, "b": PROBS, "c": WEIGHTS}
         ("npz", {"probs": PROBS, "y": HITS}, {"from_logits": True}, {"from_logits": True}),
         ("npz", {"log_probs": PROBS, "y": HITS}, {"from_logits": True}, {"from_logits": True}),
         ("npz", NPZ, {"preds": "p_0", "target": "Y_0"}, {"target_name": "y_0", "ignored": ("logits", "targets")}),
+        ("csv", {"logit": np.array([np.inf, -np.inf]), "y": HITS[:2]}, {}, {"from_logits": True}),
         ("csv", CSV, {}, {"task": "multiclass", "preds_name": "prob_0..prob_1"}),
         ("csv", CSV, {"preds": "prob_1"}, {"task": "binary", "from_logits": False, "ignored": ("prob_0",)}),
     ],
@@ -154,14 +153,9 @@ def test_options_names_and_dtypes_determine_what_arrays_are(tmp_path, suffix, ar
         WRITERS[suffix](*paths, arrays)
     files = open_predictions(paths, **options)
     assert {name: getattr(files, name) for name in expected} == expected
-    same(whole(files)[1], arrays[files.target_name])
-
-
-def test_pt_tuple_has_no_names_and_so_needs_from_logits(tmp_path):
-    torch.save((torch.tensor(LOGITS), torch.tensor(LABELS), torch.ones(7)), tmp_path / "a.pt")
-    files = open_predictions([tmp_path / "a.pt"], from_logits=False)
-    assert (files.from_logits, files.weights_name) == (False, "weights")
-    same(whole(files)[2], torch.ones(7))
+    preds, target, _ = whole(files)
+    assert preds.dim() == 2 or torch.equal(preds, torch.from_numpy(arrays[files.preds_name]))
+    same(target, arrays[files.target_name])
 
 
 def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
@@ -178,11 +172,6 @@ def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
     files = open_predictions([tmp_path / "b.npz"])
     assert (files.task, files.shape) == ("multiclass", (7, 1, 3))
     same(whole(files, 1)[0], shares.reshape(7, 1, 3))
-
-
-def test_csv_keeps_infinite_logits(tmp_path):
-    (tmp_path / "a.csv").write_text("logit,y\ninf,1\n-inf,0\n")
-    same(whole(open_predictions([tmp_path / "a.csv"]))[0], torch.tensor([np.inf, -np.inf], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
