@@ -92,9 +92,9 @@ def test_files_are_read_back_in_pieces_of_any_size(tmp_path, task, name):
 def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
     values = RNG.normal(size=(5, 11))
     values[:, 4] = np.arange(5)
-    columns = dict(reversed(numbered("log_prob_", values).items())) | {"target": np.arange(5), "id": np.arange(5)}
+    columns = {**numbered("log_prob_", values), "target": np.arange(5), "id": np.arange(5)}
     columns["log_prob_4"] = np.arange(5)  # text without a point, beside columns with one
-    write_csv(tmp_path / "a.csv", columns)
+    write_csv(tmp_path / "a.csv", dict(reversed(columns.items())))
     files = open_predictions([tmp_path / "a.csv"])
     assert files.preds_name == "log_prob_0..log_prob_10"
     assert (files.shape, files.from_logits, files.ignored) == ((5, 11), True, ("id",))

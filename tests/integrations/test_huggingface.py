@@ -127,22 +127,15 @@ def test_in_training_two_sets_are_measured_apart(tmp_path):
 
 
 @pytest.mark.extended
-def test_hidden_states_behind_the_logits_and_tokens_without_a_label_do_not_count(tmp_path):
-    model, rows = bert("SequenceClassification", output_hidden_states=True, output_attentions=True), sentences(13)
-    values = trainer(model, CalibrationMetrics(task="multiclass"), tmp_path).evaluate(rows)
-    assert_all(values, *outputs(model, rows))
-    model, rows = bert("TokenClassification"), words(13)
-    values = trainer(model, CalibrationMetrics(task="multiclass"), tmp_path, words=True).evaluate(rows)
-    assert_all(values, *outputs(model, rows))
-
-
-@pytest.mark.extended
-def test_logits_of_a_language_model_are_of_the_next_token(tmp_path):
+def test_hidden_states_tokens_without_a_label_and_tokens_without_a_next_one_do_not_count(tmp_path):
+    hidden = bert("SequenceClassification", output_hidden_states=True, output_attentions=True)
+    for model, rows in ((hidden, sentences(13)), (bert("TokenClassification"), words(13))):
+        evaluated = trainer(model, CalibrationMetrics(task="multiclass"), tmp_path, words=model is not hidden)
+        assert_all(evaluated.evaluate(rows), *outputs(model, rows))
     model, rows = GPT2(), words(9, own=True)
-    calibration = CalibrationMetrics(task="multiclass", shift=True)
-    values = trainer(model, calibration, tmp_path, words=True).evaluate(rows)
+    evaluated = trainer(model, CalibrationMetrics(task="multiclass", shift=True), tmp_path, words=True)
     following = [(logits[:-1], labels[1:]) for logits, labels in (outputs(model, [row]) for row in rows)]
-    assert_all(values, *(torch.cat(part) for part in zip(*following, strict=True)))
+    assert_all(evaluated.evaluate(rows), *(torch.cat(part) for part in zip(*following, strict=True)))
 
 
 @pytest.mark.extended

@@ -66,6 +66,9 @@ def test_pictures_go_to_loggers_that_take_them():
     assert log_picture(mlflow, "val/reliability", ax, 7)
     assert mlflow.experiment.given == (("run", ax.figure, "val/reliability_00000007.png"), {})
     assert not log_picture(SimpleNamespace(experiment=object()), "val/reliability", ax, 7)
+    pictures = []
+    assert log_picture(SimpleNamespace(log_image=lambda **given: pictures.append(given)), "val/reliability", ax, 7)
+    assert (pictures[0]["key"], pictures[0]["images"][0].shape[2], pictures[0]["step"]) == ("val/reliability", 3, 7)
     pixels = as_array(ax)
     assert (pixels.dtype.name, pixels.shape[2]) == ("uint8", 3)
     assert pixels.min() < 100 < 255 == pixels.max()

@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ import torchcalib as tc
 from torchcalib.kernels.draws import poisson_counts
 
 
-def close(a, b, bound=1e-12, **options):
-    torch.testing.assert_close(a, b, rtol=bound, atol=bound, equal_nan=True, **options)
+def close(a, b, bound=1e-12):
+    torch.testing.assert_close(a, b, rtol=bound, atol=bound, equal_nan=True)
 
 
 def rows(n):
@@ -145,24 +146,20 @@ def evidence_of_all_ranks_is_that_of_one_process(rank, world):
     target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
     copies, shares = torch.arange(90) % 3, torch.rand(90, generator=generator, dtype=torch.float64)
     given = {"task": "multiclass", "num_classes": 3}
-    part = share(rank, world, 90)
     metrics = [(tc.ECE, "top_label"), (tc.MCE, "classwise"), (tc.TCE, "top_label"), (tc.KS, "classwise")]
+    metrics = [partial(cls, **given, reduction=reduction) for cls, reduction in metrics]
+    cases = [(partial(tc.ECE, **given), preds, target, shares, 1e-9)]
+    cases.append((partial(tc.CORP, task="binary"), coarse[:, 0], (target == 0).long(), None, 0))
     for k, (p, weights, bound) in enumerate(((coarse, None, 0), (coarse, copies, 0), (preds, copies, 1e-9))):
-        for cls, reduction in metrics[k : k + 2] if world == 2 else metrics:  # of two ranks some pairs
-            agrees(cls, {**given, "reduction": reduction}, p, target, weights, part, bound)
-    agrees(tc.ECE, given, preds, target, shares, part, 1e-9)
-    agrees(tc.CORP, {"task": "binary"}, coarse[:, 0], (target == 0).long(), None, part, 0)
-
-
-def agrees(cls, given, preds, target, weights, part, bound):
-    """Check that the evidence of all ranks together is that of all rows."""
-    metric = update(cls(**given), part, preds, target, weights=weights)
-    whole = update(cls(**given, sync_on_compute=False), slice(None), preds, target, weights=weights)
-    synced, alone = metric.evidence(n_replicates=59), whole.evidence(n_replicates=59)
-    for name in ("value", "noise_floor", "p_value", "low", "high"):
-        found, expected = getattr(synced, name), getattr(alone, name)
-        close(found, expected, bound, msg=lambda what, name=name: f"{cls} {name}: {what}")
-    assert metric._is_synced is False, "own state is not restored"
+        some = metrics[k : k + 2] if world == 2 else metrics
+        cases += [(metric, p, target, weights, bound) for metric in some]
+    for make, p, y, weights, bound in cases:
+        metric = update(make(), share(rank, world, 90), p, y, weights=weights)
+        whole = update(make(sync_on_compute=False), slice(None), p, y, weights=weights)
+        synced, alone = metric.evidence(n_replicates=59), whole.evidence(n_replicates=59)
+        for name in ("value", "noise_floor", "p_value", "low", "high"):
+            close(getattr(synced, name), getattr(alone, name), bound)
+        assert metric._is_synced is False, "own state is not restored"
 
 
 def ranks_that_sync_different_things_fail_and_keep_their_state(rank, world):
@@ -176,15 +173,12 @@ def ranks_that_sync_different_things_fail_and_keep_their_state(rank, world):
     close(ece.compute(), torch.tensor(0.75, dtype=torch.float64))
 
 
-def a_sum_over_a_subgroup_is_the_subgroups(rank, world):
+def subgroups_forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     group = dist.new_group([0, 1])
     if rank < 2:
         metric = tc.ECE(task="binary", process_group=group)
         metric.update(torch.full((1,), 0.5 + 0.25 * rank), torch.tensor([1]))
         close(metric.compute(), torch.tensor((0.5 + 0.25) / 2, dtype=torch.float64))
-
-
-def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     gathered = []
 
     def gather(x, group=None):
@@ -215,8 +209,7 @@ def main(rank, world, path):
         groups_of_all_ranks_meet_in_the_collectives_that_there_are,
         evidence_of_all_ranks_is_that_of_one_process,
         ranks_that_sync_different_things_fail_and_keep_their_state,
-        a_sum_over_a_subgroup_is_the_subgroups,
-        forward_synced_on_step_and_a_gather_of_ones_own,
+        subgroups_forward_synced_on_step_and_a_gather_of_ones_own,
     ):
         check(rank, world)
     dist.barrier()
