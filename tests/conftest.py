@@ -27,8 +27,7 @@ def pytest_report_header():
 def pytest_collection_modifyitems(config, items):
     if torch.cuda.is_available():
         return
-    needs_device = [item for item in items if "cuda" in item.keywords]
-    config.hook.pytest_deselected(items=needs_device)
+    config.hook.pytest_deselected(items=[item for item in items if "cuda" in item.keywords])
     items[:] = [item for item in items if "cuda" not in item.keywords]
 
 
@@ -51,24 +50,21 @@ def data_folder():
 
 
 @pytest.fixture(scope="session")
-def recorded():
-    """Return a function that loads a recorded input by name. Skip the test if the folder is missing."""
-    folder = data_folder()
-    if not (folder / "expected.json").is_file():
-        pytest.skip(f"recorded inputs are not in {folder}; set TORCHCALIB_DATA")
-
-    @cache
-    def load(name):
-        with np.load(folder / name, allow_pickle=False) as arrays:
-            return {key: torch.from_numpy(array) for key, array in arrays.items()}
-
-    return load
-
-
-@pytest.fixture(scope="session")
 def expected():
     """All recorded answers: a list of {file, case, metric, args, value, tolerance}."""
     path = data_folder() / "expected.json"
     if not path.is_file():
         pytest.skip(f"recorded answers are not in {path.parent}; set TORCHCALIB_DATA")
     return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="session")
+def recorded(expected):
+    """Return a function that loads a recorded input by name."""
+
+    @cache
+    def load(name):
+        with np.load(data_folder() / name, allow_pickle=False) as arrays:
+            return {key: torch.from_numpy(array) for key, array in arrays.items()}
+
+    return load

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from helpers.refused import HITS, LABELS, LOGITS, PROBS, RNG, WEIGHTS
-from helpers.written import WRITERS, numbered, write_csv, write_parquet
+from helpers.written import HITS, LABELS, LOGITS, PROBS, RNG, WEIGHTS, WRITERS, numbered, write_csv, write_parquet
 from safetensors.torch import save_file
 
 from torchcalib.files import InputError, PredictionFiles, open_predictions
@@ -26,28 +25,30 @@ def same(tensor, expected):
     torch.testing.assert_close(tensor, torch.as_tensor(expected), rtol=0, atol=0)
 
 
-def tensors(**arrays):
-    return {name: torch.from_numpy(values) for name, values in arrays.items()}
+def named(preds, target, weights="weights"):
+    return {preds: LOGITS, target: LABELS, weights: WEIGHTS}
 
 
-def named(preds, target, weights="weights", **more):
-    return {preds: LOGITS, target: LABELS, weights: WEIGHTS, **more}
+def tensors(*names):
+    return {name: torch.from_numpy(values) for name, values in named(*names).items()}
+
+
+def small(kinds):
+    """The same numbers in other dtypes."""
+    columns = named("logits", "targets").items()
+    return {name: values.astype(kind) for kind, (name, values) in zip(kinds, columns, strict=True)}
 
 
 MULTICLASS = {
     "a.npz": lambda path: np.savez(path, **named("logits", "targets")),
-    "compressed.npz": lambda path: np.savez_compressed(path, **named("logits", "targets")),
     "by_columns.npz": lambda path: np.savez_compressed(
-        path, logits=np.asfortranarray(LOGITS), targets=LABELS.astype(np.int8), weights=WEIGHTS.astype(np.uint16)
+        path, **small(("f4", "i1", "u2")) | {"logits": np.asfortranarray(LOGITS)}
     ),
-    "big_endian.npz": lambda path: np.savez(
-        path, logits=LOGITS.astype(">f4"), targets=LABELS.astype(">i2"), weights=WEIGHTS.astype(">u4")
-    ),
-    "a.pt": lambda path: torch.save({**tensors(**named("logits", "labels", "weight")), "epoch": 3}, path),
-    "old.pth": lambda path: torch.save(
-        tensors(**named("Logits", "Y", "weight")), path, _use_new_zipfile_serialization=False
-    ),
-    "a.safetensors": lambda path: save_file(tensors(logits=LOGITS, gt=LABELS.astype(np.int16), weights=WEIGHTS), path),
+    "big_endian.npz": lambda path: np.savez(path, **small((">f4", ">i2", ">u4"))),
+    "a.pt": lambda path: torch.save({**tensors("logits", "labels", "weight"), "epoch": 3}, path),
+    "tuple.pt": lambda path: torch.save(tuple(tensors("logits", "labels").values()), path),
+    "old.pth": lambda path: torch.save(tensors("Logits", "Y", "weight"), path, _use_new_zipfile_serialization=False),
+    "a.safetensors": lambda path: save_file({**tensors("logits", "gt"), "gt": torch.tensor(LABELS).short()}, path),
     "columns.parquet": lambda path: write_parquet(
         path, numbered("logit.", LOGITS) | {"target": LABELS, "weights": WEIGHTS, "id": LABELS}, row_group_size=3
     ),
@@ -56,24 +57,6 @@ MULTICLASS = {
         path, named("logits", "label") | {"logits": pa.array(LOGITS.tolist(), type=pa.list_(pa.float32(), 3))}
     ),
 }
-SIZES = (1, 24, 10**6)  # bytes of a piece
-
-
-@pytest.mark.parametrize("name", MULTICLASS)
-def test_multiclass_files_are_read_back_in_pieces_of_any_size(tmp_path, name):
-    MULTICLASS[name](tmp_path / name)
-    files = open_predictions([tmp_path / name])
-    assert (files.task, files.shape, files.n_rows) == ("multiclass", (7, 3), 7)
-    assert (files.from_logits, files.dtype, files.format) == (True, "float32", name.split(".")[1].replace("pth", "pt"))
-    for max_bytes in SIZES:
-        preds, target, weights = whole(files, max_bytes)
-        same(preds, LOGITS)
-        same(target, LABELS)
-        same(weights, WEIGHTS)
-        rows = max(1, max_bytes // 12)  # three float32
-        assert all(len(piece) <= rows for piece, _, _ in files.chunks(max_bytes))
-
-
 BINARY = {
     "a.npz": lambda path: np.savez(path, probs=PROBS, y=HITS),
     "column.npz": lambda path: np.savez(path, probs=PROBS[:, None], y=HITS),
@@ -87,79 +70,92 @@ BINARY = {
 }
 
 
-@pytest.mark.parametrize("name", BINARY)
-def test_binary_files_are_read_back_in_pieces_of_any_size(tmp_path, name):
-    BINARY[name](tmp_path / name)
-    files = open_predictions([tmp_path / name])
-    assert (files.task, files.shape, files.from_logits, files.dtype) == ("binary", (7,), False, "float64")
-    for max_bytes in SIZES:
+@pytest.mark.parametrize(
+    ("task", "name"), [*(("multiclass", name) for name in MULTICLASS), *(("binary", name) for name in BINARY)]
+)
+def test_files_are_read_back_in_pieces_of_any_size(tmp_path, task, name):
+    is_binary = task == "binary"
+    (BINARY if is_binary else MULTICLASS)[name](tmp_path / name)
+    files = open_predictions([tmp_path / name], from_logits=True if name == "tuple.pt" else None)
+    assert (files.task, files.shape, files.n_rows) == (task, (7,) if is_binary else (7, 3), 7)
+    assert (files.from_logits, files.dtype) == ((False, "float64") if is_binary else (True, "float32"))
+    assert files.format == name.split(".")[1].replace("pth", "pt")
+    for max_bytes in (1, 24, 10**6):
         preds, target, weights = whole(files, max_bytes)
-        same(preds, PROBS)
-        same(target, HITS)
-        assert weights is None
+        same(preds, PROBS if is_binary else LOGITS)
+        same(target, HITS if is_binary else LABELS)
+        assert weights is None if is_binary else torch.equal(weights, torch.from_numpy(WEIGHTS))
+        rows = max(1, max_bytes // (8 if is_binary else 12))
+        assert all(len(piece) <= rows for piece, _, _ in files.chunks(max_bytes))
 
 
 def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
     values = RNG.normal(size=(5, 11))
     values[:, 4] = np.arange(5)
-    columns = dict(reversed(numbered("log_prob_", values).items())) | {"target": np.arange(5), "id": np.arange(5)}
+    columns = {**numbered("log_prob_", values), "target": np.arange(5), "id": np.arange(5)}
     columns["log_prob_4"] = np.arange(5)  # text without a point, beside columns with one
-    write_csv(tmp_path / "a.csv", columns)
+    write_csv(tmp_path / "a.csv", dict(reversed(columns.items())))
     files = open_predictions([tmp_path / "a.csv"])
     assert files.preds_name == "log_prob_0..log_prob_10"
     assert (files.shape, files.from_logits, files.ignored) == ((5, 11), True, ("id",))
     same(whole(files, 8 * 11 * 2)[0], values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_round_trip_keeps_floating_dtypes(tmp_path, name, dtype):
-    tensors = {"probs": torch.tensor(PROBS).to(dtype), "targets": torch.tensor(HITS).to(torch.uint8)}
-    torch.save(tensors, tmp_path / name) if name == "a.pt" else save_file(tensors, tmp_path / name)
-    files = open_predictions([tmp_path / name])
-    assert files.dtype == str(dtype).removeprefix("torch.")
-    preds, target, _ = whole(files, 5)
-    same(preds, tensors["probs"])
-    same(target, HITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", ">f4", ">f8"])
+def test_round_trip_keeps_floating_dtypes(tmp_path, dtype):
+    targets = LABELS.astype(np.uint8)
+    if not dtype.startswith(">"):
+        logits = torch.from_numpy(LOGITS).to(getattr(torch, dtype))
+        tensors = {"logits": logits, "labels": torch.from_numpy(targets)}
+        torch.save(tensors, tmp_path / "a.pt")
+        save_file(tensors, tmp_path / "a.safetensors")
+    if dtype != "bfloat16":
+        values = LOGITS.astype(dtype)
+        logits = torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+        np.save(tmp_path / "logits.npy", np.asfortranarray(values))
+        np.save(tmp_path / "labels.npy", targets)
+        write_parquet(tmp_path / "a.parquet", {"labels": targets} | numbered("logits", logits.numpy()))
+    found = sorted(path for path in tmp_path.iterdir() if path.suffix != ".npy")
+    for paths in (*([path] for path in found), sorted(tmp_path.glob("*.npy"))):
+        if paths:
+            files = open_predictions(paths)
+            assert (files.dtype, files.from_logits) == (str(logits.dtype).removeprefix("torch."), True)
+            preds, target, _ = whole(files, 2 * logits[0].nbytes)
+            same(preds, logits)
+            same(target, LABELS)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, ">f4", ">f8"])
-def test_round_trip_npy_pair_and_half_parquet(tmp_path, dtype):
-    preds, native = LOGITS.astype(dtype), LOGITS.astype(np.dtype(dtype).newbyteorder("="))
-    np.save(tmp_path / "logits.npy", np.asfortranarray(preds))
-    np.save(tmp_path / "labels.npy", LABELS.astype(np.uint8))
-    write_parquet(tmp_path / "a.parquet", {"labels": LABELS} | numbered("logits", native))
-    pair = open_predictions([tmp_path / "labels.npy", tmp_path / "logits.npy"])
-    assert (pair.preds_name, pair.target_name, pair.from_logits) == ("logits", "labels", True)
-    for files in (pair, open_predictions([tmp_path / "a.parquet"])):
-        read, target, _ = whole(files, 2 * native[0].nbytes)
-        same(read, native)
-        same(target, LABELS)
+NPZ = {"logits": LOGITS, "targets": LABELS, "p_0": PROBS, "y_0": HITS}
+CSV = {"prob_0": 1 - PROBS, "prob_1": PROBS, "target": HITS}
+NPYS = {"a": PROBS, "b": PROBS, "c": WEIGHTS}
 
 
-def test_npy_roles_come_from_dtypes_where_names_say_nothing(tmp_path):
-    np.save(tmp_path / "a.npy", LABELS)
-    np.save(tmp_path / "b.npy", LOGITS)
-    files = open_predictions([tmp_path / "a.npy", tmp_path / "b.npy"], from_logits=True)
-    assert (files.preds_name, files.target_name) == ("b", "a")
-
-
-def test_npy_triple_with_named_roles(tmp_path):
-    for name, values in {"a": PROBS, "b": PROBS, "c": WEIGHTS}.items():
-        np.save(tmp_path / f"{name}.npy", values)
-    paths = [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "c.npy"]
-    files = open_predictions(paths, preds="a.npy", target="b", weights="c", from_logits=False)
-    preds, target, weights = whole(files)
-    same(preds, PROBS)
-    same(target, PROBS)  # soft binary targets stay floating
-    same(weights, WEIGHTS)
-
-
-def test_pt_tuple_has_no_names_and_so_needs_from_logits(tmp_path):
-    torch.save((torch.tensor(LOGITS), torch.tensor(LABELS), torch.ones(7)), tmp_path / "a.pt")
-    files = open_predictions([tmp_path / "a.pt"], from_logits=False)
-    assert (files.from_logits, files.weights_name) == (False, "weights")
-    same(whole(files)[2], torch.ones(7))
+@pytest.mark.parametrize(
+    ("suffix", "arrays", "options", "expected"),
+    [
+        ("npy", {"a": LABELS, "b": LOGITS}, {"from_logits": True}, {"preds_name": "b", "target_name": "a"}),
+        ("npy", NPYS, {"preds": "a.npy", "target": "b", "weights": "c", "from_logits": False}, {"weights_name": "c"}),
+        ("npz", {"probs": PROBS, "y": HITS}, {"from_logits": True}, {"from_logits": True}),
+        ("npz", {"log_probs": PROBS, "y": HITS}, {"from_logits": True}, {"from_logits": True}),
+        ("npz", NPZ, {"preds": "p_0", "target": "Y_0"}, {"target_name": "y_0", "ignored": ("logits", "targets")}),
+        ("csv", {"logit": np.array([np.inf, -np.inf]), "y": HITS[:2]}, {}, {"from_logits": True}),
+        ("csv", CSV, {}, {"task": "multiclass", "preds_name": "prob_0..prob_1"}),
+        ("csv", CSV, {"preds": "prob_1"}, {"task": "binary", "from_logits": False, "ignored": ("prob_0",)}),
+    ],
+)
+def test_options_names_and_dtypes_determine_what_arrays_are(tmp_path, suffix, arrays, options, expected):
+    paths = [tmp_path / f"a.{suffix}"]
+    if suffix == "npy":
+        paths = [tmp_path / f"{name}.npy" for name in arrays]
+        for path in paths:
+            np.save(path, arrays[path.stem])
+    else:
+        WRITERS[suffix](*paths, arrays)
+    files = open_predictions(paths, **options)
+    assert {name: getattr(files, name) for name in expected} == expected
+    preds, target, _ = whole(files)
+    assert preds.dim() == 2 or torch.equal(preds, torch.from_numpy(arrays[files.preds_name]))
+    same(target, arrays[files.target_name])
 
 
 def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
@@ -176,32 +172,6 @@ def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
     files = open_predictions([tmp_path / "b.npz"])
     assert (files.task, files.shape) == ("multiclass", (7, 1, 3))
     same(whole(files, 1)[0], shares.reshape(7, 1, 3))
-
-
-def test_from_logits_given_wins_over_the_name(tmp_path):
-    np.savez(tmp_path / "a.npz", probs=PROBS, y=HITS)
-    np.savez(tmp_path / "b.npz", log_probs=PROBS, y=HITS)
-    assert open_predictions([tmp_path / "a.npz"], from_logits=True).from_logits
-    assert open_predictions([tmp_path / "b.npz"], from_logits=True).from_logits
-
-
-def test_named_arrays_win_over_known_names(tmp_path):
-    np.savez(tmp_path / "a.npz", logits=LOGITS, targets=LABELS, p_0=PROBS, y_0=HITS)
-    files = open_predictions([str(tmp_path / "a.npz")], preds="p_0", target="Y_0")
-    assert (files.preds_name, files.target_name, files.from_logits) == ("p_0", "y_0", False)
-    assert files.ignored == ("logits", "targets")
-
-
-def test_one_numbered_column_can_be_named(tmp_path):
-    write_csv(tmp_path / "a.csv", {"prob_0": 1 - PROBS, "prob_1": PROBS, "target": HITS})
-    assert open_predictions([tmp_path / "a.csv"]).task == "multiclass"
-    files = open_predictions([tmp_path / "a.csv"], preds="prob_1")
-    assert (files.task, files.from_logits, files.ignored) == ("binary", False, ("prob_0",))
-
-
-def test_csv_keeps_infinite_logits(tmp_path):
-    (tmp_path / "a.csv").write_text("logit,y\ninf,1\n-inf,0\n")
-    same(whole(open_predictions([tmp_path / "a.csv"]))[0], torch.tensor([np.inf, -np.inf], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -226,13 +196,12 @@ def test_opened_files_can_be_pickled_and_hold_no_file_open(tmp_path):
         next(files.chunks())
 
 
-@pytest.mark.parametrize(
-    ("package", "suffix"), [("pyarrow", "csv"), ("pyarrow", "parquet"), ("safetensors", "safetensors")]
-)
-def test_missing_package_names_the_extra(tmp_path, monkeypatch, package, suffix):
-    WRITERS[suffix](tmp_path / f"a.{suffix}", {"logits": LOGITS, "targets": LABELS})
-    monkeypatch.setitem(sys.modules, package, None)
-    for module in ("tables", "safetensors"):
-        monkeypatch.delitem(sys.modules, f"torchcalib.files.{module}", raising=False)
-    with pytest.raises(InputError, match=rf"package {package}, .* Run pip install 'torchcalib\[data\]'\."):
-        open_predictions([tmp_path / f"a.{suffix}"])
+def test_missing_package_names_the_extra(tmp_path, monkeypatch):
+    for package, suffix in (("pyarrow", "csv"), ("pyarrow", "parquet"), ("safetensors", "safetensors")):
+        WRITERS[suffix](tmp_path / f"a.{suffix}", {"logits": LOGITS, "targets": LABELS})
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            for module in ("tables", "safetensors"):
+                patch.delitem(sys.modules, f"torchcalib.files.{module}", raising=False)
+            with pytest.raises(InputError, match=rf"package {package}, .* Run pip install 'torchcalib\[data\]'\."):
+                open_predictions([tmp_path / f"a.{suffix}"])

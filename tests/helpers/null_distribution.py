@@ -18,7 +18,7 @@ CONFIDENCES = {
     "beta(1,12)": lambda u: 1 - u ** (1 / 12),
     "mostly 0.99": lambda u: 1 - (-u.log() / 90).clamp(max=0.98),
 }
-ERRORS = {
+ERRORS = {  # errors, and the number of data sets for each
     "ece": (tc.ECE, 2_000),
     "mce": (tc.MCE, 2_000),
     "rmsce": (partial(tc.RMSCE, debiased=True), 2_000),
@@ -28,7 +28,6 @@ ERRORS = {
     "corp": (tc.CORP, 500),
     "tce": (tc.TCE, 200),
 }
-"""Errors, and the number of data sets for each."""
 MOVED = {
     "temperature 1.4": lambda z: z / 1.4,
     "temperature 0.7": lambda z: z / 0.7,
@@ -75,31 +74,22 @@ def metric_of(cls, p, y, weights=None):
     return metric
 
 
-def excess_of(p_values):
-    """Return the maximum of P(p <= a) - a over all a, and the maximum of its absolute value."""
-    p = p_values.sort().values
-    n = len(p)
-    up_to, below = torch.arange(1, n + 1, dtype=F64) / n, torch.arange(n, dtype=F64) / n
-    over = float((up_to - p).max())
-    return over, max(over, float((p - below).max()))
-
-
 def check_valid(p_values):
     """Check that P(p <= a) <= a for every a, within the Dvoretzky-Kiefer-Wolfowitz-Massart bound at 0.1 %."""
-    over, _ = excess_of(p_values)
-    assert over <= math.sqrt(math.log(1 / 0.001) / (2 * len(p_values)))
+    n = len(p_values)
+    excess = torch.arange(1, n + 1, dtype=F64) / n - p_values.sort().values
+    assert excess.max() <= math.sqrt(math.log(1 / 0.001) / (2 * n))
 
 
 def check_uniform(p_values, n_replicates, atom=0.0):
     """Check that P(p <= a) = a for every a, within the two-sided bound and one step of the replicates.
 
-    Args:
-        p_values: of calibrated data sets.
-        n_replicates: R.
-        atom: largest probability of one value of the statistic. A valid p-value lies below uniform by at most this.
+    A valid p-value lies below uniform by at most `atom`, the largest probability of one value of the statistic.
     """
-    _, distance = excess_of(p_values)
-    assert distance <= math.sqrt(math.log(2 / 0.001) / (2 * len(p_values))) + 1 / (n_replicates + 1) + atom
+    n, p = len(p_values), p_values.sort().values
+    up_to, below = torch.arange(1, n + 1, dtype=F64) / n, torch.arange(n, dtype=F64) / n
+    distance = max((up_to - p).max(), (p - below).max())
+    assert distance <= math.sqrt(math.log(2 / 0.001) / (2 * n)) + 1 / (n_replicates + 1) + atom
 
 
 def check_covers(covered, level=0.95):

@@ -46,20 +46,12 @@ def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
     nan = torch.full((33,), torch.nan, dtype=torch.float64)
     ranks = torch.linspace(0, 1, 33, dtype=torch.float64)
     quantiles = [p[(ranks * (len(p) - 1)).round().long()] if len(p) else nan for p, _ in held]
+    rejected = torch.tensor(rejected, dtype=torch.float64)
+    gap, none = (frequency - confidence).nan_to_num(), torch.full_like(n, torch.nan)
     return TCETable(
-        lower=edges[:-1],
-        upper=edges[1:],
-        n=n,
-        share=n / n.sum(),
-        confidence=confidence,
-        frequency=frequency,
-        gap=(frequency - confidence).nan_to_num(),
-        ecd=torch.full_like(n, torch.nan),
-        band_low=torch.full_like(n, torch.nan),
-        band_high=torch.full_like(n, torch.nan),
-        rejected=torch.tensor(rejected, dtype=torch.float64),
-        quantiles=torch.stack(quantiles),
-    )
+        lower=edges[:-1], upper=edges[1:], n=n, share=n / n.sum(), confidence=confidence, frequency=frequency, gap=gap,
+        ecd=none, band_low=none, band_high=none, rejected=rejected, quantiles=torch.stack(quantiles),
+    )  # fmt: skip
 
 
 def simulated_blocks(sizes, spread=2.0) -> TCETable:

@@ -1,21 +1,28 @@
-"""Writers of prediction files in every format, from arrays by name."""
+"""Writers of prediction files in every format, from arrays by name; and arrays to write."""
 
 import numpy as np
 import torch
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(7, 3)).astype(np.float32)
+PROBS = RNG.uniform(size=7)
+LABELS = np.array([0, 2, 1, 1, 0, 2, 2])
+HITS = LABELS % 2
+WEIGHTS = np.array([1, 0, 2, 1, 3, 1, 1])
 
 
 def write_npz(path, arrays):
     np.savez_compressed(path, **arrays)
 
 
-def write_pt(path, arrays):
-    torch.save({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
+def tensors(arrays):
+    return {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
 
 
 def write_safetensors(path, arrays):
     from safetensors.torch import save_file
 
-    save_file({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
+    save_file(tensors(arrays), path)
 
 
 def write_csv(path, arrays):
@@ -30,21 +37,18 @@ def write_parquet(path, arrays, **options):
     import pyarrow as pa
     from pyarrow import parquet
 
-    parquet.write_table(pa.table({name: as_column(values) for name, values in arrays.items()}), path, **options)
-
-
-def write_numbered_parquet(path, arrays):
-    """Write classes as numbered columns."""
-    write_parquet(path, flat(arrays))
+    has_classes = {name: isinstance(values, np.ndarray) and values.ndim > 1 for name, values in arrays.items()}
+    columns = {name: list(values) if has_classes[name] else values for name, values in arrays.items()}
+    parquet.write_table(pa.table(columns), path, **options)
 
 
 WRITERS = {
     "npz": write_npz,
-    "pt": write_pt,
+    "pt": lambda path, arrays: torch.save(tensors(arrays), path),
     "safetensors": write_safetensors,
     "csv": write_csv,
     "parquet": write_parquet,
-    "numbered.parquet": write_numbered_parquet,
+    "numbered.parquet": lambda path, arrays: write_parquet(path, flat(arrays)),  # classes as numbered columns
 }
 
 
@@ -58,11 +62,3 @@ def flat(arrays):
 
 def numbered(stem, values):
     return {f"{stem}{i}": column for i, column in enumerate(values.T)}
-
-
-def as_column(values):
-    import pyarrow as pa
-
-    if not isinstance(values, np.ndarray) or values.ndim == 1:
-        return pa.array(values)
-    return pa.array(values.tolist(), type=pa.list_(pa.from_numpy_dtype(values.dtype)))

@@ -63,19 +63,15 @@ def _run(command, environment, folder, output):
 def run_together(commands, environments=None, folder=".", timeout=240):
     """Run processes in parallel, and return their exit codes and the output of all.
 
-    Args:
-        commands: one for each process: a script, or `-m` and a module, with arguments.
-        environments: variables of each process, in addition to those of this one.
-        folder: working directory.
-        timeout: in seconds; processes that still run are then killed.
+    A command is a script, or `-m` and a module, with arguments. `environments` has variables of each process, in
+    addition to those of this one. Processes that still run after `timeout` seconds are killed.
     """
-    context = _server()
-    with TemporaryDirectory() as said:
-        outputs = [Path(said) / str(k) for k in range(len(commands))]
-        started = []
+    with TemporaryDirectory() as temporary:
+        outputs = [Path(temporary) / str(k) for k in range(len(commands))]
+        folder, started = str(Path(folder).resolve()), []
         for command, environment, output in zip(commands, environments or [{}] * len(commands), outputs, strict=True):
-            arguments = ([str(word) for word in command], environment, str(Path(folder).resolve()), str(output))
-            started.append(context.Process(target=_run, args=arguments))
+            arguments = ([str(word) for word in command], environment, folder, str(output))
+            started.append(_server().Process(target=_run, args=arguments))
             started[-1].start()
         try:
             for process in started:

@@ -100,8 +100,21 @@ def n_of(metric):
     return int(statistic.total.sum() if hasattr(statistic, "total") else statistic.score.shape[-1])
 
 
+def assert_own(metric, n):
+    assert (n_of(metric), metric._is_synced, metric._cache) == (n, False, None)
+
+
+P, Y = torch.tensor([0.6]), torch.tensor([0])
+
+
+def assert_takes_nothing(synced, own, *more):
+    """Check that no call changes a synced state."""
+    for name, *given in (("update", P, Y), ("forward", P, Y), ("compute",), ("load_state_dict", own), *more):
+        with pytest.raises(TorchMetricsUserError):
+            getattr(synced, name)(*given)
+
+
 def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, folder):
-    p, y = torch.tensor([0.6]), torch.tensor([0])
     mine, everyone = rank + 1, sum(r + 1 for r in range(world))
     for cls in (tc.ECE, tc.KS):
         metric = updated(cls(task="binary", persistent=True), rank)
@@ -109,21 +122,11 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
             metric.unsync()
         metric.sync()
-        for call, *given in (
-            (metric.sync,),
-            (metric.compute,),
-            (metric.update, p, y),
-            (metric, p, y),
-            (metric.merge_state, cls(task="binary")),
-            (metric.load_state_dict, own),
-            (torch.nn.ModuleDict({"m": metric}).load_state_dict, {f"m.{name}": part for name, part in own.items()}),
-        ):
-            with pytest.raises(TorchMetricsUserError):
-                call(*given)
-            assert n_of(metric) == everyone
-            assert metric._is_synced
-            assert metric.update_count == 1
-        # Read while synced: the statistic of all ranks, wherever it goes.
+        assert_takes_nothing(metric, own, ("sync",), ("merge_state", cls(task="binary")))
+        with pytest.raises(TorchMetricsUserError):
+            torch.nn.ModuleDict({"m": metric}).load_state_dict({f"m.{name}": own[name] for name in own})
+        assert (n_of(metric), metric._is_synced, metric.update_count) == (everyone, True, 1)
+        # While it is synced, its statistic is that of all ranks, wherever it is used.
         assert metric.n_dropped() == 0
         if cls is tc.ECE:
             assert metric.bin_table().n.sum() == everyone
@@ -141,36 +144,34 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         assert str(metric.state_dict()) == str(own)
         value = metric.compute()
         assert metric.compute() is value
-        metric.update(p, y)
+        metric.update(P, Y)
         assert n_of(metric) == mine + 1
         assert metric.compute() != value
         metric.sync()
         metric.reset()
-        assert (n_of(metric), metric._is_synced, metric._cache) == (0, False, None)
+        assert_own(metric, 0)
         assert updated(metric, rank).compute() == value
         dist.barrier()
 
 
-def what_fails_in_the_middle_leaves_ranks_with_their_own(rank, world, folder):
+def an_error_in_the_middle_leaves_ranks_with_their_own_state(rank, world, folder):
     def fails(*_, **__):
         raise OSError("in the middle")
 
     for cls in (tc.ECE, tc.KS):
         metric = updated(cls(task="binary"), rank)
-        metric.dist_sync_fn = fails
-        for call in (partial(metric.sync, fails), metric.compute, metric.n_dropped):
-            with pytest.raises(OSError, match="in the middle"):
-                call()
-            assert (n_of(metric), metric._is_synced, metric._cache) == (rank + 1, False, None)
-        metric.dist_sync_fn = None
-        with pytest.raises(OSError, match="in the middle"), metric.sync_context():
-            fails()
-        assert (n_of(metric), metric._is_synced) == (rank + 1, False)
-        metric._value = fails
-        with pytest.raises(OSError, match="in the middle"):
-            metric.compute()
-        assert (n_of(metric), metric._is_synced) == (rank + 1, False)
-        del metric._value
+        within = metric.sync_context()(fails)  # as a decorator
+        synced = (partial(metric.sync, fails), metric.n_dropped, metric.compute)
+        for name, call in (
+            *(("dist_sync_fn", call) for call in synced),
+            ("_value", metric.compute),
+            ("_value", within),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(metric, name, fails)
+                with pytest.raises(OSError, match="in the middle"):
+                    call()
+            assert_own(metric, rank + 1)
         assert metric.compute().isfinite()
     collection = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary"), tc.KS(task="binary")])
     updated(collection, rank)
@@ -183,20 +184,15 @@ def what_fails_in_the_middle_leaves_ranks_with_their_own(rank, world, folder):
 
 
 def a_collection_with_a_synced_member_takes_nothing(rank, world, folder):
-    p, y = torch.tensor([0.25]), torch.tensor([0])
     collection = tc.CalibrationCollection([tc.NLL(task="binary"), tc.KS(task="binary")], persistent=True)
     updated(collection, rank)
     own = copy.deepcopy(collection.state_dict())
     collection["KS"].sync()
-    calls = (lambda: collection.update(p, y), lambda: collection(p, y), lambda: collection.load_state_dict(own))
-    for call in (*calls, collection.compute):
-        with pytest.raises(TorchMetricsUserError):
-            call()
-        assert [m._is_synced for m in (collection["NLL"], collection["KS"])] == [False, True]
-        assert [m.update_count for m in collection.values()] == [1, 1]
+    assert_takes_nothing(collection, own)
+    assert [(m._is_synced, m.update_count) for m in collection.values()] == [(False, 1), (True, 1)]
     collection["KS"].unsync()
     assert str(collection.state_dict()) == str(own)
-    collection.update(p, y)
+    collection.update(P, Y)
     assert len(collection.compute()) == 2
     collection["NLL"].sync()
     collection.reset()
@@ -204,31 +200,25 @@ def a_collection_with_a_synced_member_takes_nothing(rank, world, folder):
     dist.barrier()
 
 
-def every_rank_without_data_is_no_data(rank, world, folder):
-    for metric in (tc.ECE(task="binary"), tc.KS(task="binary")):
-        with pytest.warns(UserWarning, match="was called before the ``update`` method"):
-            assert metric.compute().isnan()
-        assert not metric._is_synced
+def ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(rank, world, folder):
+    options = {"task": "binary", "nan_policy": "drop"}
+    collection = tc.CalibrationCollection({"a": tc.NLL(**options), "b": tc.KS(**options)}, prefix="v/")
     with warnings.catch_warnings(action="ignore"):
-        assert tc.CalibrationCollection([tc.NLL(task="binary")]).compute()["NLL"].isnan()
-
-
-def rows_dropped_are_counted_over_all_ranks(rank, world, folder):
-    members = {"a": tc.NLL(task="binary", nan_policy="drop"), "b": tc.KS(task="binary", nan_policy="drop")}
-    collection = tc.CalibrationCollection(members, prefix="v/")
+        for metric in (collection, *(cls(task="binary") for cls in (tc.ECE, tc.KS))):
+            values = metric.compute()
+            assert all(value.isnan() for value in (values.values() if metric is collection else [values]))
     collection.update(torch.full((rank + 2,), torch.nan), torch.zeros(rank + 2, dtype=torch.int64))
     everyone = sum(r + 2 for r in range(world))
     assert collection.n_dropped() == {"v/a": everyone, "v/b": everyone}
     for metric in collection.values():
-        assert metric.n_dropped() == everyone
+        assert not metric._is_synced
         with metric.sync_context():
             assert metric.n_dropped() == everyone
         metric.sync_on_compute = metric._to_sync = False
         assert metric.n_dropped() == rank + 2
-    by_hand = tc.NLL(task="binary", nan_policy="drop", dist_sync_fn=lambda x, group=None: gather_all_tensors(x, group))
+    by_hand = tc.NLL(**options, dist_sync_fn=lambda x, group=None: gather_all_tensors(x, group))
     by_hand.update(torch.tensor([torch.nan]), torch.tensor([0]))
-    assert by_hand.n_dropped() == world
-    assert tc.CalibrationCollection({"a": by_hand}).n_dropped() == {"a": world}
+    assert by_hand.n_dropped() == tc.CalibrationCollection({"a": by_hand}).n_dropped()["a"] == world
 
 
 def restarted(*arguments):
@@ -238,10 +228,9 @@ def restarted(*arguments):
 
 def synced(*arguments):
     between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(*arguments)
-    what_fails_in_the_middle_leaves_ranks_with_their_own(*arguments)
+    an_error_in_the_middle_leaves_ranks_with_their_own_state(*arguments)
     a_collection_with_a_synced_member_takes_nothing(*arguments)
-    every_rank_without_data_is_no_data(*arguments)
-    rows_dropped_are_counted_over_all_ranks(*arguments)
+    ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(*arguments)
 
 
 def main(part, rank, world, folder):

@@ -20,17 +20,15 @@ def bert(head, **config):
     set_seed(0)
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = {**tiny, "vocab_size": N_TOKENS, "max_position_embeddings": 16, "num_labels": 3, **config}
-    model = getattr(bert_models.modeling_bert, f"BertFor{head}")(BertConfig(**config, attn_implementation="eager"))
-    return over_confident(model).double().eval()
+    config = BertConfig(**config, attn_implementation="eager")
+    return over_confident(getattr(bert_models.modeling_bert, f"BertFor{head}")(config))
 
 
 def GPT2():
     """A language model."""
     set_seed(0)
-    config = GPT2Config(
-        vocab_size=N_TOKENS, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    return over_confident(GPT2LMHeadModel(config)).double().eval()
+    tiny = {"n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    return over_confident(GPT2LMHeadModel(GPT2Config(vocab_size=N_TOKENS, **tiny)))
 
 
 def over_confident(model):
@@ -39,7 +37,7 @@ def over_confident(model):
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(30)
-    return model
+    return model.double().eval()
 
 
 class Rows(list, Dataset):
@@ -92,15 +90,9 @@ def trainer(model, calibration, folder, words=False, eval_dataset=None, train_da
     """Return a Trainer with both hooks."""
     own = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
     own = {**own, "per_device_eval_batch_size": 4, "dataloader_pin_memory": False, **arguments}
-    return Trainer(
-        model,
-        TrainingArguments(**own),
-        data_collator=padded if words else None,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        compute_metrics=calibration.compute_metrics,
-        preprocess_logits_for_metrics=calibration.preprocess_logits_for_metrics,
-    )
+    hooks = {name: getattr(calibration, name) for name in ("compute_metrics", "preprocess_logits_for_metrics")}
+    collator = padded if words else None
+    return Trainer(model, TrainingArguments(**own), collator, train_dataset, eval_dataset, **hooks)
 
 
 @torch.no_grad()
@@ -117,17 +109,16 @@ def outputs(model, rows):
 
 def main(folder):
     calibration, values = CalibrationMetrics(task="multiclass"), {}
-    model = bert("SequenceClassification")
+    model, rows = bert("SequenceClassification"), sentences(13)
     for n in (1, 3, 8, 9, 13, 15):  # batches of 4 on each of 2 processes
         values[f"sentences {n}"] = trainer(model, calibration, folder).evaluate(sentences(n))
     for arguments in ({"batch_eval_metrics": True}, {"accelerator_config": {"split_batches": True}}):
-        values[f"sentences 13 {arguments}"] = trainer(model, calibration, folder, **arguments).evaluate(sentences(13))
-    values["sentences 13 stream"] = trainer(model, calibration, folder).evaluate(Stream(sentences(13)))
+        values[f"sentences 13 {arguments}"] = trainer(model, calibration, folder, **arguments).evaluate(rows)
+    values["sentences 13 stream"] = trainer(model, calibration, folder).evaluate(Stream(rows))
     values["words 13"] = trainer(bert("TokenClassification"), calibration, folder, words=True).evaluate(words(13))
-    rank = torch.distributed.get_rank()
-    keep = ("nll", "brier", "ecd", "ece", "accuracy")
-    values = {name: {k: v for k, v in of.items() if k.rpartition("_")[2] in keep} for name, of in values.items()}
-    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(values))
+    names = [f"eval_{name}" for name in ("nll", "brier", "ecd", "ece", "accuracy")]  # without times
+    values = {name: {metric: found[metric] for metric in names} for name, found in values.items()}
+    Path(folder, f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(values))
     torch.distributed.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ import torchcalib as tc
 from torchcalib.kernels.draws import poisson_counts
 
 
-def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+def close(a, b, bound=1e-12):
+    torch.testing.assert_close(a, b, rtol=bound, atol=bound, equal_nan=True)
 
 
 def rows(n):
@@ -28,6 +29,13 @@ def share(rank, world, n):
         return (slice(0, n // 3), slice(n // 3, n))[rank]
     cuts = [0, *(n * (k + 1) ** 2 // (world - 1) ** 2 for k in range(world - 1)), n]
     return slice(cuts[rank], cuts[rank + 1])
+
+
+def update(metric, part, *columns, **more):
+    """Update with a part of the rows. A rank without rows never calls update."""
+    if len(columns[1][part]):
+        metric.update(*(x[part] for x in columns), **{k: None if x is None else x[part] for k, x in more.items()})
+    return metric
 
 
 def computed_in(collectives, metrics):
@@ -51,16 +59,12 @@ def every_metric_agrees_with_one_process(rank, world):
             shares = [slice(0, 60), slice(60, 60)]
         preds, target = case.data(n=60, dtype=torch.float32)
         weights = case.weights(60, seed=4)
-        mine = shares[rank]
-        if rank == 0:
-            preds = preds.double()  # the same numbers on a rank that works in another precision
-        metric = case.metric()
-        if len(target[mine]):  # the empty rank never calls update
-            metric.update(preds[mine], target[mine], weights=weights[mine])
-        value = metric.compute()
+        # Rank 0 has the same numbers in another precision.
+        preds_of = [preds.float() if r else preds.double() for r in range(world)]
+        value = update(case.metric(), shares[rank], preds_of[rank], target, weights=weights).compute()
         whole = case.metric(sync_on_compute=False)
-        for r, piece in enumerate(shares):
-            whole.update(preds[piece].float() if r else preds[piece].double(), target[piece], weights=weights[piece])
+        for own_preds, part in zip(preds_of, shares, strict=True):
+            whole.update(own_preds[part], target[part], weights=weights[part])
         close(value, whole.compute())
         everyone = [torch.empty_like(value) for _ in range(world)]
         dist.all_gather(everyone, value)
@@ -69,56 +73,49 @@ def every_metric_agrees_with_one_process(rank, world):
 
 def samples_of_all_kinds_meet(rank, world):
     """Ranks with float32, with float64, with soft targets and weights, and without rows; and a sketch."""
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(40, generator=generator)
-    y = torch.randint(0, 2, (40,), generator=generator)
-    mine = share(rank, world, 40)
-    kinds = [
-        (p[mine], y[mine], None),
-        (p[mine].double(), y[mine].double(), torch.full_like(y[mine], 2)),
-        (p[mine], y[mine] * 0.5, None),
-        (p[mine].double(), y[mine], None),
-    ]
+    p, y = rows(40)
+    part = share(rank, world, 40)
+    p, y = p[part].float(), y[part]
+    mine = [(p, y, None), (p.double(), y.double(), 2 * torch.ones_like(y)), (p, y * 0.5, None), (p, y, None)][rank]
     everyone = [None] * world
-    dist.all_gather_object(everyone, kinds[rank])
-    whole = [part for part in everyone if len(part[0])]
-    expected = tc.ks(
-        torch.cat([part[0].double() for part in whole]),
-        torch.cat([part[1].double() for part in whole]),
-        task="binary",
-        weights=torch.cat([torch.ones(len(part[0])) if part[2] is None else part[2].float() for part in whole]),
-    )
-    for metric in (tc.KS(task="binary"), tc.KS(task="binary", resolution=2**13)):
-        if len(kinds[rank][0]):
-            metric.update(kinds[rank][0], kinds[rank][1], weights=kinds[rank][2])
-        torch.testing.assert_close(metric.compute(), expected, rtol=1e-4, atol=1e-4)
-        if metric.reading.resolution is None:
-            close(metric.compute(), expected)
+    dist.all_gather_object(everyone, [x if x is None else x.double() for x in mine])
+    p, y, weights = zip(*everyone, strict=True)
+    weights = torch.cat([torch.ones_like(of) if w is None else w for of, w in zip(p, weights, strict=True)])
+    expected = tc.ks(torch.cat(p), torch.cat(y), task="binary", weights=weights)
+    for resolution, bound in ((None, 1e-12), (2**13, 1e-4)):
+        metric = update(tc.KS(task="binary", resolution=resolution), slice(None), *mine[:2], weights=mine[2])
+        close(metric.compute(), expected, bound)
 
 
-def a_collection_of_samples_and_sums_takes_two_collectives(rank, world):
-    metrics = tc.CalibrationCollection([cls(task="binary") for cls in (tc.NLL, tc.ECE, tc.ACE, tc.TCE, tc.KS)])
+def a_collection_takes_one_collective_for_sums_and_one_for_samples(rank, world):
     preds, target = rows(60)
-    mine = share(rank, world, 60)
-    if len(target[mine]):
-        metrics.update(preds[mine], target[mine])
-    values = computed_in(["all_reduce", "all_gather"], metrics)
-    for function, value in zip((tc.nll, tc.ece, tc.ace, tc.tce, tc.ks), values.values(), strict=True):
-        close(value, function(preds, target, task="binary"))
+    sums = {"NLL": tc.nll, "Brier": tc.brier_score, "ECD": tc.ecd, "ECE": tc.ece, "ESCE": tc.esce, "MCE": tc.mce,
+            "RMSCE": tc.rmsce}  # fmt: skip
+    samples = {"NLL": tc.nll, "ECE": tc.ece, "ACE": tc.ace, "TCE": tc.tce, "KS": tc.ks}
+    for functions, collectives in ((sums, ["all_reduce"]), (samples, ["all_reduce", "all_gather"])):
+        metrics = tc.CalibrationCollection([getattr(tc, name)(task="binary") for name in functions])
+        update(metrics, share(rank, world, 60), preds, target)
+        values = computed_in(collectives, metrics)
+        for name, function in functions.items():
+            close(values[name], function(preds, target, task="binary"))
+        assert all(not m._is_synced and m._to_sync for m in metrics.values())
+        if rank == 0:
+            assert metrics.compute() == values  # once more on one rank alone: from the cache, and no rank waits
+    part = share(rank, world, 60)
+    metrics.update(preds[part], target[part])  # also without rows: every rank must forget its cache
+    close(metrics.compute()["NLL"], values["NLL"])
 
 
 def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world):
     preds, target = rows(60)
     metrics = tc.CalibrationCollection({"nll": tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=5)})
     alone = tc.Bootstrapped(tc.ECE(task="binary"), n_replicates=39, seed=5)
-    mine = share(rank, world, 60)
     times = []
     for r in range(world):
         n, streams = len(target[share(r, world, 60)]), torch.arange(39) + (r << 32)
         times.append(poisson_counts(5, streams, torch.arange(n), torch.float64))
     for metric in (metrics, alone):
-        if len(target[mine]):
-            metric.update(preds[mine], target[mine])
+        update(metric, share(rank, world, 60), preds, target)
     times = torch.cat(times, -1)
     assert len(times.unique(dim=1).T) > 50, "ranks draw alike"
     close(metrics.compute()["nll"], tc.nll(preds, target, task="binary"))
@@ -130,17 +127,14 @@ def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, worl
 def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
     preds, target = rows(60)
     groups = torch.arange(60) * 7 // 3 % 5
-    metrics = tc.CalibrationCollection(
-        {cls.__name__: tc.ByGroup(cls(task="binary"), num_groups=6) for cls in (tc.NLL, tc.ECE, tc.KS, tc.TCE)}
-    )
-    mine = share(rank, world, 60)
-    if len(target[mine]):
-        metrics.update(preds[mine], target[mine], groups=groups[mine])
+    members = [tc.ByGroup(cls(task="binary"), num_groups=6) for cls in (tc.NLL, tc.ECE, tc.KS, tc.TCE)]
+    metrics = tc.CalibrationCollection(dict(zip(("nll", "ece", "ks", "tce"), members, strict=True)))
+    update(metrics, share(rank, world, 60), preds, target, groups=groups)
     values = computed_in(["all_reduce", "all_gather"], metrics)
-    assert metrics["KS"].n().tolist() == groups.bincount(minlength=6).tolist()
+    assert metrics["ks"].n().tolist() == groups.bincount(minlength=6).tolist()
     for name, value in values.items():
         for k in range(6):
-            close(value[k], getattr(tc, name.lower())(preds[groups == k], target[groups == k], task="binary"))
+            close(value[k], getattr(tc, name)(preds[groups == k], target[groups == k], task="binary"))
 
 
 def evidence_of_all_ranks_is_that_of_one_process(rank, world):
@@ -152,32 +146,23 @@ def evidence_of_all_ranks_is_that_of_one_process(rank, world):
     target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
     copies, shares = torch.arange(90) % 3, torch.rand(90, generator=generator, dtype=torch.float64)
     given = {"task": "multiclass", "num_classes": 3}
-    mine = share(rank, world, 90)
     metrics = [(tc.ECE, "top_label"), (tc.MCE, "classwise"), (tc.TCE, "top_label"), (tc.KS, "classwise")]
-    for k, (p, weights, is_exact) in enumerate(((coarse, None, True), (coarse, copies, True), (preds, copies, False))):
-        for cls, reduction in metrics[k : k + 2] if world == 2 else metrics:  # of two ranks some pairs
-            agrees(cls, {**given, "reduction": reduction}, p, target, weights, mine, is_exact)
-    agrees(tc.ECE, given, preds, target, shares, mine, is_exact=False)
-    agrees(tc.CORP, {"task": "binary"}, coarse[:, 0], (target == 0).long(), None, mine, is_exact=True)
+    metrics = [partial(cls, **given, reduction=reduction) for cls, reduction in metrics]
+    cases = [(partial(tc.ECE, **given), preds, target, shares, 1e-9)]
+    cases.append((partial(tc.CORP, task="binary"), coarse[:, 0], (target == 0).long(), None, 0))
+    for k, (p, weights, bound) in enumerate(((coarse, None, 0), (coarse, copies, 0), (preds, copies, 1e-9))):
+        some = metrics[k : k + 2] if world == 2 else metrics
+        cases += [(metric, p, target, weights, bound) for metric in some]
+    for make, p, y, weights, bound in cases:
+        metric = update(make(), share(rank, world, 90), p, y, weights=weights)
+        whole = update(make(sync_on_compute=False), slice(None), p, y, weights=weights)
+        synced, alone = metric.evidence(n_replicates=59), whole.evidence(n_replicates=59)
+        for name in ("value", "noise_floor", "p_value", "low", "high"):
+            close(getattr(synced, name), getattr(alone, name), bound)
+        assert metric._is_synced is False, "own state is not restored"
 
 
-def agrees(cls, given, preds, target, weights, mine, is_exact):
-    """Check that the evidence of all ranks together is that of all rows. One rank has no rows."""
-    metric, whole = cls(**given), cls(**given, sync_on_compute=False)
-    if len(target[mine]):
-        metric.update(preds[mine], target[mine], weights=None if weights is None else weights[mine])
-    whole.update(preds, target, weights=weights)
-    synced, alone = metric.evidence(n_replicates=59), whole.evidence(n_replicates=59)
-    for name in ("value", "noise_floor", "p_value", "low", "high"):
-        found, expected = getattr(synced, name), getattr(alone, name)
-        bound = 0 if is_exact else 1e-9
-        torch.testing.assert_close(
-            found, expected, rtol=bound, atol=bound, equal_nan=True, msg=lambda what, name=name: f"{cls} {name}: {what}"
-        )
-    assert metric._is_synced is False, "own state is not restored"
-
-
-def ranks_that_sync_different_things_are_told(rank, world):
+def ranks_that_sync_different_things_fail_and_keep_their_state(rank, world):
     ece, mce = tc.ECE(task="binary", n_bins=5), tc.ECE(task="binary", n_bins=5, right=True)
     for metric in (ece, mce):
         metric.update(torch.tensor([0.25]), torch.tensor([1]))
@@ -188,32 +173,12 @@ def ranks_that_sync_different_things_are_told(rank, world):
     close(ece.compute(), torch.tensor(0.75, dtype=torch.float64))
 
 
-def a_collection_syncs_once(rank, world):
-    members = [tc.NLL, tc.Brier, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
-    metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
-    preds, target = rows(40)
-    mine = share(rank, world, 40)
-    metrics.update(preds[mine], target[mine])
-    values = computed_in(["all_reduce"], metrics)
-    functions = [tc.nll, tc.brier_score, tc.ecd, tc.ece, tc.esce, tc.mce, tc.rmsce]
-    for function, value in zip(functions, values.values(), strict=True):
-        close(value, function(preds, target, task="binary"))
-    assert all(not m._is_synced and m._to_sync for m in metrics.values())
-    if rank == 0:
-        assert metrics.compute() == values  # once more on one rank alone: from the cache, and no rank waits
-    metrics.update(preds[mine], target[mine])
-    close(metrics.compute()["NLL"], values["NLL"])
-
-
-def a_sum_over_a_subgroup_is_the_subgroups(rank, world):
+def subgroups_forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     group = dist.new_group([0, 1])
     if rank < 2:
         metric = tc.ECE(task="binary", process_group=group)
         metric.update(torch.full((1,), 0.5 + 0.25 * rank), torch.tensor([1]))
         close(metric.compute(), torch.tensor((0.5 + 0.25) / 2, dtype=torch.float64))
-
-
-def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     gathered = []
 
     def gather(x, group=None):
@@ -233,20 +198,20 @@ def forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
 
 
 def main(rank, world, path):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
-    )
+    timeout = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
     torch.set_num_threads(1)
-    every_metric_agrees_with_one_process(rank, world)
-    samples_of_all_kinds_meet(rank, world)
-    a_collection_of_samples_and_sums_takes_two_collectives(rank, world)
-    replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world)
-    groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world)
-    evidence_of_all_ranks_is_that_of_one_process(rank, world)
-    ranks_that_sync_different_things_are_told(rank, world)
-    a_collection_syncs_once(rank, world)
-    a_sum_over_a_subgroup_is_the_subgroups(rank, world)
-    forward_synced_on_step_and_a_gather_of_ones_own(rank, world)
+    for check in (
+        every_metric_agrees_with_one_process,
+        samples_of_all_kinds_meet,
+        a_collection_takes_one_collective_for_sums_and_one_for_samples,
+        replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows,
+        groups_of_all_ranks_meet_in_the_collectives_that_there_are,
+        evidence_of_all_ranks_is_that_of_one_process,
+        ranks_that_sync_different_things_fail_and_keep_their_state,
+        subgroups_forward_synced_on_step_and_a_gather_of_ones_own,
+    ):
+        check(rank, world)
     dist.barrier()
     dist.destroy_process_group()
 

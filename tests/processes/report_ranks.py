@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -15,16 +14,17 @@ import torch.distributed as dist
 from helpers.shards import add_to, cut, data_set
 
 import torchcalib
+from torchcalib import bounded
 from torchcalib.cli import main
+from torchcalib.report import kept
 
 RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def code_of(arguments):
-    try:
-        return main(arguments)
-    except SystemExit as left:
-        return left.code
+def counted(name, calls):
+    """Record every call of a collective, and make it."""
+    original = getattr(dist, name)
+    setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 
 
 def run(folder):
@@ -33,14 +33,16 @@ def run(folder):
     for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
         counted(name, collectives)
     for call in json.loads(Path("calls.json").read_text()):
-        bounded, kept = map(importlib.import_module, ("torchcalib.bounded", "torchcalib.report.kept"))
         bounded.MOST_SAMPLES = call.get("most_in_order", 2**24)
         kept.MOST_SAMPLES = call.get("most_kept", 2**20)
         out, err = io.StringIO(), io.StringIO()
         os.environ["MASTER_PORT"] = call["port"]  # one of its own: a rank may still be leaving the call before
         collectives.clear()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = code_of(call["arguments"])
+            try:
+                code = main(call["arguments"])
+            except SystemExit as left:
+                code = left.code
         said.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
     Path(f"said-{RANK}.json").write_text(json.dumps(said))
 
@@ -60,12 +62,6 @@ def gather(folder):
     if RANK < N_RANKS - 1:
         assert builder.report().n == len(pieces[RANK]["targets"])
     dist.destroy_process_group()
-
-
-def counted(name, calls):
-    """Record every call of a collective, and make it."""
-    original = getattr(dist, name)
-    setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 
 
 if __name__ == "__main__":

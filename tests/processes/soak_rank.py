@@ -19,63 +19,31 @@ import torch.distributed as dist
 import torchcalib as tc
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-N_CLASSES, LARGEST, IN_BETWEEN = 5, 64, 20
+LARGEST, IN_BETWEEN = 64, 20
 MOST_GROWTH = 8 * 2**20
+OPTIONS = {"task": "binary", "nan_policy": "drop"}
+FUNCTIONS = {"nll": tc.nll, "brier": tc.brier_score, "ece": tc.ece, "ks": tc.ks}
 
 
 def batch(rank, number):
-    """Return binary or multi-class probabilities and targets, and weights or None."""
+    """Return probabilities, targets, and weights or None."""
     generator = torch.Generator().manual_seed((rank << 32) + number)
     n, dtype, has_weights, missing = torch.randint(0, 2**31, (4,), generator=generator).tolist()
-    n, dtype = n % LARGEST, DTYPES[dtype % 4]
-    if number % 2:
-        preds = torch.randn(n, N_CLASSES, generator=generator).mul(2).softmax(-1).to(dtype)
-        target = torch.randint(0, N_CLASSES, (n,), generator=generator)
-    else:
-        preds = (0.01 + 0.98 * torch.rand(n, generator=generator, dtype=torch.float64)).to(dtype)
-        target = torch.randint(0, 2, (n,), generator=generator)
+    n %= LARGEST
+    preds = (0.01 + 0.98 * torch.rand(n, generator=generator, dtype=torch.float64)).to(DTYPES[dtype % 4])
     if n and missing % 7 == 0:
         preds[missing % n] = torch.nan
     weights = torch.randint(0, 3, (n,), generator=generator) if has_weights % 3 == 0 else None
-    return preds, target, weights
-
-
-def collections():
-    binary = {"task": "binary", "nan_policy": "drop"}
-    several = {"task": "multiclass", "num_classes": N_CLASSES, "nan_policy": "drop"}
-    return (
-        tc.CalibrationCollection(
-            {"nll": tc.NLL(**binary), "ece": tc.ECE(**binary), "ks": tc.KS(**binary, resolution=64)}, persistent=True
-        ),
-        tc.CalibrationCollection(
-            {
-                "brier": tc.Brier(**several),
-                "top_label": tc.ECE(**several),
-                "classwise": tc.ECE(**several, reduction="classwise"),
-            },
-            persistent=True,
-        ),
-    )
+    return preds, torch.randint(0, 2, (n,), generator=generator), weights
 
 
 def offline(world, n_each):
     """Return the values from all rows at once, by name, and the number of missing rows."""
-    found = []
-    for parity in (0, 1):
-        rows = [batch(rank, number) for rank in range(world) for number in range(parity, n_each, 2)]
-        preds, target = torch.cat([row[0].double() for row in rows]), torch.cat([row[1] for row in rows])
-        weights = torch.cat([torch.ones_like(row[1]) if row[2] is None else row[2] for row in rows])
-        options = {"task": "binary", "weights": weights, "nan_policy": "drop"}
-        if parity:
-            # Rows of half types sum to 1 as these do.
-            options |= {"task": "multiclass", "validate_args": False}
-            values = {"brier": tc.brier_score(preds, target, **options)}
-            values |= {r: tc.ece(preds, target, reduction=r, **options) for r in ("top_label", "classwise")}
-        else:
-            values = {f.__name__: f(preds, target, **options) for f in (tc.nll, tc.ece, tc.ks)}
-        missing = preds.isnan() if preds.dim() == 1 else preds.isnan().any(-1)
-        found.append((values, int((missing & (weights > 0)).sum())))
-    return found
+    rows = [batch(rank, number) for rank in range(world) for number in range(n_each)]
+    preds, target = torch.cat([row[0].double() for row in rows]), torch.cat([row[1] for row in rows])
+    weights = torch.cat([torch.ones_like(row[1]) if row[2] is None else row[2] for row in rows])
+    values = {name: function(preds, target, weights=weights, **OPTIONS) for name, function in FUNCTIONS.items()}
+    return values, int((preds.isnan() & (weights > 0)).sum())
 
 
 def held():
@@ -89,32 +57,30 @@ def held():
 
 def soak(rank, world, folder, n_updates):
     """Return memory and open files at regular intervals, after a warm-up."""
-    both, n_each, looks = list(collections()), -(-n_updates // world), []
+    members = {
+        name: getattr(tc, cls)(**OPTIONS) for name, cls in {"nll": "NLL", "brier": "Brier", "ece": "ECE"}.items()
+    }
+    metrics = tc.CalibrationCollection({**members, "ks": tc.KS(**OPTIONS, resolution=64)}, persistent=True)
+    n_each, looks, path = -(-n_updates // world), [], folder / f"soak-{rank}.pt"
     for number in range(n_each):
         preds, target, weights = batch(rank, number)
-        collection = both[number % 2]
-        if number % 5 == 0:
-            collection(preds, target, weights=weights)
-        else:
-            collection.update(preds, target, weights=weights)
+        (metrics if number % 5 == 0 else metrics.update)(preds, target, weights=weights)
         if (number + 1) % max(5, n_each // IN_BETWEEN) == 0:
-            for which, each in enumerate(both):
-                values = each.compute()
-                assert each.compute() == values
-                each.n_dropped()
-                path = folder / f"soak-{rank}.pt"
-                torch.save(each.state_dict(), path)
-                both[which] = pickle.loads(pickle.dumps(each.clone()))
-                both[which].reset()
-                both[which].load_state_dict(torch.load(path, weights_only=True))
+            values = metrics.compute()
+            assert metrics.compute() == values
+            metrics.n_dropped()
+            torch.save(metrics.state_dict(), path)
+            metrics = pickle.loads(pickle.dumps(metrics.clone()))
+            metrics.reset()
+            metrics.load_state_dict(torch.load(path, weights_only=True))
             looks.append(held())
-    found = [(each.compute(), set(each.n_dropped().values())) for each in both]
+    values, n_dropped = metrics.compute(), set(metrics.n_dropped().values())
     if rank == 0:
-        for (values, n_dropped), (expected, n_missing) in zip(found, offline(world, n_each), strict=True):
-            assert n_dropped == {n_missing}
-            for name, value in values.items():
-                tolerance = 5e-3 if name == "ks" else 1e-9  # ks is of a sketch
-                torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+        expected, n_missing = offline(world, n_each)
+        assert n_dropped == {n_missing}
+        for name, value in values.items():
+            tolerance = 5e-3 if name == "ks" else 1e-9  # ks is of a sketch
+            torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
     dist.barrier()
     return looks[len(looks) // 5 :]
 

@@ -45,56 +45,37 @@ for module, (package, _) in extras.items():
     del sys.modules[package]
 from torchcalib.cli import main
 sys.modules["rich"] = None
-with contextlib.redirect_stderr(io.StringIO()) as said:
+with contextlib.redirect_stderr(io.StringIO()) as output:
     code = main(["report", path])
 del sys.modules["rich"]
 present = [name for name in ("rich", "jinja2", "matplotlib") if importlib.util.find_spec(name)]
-unseen = []
 for name in present:
     importlib.import_module(name)
-    unseen += [name] * (name not in loaded() - before)
-print(json.dumps({"by_import": sorted(by_import), "errors": errors, "code": code, "said": said.getvalue(),
-    "unseen": unseen}))
+unseen = set(present) - (loaded() - before)
+print(json.dumps([sorted(by_import), errors, code, output.getvalue(), sorted(unseen)]))
 """
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory):
-    """What a process that has just started observes."""
-    path = tmp_path_factory.mktemp("files") / "x.npz"
-    path.touch()
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, json.dumps(EXTRAS), str(path)],
-        env=quick_environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_import_loads_no_optional_package_and_a_missing_extra_is_named(tmp_path):
+    (tmp_path / "x.npz").touch()
+    command = [sys.executable, "-c", PROCESS, json.dumps(EXTRAS), str(tmp_path / "x.npz")]
+    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_import_loads_no_optional_package(fresh):
-    loaded = set(fresh["by_import"])
-    assert loaded & OPTIONAL == set()
+    loaded, errors, code, output, unseen = json.loads(done.stdout)
+    assert set(loaded) & OPTIONAL == set()
     assert {name for name in loaded if not name.startswith("__editable__")} <= {"torchcalib"} | sys.stdlib_module_names
-    assert fresh["unseen"] == [], "packages that are imported must be seen by this test"
-
-
-def test_a_missing_extra_is_named_by_its_module(fresh):
+    assert unseen == [], "packages that are imported must be seen by this test"
     for module, (_, extra) in EXTRAS.items():
-        assert f"pip install 'torchcalib[{extra}]'" in fresh["errors"][module], module
-
-
-def test_a_missing_extra_at_the_command_line_is_one_line(fresh):
-    assert fresh["code"] == 2
-    assert fresh["said"].startswith("torchcalib: error: ")
-    assert fresh["said"].count("\n") == 1
-    assert "torchcalib[report]" in fresh["said"]
+        assert f"pip install 'torchcalib[{extra}]'" in errors[module], module
+    assert (code, output.count("\n")) == (2, 1)
+    assert output.startswith("torchcalib: error: ")
+    assert "torchcalib[report]" in output
 
 
 def test_every_public_name_is_there_and_documented():
-    assert set(tc.__all__) <= set(dir(tc))
     lazy = {"save_report", "bin_comparison", "confidence_histogram", "ecd_curve", "reliability_diagram"}
     lazy |= {"tce_diagram", "save_comparison", "difference_plot", "training_curve"}
-    assert lazy | {"CalibrationMonitor"} <= set(dir(tc))
+    assert {*tc.__all__, *lazy, "CalibrationMonitor"} <= set(dir(tc))
     drawn = lazy if importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2") else set()
     for name in {*tc.__all__, *drawn}:
         assert name == "__version__" or (getattr(tc, name).__doc__ or "").strip(), name

@@ -1,14 +1,28 @@
-"""Every snippet of the README runs; snippets.py says how."""
+"""Every snippet of the README runs. The text of a snippet determines how.
+
+- Python is executed. One whose first line is `# name.py: torchrun ...` is a script: it is written to `name.py` and run
+  by that command.
+- In a shell snippet `torchcalib`, `torchrun` and `python -m` are run, on generated files of predictions. The extras of
+  `pip install` and the targets of `make` must exist. Any other line is an error, because no test would cover it.
+"""
 
 import re
 import shlex
-from functools import partial
+import subprocess
+import sys
+import tomllib
+import zlib
+from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from helpers.snippets import ROOT, Snippet, run_line, run_shell, snippets
+from helpers.written import WRITERS
+from processes import ROOT, quick_environment
 
 import torchcalib
+from torchcalib.cli import main
 from torchcalib.streaming import StreamingMetric
 
 # of Lightning: what it thinks of a tiny data set, and a name of torch that it still uses
@@ -16,75 +30,142 @@ LIGHTNING = ("ignore:The '.*_dataloader' does not have many workers", "ignore:.*
 pytestmark = [pytest.mark.filterwarnings(ignored) for ignored in LIGHTNING]
 
 TEXT = (ROOT / "README.md").read_text()
-ALL = snippets(ROOT / "README.md")
-SCRIPTS = [snippet for snippet in ALL if snippet.script]
-
-
+SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(r"# (\w+\.py): (torchrun .+)\n")
 LONG = re.compile("torchrun|lightning|transformers|optimizer")  # processes, frameworks, trainings
 NUMBER = re.compile(r"-?\d+\.\d+")
+OUTPUTS = ("--out", "--save")  # options that begin like this name what a command writes
 
 
-def marked(snippet):
-    return pytest.param(snippet, id=str(snippet), marks=[pytest.mark.extended] if LONG.search(snippet.text) else [])
+def run_shell(text):
+    """Run every line of a shell snippet in the working directory."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            run_line(words, shlex.split(line, comments=True, posix=False))
 
 
-@pytest.mark.parametrize("snippet", [marked(snippet) for snippet in ALL])
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")  # of transformers without a GPU
-def test_snippet_runs(snippet, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    if snippet.language == "sh":
-        run_shell(snippet, tmp_path, SCRIPTS)
+def run_line(words, as_written):
+    """Run one command, or check the names in it."""
+    command, *arguments = words
+    if words[:2] == ["pip", "install"]:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for name in arguments[1:]:
+            found = re.fullmatch(r"(?:\.|torchcalib)(?:\[([\w,-]+)\])?", name)
+            assert found, f"{name} is not this package"
+            assert set(filter(None, (found[1] or "").split(","))) <= set(extras), name
+    elif command == "make":
+        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert set(arguments) <= set(targets), words
+    elif command in ("torchcalib", "torchrun") or words[:2] == ["python", "-m"]:
+        make_inputs(arguments)
+        is_quoted = [word[0] in "'\"" for word in as_written[1:]]
+        arguments = [part for word, quoted in zip(arguments, is_quoted, strict=True) for part in expanded(word, quoted)]
+        run_command(command, arguments)
+        for option, name in pairwise(arguments):
+            if option.startswith(OUTPUTS):
+                path = Path(name)
+                assert list(path.iterdir()) if path.is_dir() else path.stat().st_size, f"nothing in {name}"
+    else:
+        raise AssertionError(f"no test knows how to run `{shlex.join(words)}`")
+
+
+def make_inputs(arguments):
+    """Make the named files of predictions that do not exist; two files for a pattern."""
+    for before, word in pairwise(("", *arguments)):
+        word = word.rpartition("=")[2]  # of NAME=FILE
+        suffix = word.rpartition(".")[2]
+        if suffix in (*WRITERS, "npy") and not before.startswith(OUTPUTS) and not list(Path().glob(word)):
+            for name in {word.replace("*", digit) for digit in "01"}:
+                make_predictions(Path(name), suffix)
+
+
+def make_predictions(path, suffix):
+    """Write a few predictions: logits depend on the name of the file, targets do not."""
+    logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(zlib.crc32(path.name.encode()))).numpy()
+    targets = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0)).numpy()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if suffix == "npy":
+        np.save(path, targets if re.search("target|label", path.name) else logits)
+    elif suffix in ("csv", "parquet"):
+        probs = torch.from_numpy(logits).softmax(-1).numpy()
+        WRITERS[suffix.replace("parquet", "numbered.parquet")](path, {"prob": probs, "target": targets})
+    else:
+        WRITERS[suffix](path, {"logits": logits, "targets": targets})
+
+
+def expanded(word, is_quoted):
+    """Return the files that match a pattern, as a shell does."""
+    return (sorted(map(str, Path().glob(word))) if "*" in word and not is_quoted else []) or [word]
+
+
+def run_command(command, arguments):
+    if command == "torchcalib":
+        assert main(arguments) == 0, arguments
         return
-    assert snippet.language == "python", "no test knows how to run it"
-    if snippet.script:
-        name, command = snippet.script
-        (tmp_path / name).write_text(snippet.text)
-        run_line(*[shlex.split(command)] * 2, tmp_path)
+    if command == "torchrun":  # with a free port
+        arguments = ["-m", "torch.distributed.run", "--standalone", *arguments]
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        pytest.param(*snippet, id=f"{snippet[0]}-{k}", marks=[pytest.mark.extended] if LONG.search(snippet[1]) else [])
+        for k, snippet in enumerate(SNIPPETS)
+    ],
+)
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")  # of transformers without a GPU
+def test_snippet_runs(language, text, folder, monkeypatch, capsys):
+    for _, script in SNIPPETS:
+        if found := SCRIPT.match(script):
+            (folder / found[1]).write_text(script)
+    if language == "sh":
+        run_shell(text)
+        return
+    assert language == "python", "no test knows how to run it"
+    if script := SCRIPT.match(text):
+        run_shell(script[2])
         by_many = capsys.readouterr().out.strip()
         # As many processes as there are print what one prints.
         for variable, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}.items():
             monkeypatch.setenv(variable, str(value))
     batches = [(torch.randn(4, 10), torch.randint(0, 10, (4,))) for _ in range(2)]
-    exec(compile(snippet.text, "README.md", "exec"), {"torchcalib": torchcalib, "batches": batches})
-    said = capsys.readouterr().out
-    assert said
-    if snippet.script:
-        assert NUMBER.sub("", said.strip()) == NUMBER.sub("", by_many)
+    exec(compile(text, "README.md", "exec"), {"torchcalib": torchcalib, "batches": batches})
+    output = capsys.readouterr().out.strip()
+    assert output
+    if script:
+        assert NUMBER.sub("", output) == NUMBER.sub("", by_many)
         # Batches of other rows round float32 logits differently, so the last of 6 printed digits may differ by 1.
-        numbers = [[float(number) for number in NUMBER.findall(text)] for text in (said, by_many)]
+        numbers = [[float(number) for number in NUMBER.findall(printed)] for printed in (output, by_many)]
         assert numbers[0] == pytest.approx(numbers[1], abs=1.5e-6)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torchcalib report none.npz --n-bins 0",
-        "torchcalib report a.npz --no-such-option",
-        "pip install '.[none]'",
-        "pip install numpy",
-        "make none",
-        "ls",
-    ],
-)
-def test_a_shell_line_that_has_rotted_fails(line, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((AssertionError, SystemExit)):
-        run_shell(Snippet("sh", line), tmp_path)
-
-
-def test_files_of_every_kind_are_made_for_shell_lines(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    report = partial(str.format, "torchcalib report {} --no-intervals --no-calibration")
+def test_a_wrong_shell_line_fails_and_files_of_every_kind_are_made_for_the_others(folder, capsys):
+    for line in (
+        *("torchcalib report none.npz --n-bins 0", "torchcalib report a.npz --no-such-option"),
+        *("pip install '.[none]'", "pip install numpy", "make none", "ls"),
+    ):
+        with pytest.raises((AssertionError, SystemExit)):
+            run_shell(line)
     named = ["a.npz", "a.pt", "a.safetensors", "a.csv", "b/*.parquet", "logits.npy targets.npy --task multiclass"]
-    run_shell(Snippet("sh", "\n".join(map(report, named))), tmp_path)
+    run_shell("\n".join(f"torchcalib report {files} --no-intervals --no-calibration" for files in named))
     assert capsys.readouterr().out.count("ECE") >= len(named)
-    assert len(list(tmp_path.glob("b/*"))) == 2
+    assert len(list(folder.glob("b/*"))) == 2
 
 
 def test_there_are_snippets_and_every_metric_is_in_the_table():
-    assert len(ALL) >= 10
-    assert len(SCRIPTS) >= 1
-    assert TEXT.count("```") == 2 * len(ALL), "a block without a language"
+    assert len(SNIPPETS) >= 10
+    assert any(SCRIPT.match(text) for _, text in SNIPPETS)
+    assert TEXT.count("```") == 2 * len(SNIPPETS), "a block without a language"
     named = set(re.findall(r"`([A-Z]\w+)`", " ".join(line for line in TEXT.splitlines() if line.startswith("| `"))))
     public = [getattr(torchcalib, name) for name in torchcalib.__all__]
     metrics = {cls.__name__ for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
