@@ -47,8 +47,26 @@ def rows(n, seed):
     return x, (x[:, :N_CLASSES] + torch.randn(n, N_CLASSES, generator=g)).argmax(-1)
 
 
+class Loader(torch.utils.data.DataLoader):
+    """Resumes in the middle of an epoch when Lightning asks for it."""
+
+    first = done = 0
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        for self.done, batch in enumerate(super().__iter__(), 1):
+            if self.done > first:
+                yield batch
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, saved):
+        self.first = saved["done"]
+
+
 def loader(n, seed, batch_size=8):
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows(n, seed)), batch_size=batch_size)
+    return Loader(torch.utils.data.TensorDataset(*rows(n, seed)), batch_size=batch_size)
 
 
 def model(pl):
@@ -191,19 +209,19 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     def fitted(checkpoint=None):
         watched, net = monitor(calibrate=tc.DPCalibration(), diagrams_every=0), model(pl)
         keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, monitor="val/nll")
-        run = trainer(pl, tmp_path, watched, keep, enable_checkpointing=True)
+        run = trainer(pl, tmp_path, watched, keep, enable_checkpointing=True, val_check_interval=0.34)
         run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1), ckpt_path=checkpoint)
         return watched, net
 
     whole, net = fitted()
-    path = tmp_path / "epoch=1-step=6.ckpt"
+    path = tmp_path / "epoch=1-step=5.ckpt"  # in the middle of an epoch
     saved = torch.load(path, weights_only=True)
-    assert len(saved["callbacks"][whole.state_key]["histories"][0]["rows"]) == 2
+    assert len(saved["callbacks"][whole.state_key]["histories"][0]["rows"]) == 5
     resumed, _ = fitted(path)
-    assert [(row.epoch, row.step) for row in whole.history.rows] == [(0, 3), (1, 6), (2, 9)]
-    assert resumed.history == whole.history, "no epoch twice, none left out, and the same model"
+    assert [(row.epoch, row.step) for row in whole.history.rows] == [(k // 3, k + 1) for k in range(9)]
+    assert resumed.history == whole.history, "no step twice, none left out, and the same model"
 
-    logits, target = net.validation(1)
+    logits, target = net.validation(4)
     expected, loaded = tc.DPCalibration().fit(logits, target, **GIVEN), tc.load_calibrator(path)
     assert loaded.alpha.item() == pytest.approx(expected.alpha.item(), rel=1e-9)
     torch.testing.assert_close(loaded(logits), expected(logits))
@@ -242,6 +260,15 @@ def test_arguments_that_do_not_fit_are_refused_before_a_training_begins(pl, tmp_
     two = [monitor(calibrate=tc.Temperature(), prefix=prefix) for prefix in ("a/", "b/")]
     with pytest.raises(ValueError, match="`calibrate` must be given to one CalibrationMonitor at most, got 2"):
         trainer(pl, tmp_path, *two).fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
+
+
+@pytest.mark.extended
+def test_fast_dev_run_is_one_row_of_history(package, tmp_path):
+    watched = monitor()
+    run = trainer(package, tmp_path, watched, fast_dev_run=True)
+    run.fit(model(package), loader(N_TRAIN, 0), loader(N_VALID, 1))
+    assert len(watched.history) == 1
+    assert run.callback_metrics["val/ece"].item() == watched.history.column("ece")[0]
 
 
 @pytest.mark.extended
