@@ -1,16 +1,21 @@
-"""Laws of canonical metrics that do not stream: batches, weights, order, dtypes, gradients, vmap and compile."""
+"""Laws of canonical metrics that do not stream: order, weights, dtypes, gradients, few samples, memory, messages."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
 from cases import N_CLASSES
-from helpers.canonical import close, data
+from helpers.canonical import Largest, calibrated, close, data, rows_of
+from helpers.differences import central_difference
+from helpers.refusals import assert_refused
+from oracles import canonical as oracle
 
 import torchcalib as tc
+from torchcalib.kernels import others_op, pair_op
 
 skce, error = tc.skce, tc.canonical_error
-FUNCTIONS = {
+ALL_PAIRS = {
     "skce-unbiased-binary": (skce, "binary", {"bandwidth": 0.5}),
     "skce-unbiased-logits": (skce, "multiclass", {"bandwidth": 0.5, "from_logits": True}),
     "skce-biased-multilabel": (skce, "multilabel", {"estimator": "biased", "bandwidth": 0.5, "chunk": 7}),
@@ -20,23 +25,30 @@ FUNCTIONS = {
     "error-l2-binary": (error, "binary", {"p": 2, "bandwidth": 0.3, "chunk": 7}),
     "error-chosen-multilabel": (error, "multilabel", {}),
 }
+FUNCTIONS = {
+    **ALL_PAIRS,
+    "skce-linear-binary": (skce, "binary", {"estimator": "linear", "from_logits": True}),
+    "skce-block-logits": (skce, "multiclass", {"estimator": "block", "block_size": 4, "from_logits": True}),
+}
+COMPILED = ("skce-unbiased-logits", "skce-biased-gaussian", "error-chosen-multilabel")
+in_any_order = pytest.mark.parametrize("law", ALL_PAIRS, indirect=True)
 
 
 @pytest.fixture(params=FUNCTIONS)
 def law(request):
-    """A function with its options, and its data of n rows."""
+    """A function with its options, its data of n rows, and its task."""
     function, task, options = FUNCTIONS[request.param]
-    call = partial(function, task=task, **options)
 
     def rows(n, **how):
         preds, target = data(task, n, **how)
         if options.get("from_logits"):
-            preds = preds.log().to(preds.dtype)
+            preds = (preds.logit() if task == "binary" else preds.log()).to(preds.dtype)
         return preds, target
 
-    return call, rows, task
+    return partial(function, task=task, **options), rows, task
 
 
+@in_any_order
 def test_order_and_layout_of_rows_and_classes_change_nothing(law):
     call, rows, task = law
     preds, target = rows(20)
@@ -70,13 +82,10 @@ def test_rows_of_weight_zero_are_not_read_and_have_no_gradient(law):
     spoiled, labels, weights = preds.clone(), target.clone(), 1 + torch.arange(20) % 2
     spoiled[3], labels[3], weights[3] = torch.nan, 99, 0
     kept = torch.arange(20) != 3
-    spoiled.requires_grad_()
     times = weights[kept]
-    alone = preds[kept].requires_grad_()
-    value, expected = (
-        call(spoiled, labels, weights=weights),
-        call(alone.repeat_interleave(times, 0), target[kept].repeat_interleave(times, 0)),
-    )
+    spoiled, alone = spoiled.requires_grad_(), preds[kept].requires_grad_()
+    value = call(spoiled, labels, weights=weights)
+    expected = call(alone.repeat_interleave(times, 0), target[kept].repeat_interleave(times, 0))
     close(value, expected)
     value.backward()
     expected.backward()
@@ -94,19 +103,31 @@ def test_a_half_precision_prediction_is_used_as_it_is(law):
         close(value, expected.float(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "median" not in name])
-def test_gradient_is_that_of_finite_differences(name):
+@pytest.mark.parametrize("law", [name for name in FUNCTIONS if "median" not in name], indirect=True)
+def test_gradient_is_that_of_finite_differences(law):
     """But for a median bandwidth, which finite differences move and the gradient takes for a constant."""
-    function, task, options = FUNCTIONS[name]
-    preds, target = data(task, 12)
-    preds = preds.log() if options.get("from_logits") else preds
-    call = partial(function, task=task, validate_args=False, **options)
-    assert torch.autograd.gradcheck(lambda p: call(p, target), preds.requires_grad_())
+    call, rows, _ = law
+    preds, target = rows(12)
+    assert torch.autograd.gradcheck(lambda p: call(p, target, validate_args=False), preds.requires_grad_())
 
 
-COMPILED = ("skce-unbiased-logits", "skce-biased-gaussian", "error-chosen-multilabel")
+@pytest.mark.parametrize(
+    "options", [{"p": 1}, {"p": 2}, *({"estimator": e} for e in ("unbiased", "biased", "linear", "block"))], ids=str
+)
+def test_slow_loop_gradient(options):
+    """Of probabilities that are moved by themselves, which is what a derivative in one of them is."""
+    preds, target = data("multiclass", 8)
+    function, loop = (error, oracle.canonical_error) if "p" in options else (skce, oracle.skce)
+    options = {**options, "bandwidth": 0.1} if "p" in options else {**options, "block_size": 4}
+    ((_, targets),) = rows_of("multiclass", preds, target)
+    leaf = preds.clone().requires_grad_()
+    function(leaf, target, task="multiclass", chunk=3, **options).backward()
+    for at in [(0, 0), (3, 2), (7, 3)]:
+        slope = central_difference(lambda moved: loop(moved.tolist(), targets, [1] * 8, **options), preds, at)
+        assert leaf.grad[at].item() == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("law", ALL_PAIRS, indirect=True)
 def test_batched_mapped_or_compiled_it_is_the_function_of_each_series_and_nan_where_a_row_is(law, request):
     call, rows, _ = law
     preds, target = rows(12, lead=(2, 2))
@@ -124,3 +145,75 @@ def test_batched_mapped_or_compiled_it_is_the_function_of_each_series_and_nan_wh
         value = wrapped(spoiled, target[0])
         assert value[0].isnan()
         close(value[1], expected[1])
+
+
+@pytest.mark.parametrize("law", FUNCTIONS, indirect=True)
+def test_too_few_samples_are_nan(law):
+    """However few they are: in number, by weights, and by `ignore_index`."""
+    call, rows, task = law
+    preds, target = rows(5)
+    options = call.keywords
+    least = {"biased": 1, "block": options.get("block_size")}.get(options.get("estimator"), 2)
+    for n in range(5):
+        kept = torch.arange(5) < n
+        marked = target.where(kept.unsqueeze(-1) if task == "multilabel" else kept, -1)
+        short = call(preds[:n].float(), target[:n])
+        assert (short.shape, short.dtype) == ((), torch.float32)
+        for value in (short, call(preds, target, weights=kept), call(preds, marked, ignore_index=-1)):
+            assert value.isnan() == (n < least)
+
+
+def test_of_all_pairs_and_all_blocks_no_more_than_a_chunk_is_held():
+    """Neither on the way there nor back."""
+    x, one = torch.rand(600, 3), torch.ones(600)
+    ways, grads = one.unsqueeze(0), torch.ones(1)
+    for kernel in ("laplacian", "gaussian"):
+        with Largest() as seen:
+            pair_op._pair_sums._function(x, x, ways, kernel, 50)
+            pair_op._pair_sums_backward._function(x, x, ways, grads, kernel, 50)
+        assert 50 * 50 <= seen.size <= 600 * 50
+    with Largest() as seen:
+        mean, total = others_op._others._function(x, x, one, x, one, 50)
+        others_op._others_backward._function(x, x, one, x, one, mean, total, x, 50)
+    assert 50 * 50 <= seen.size <= 600 * 50
+    logits, target, one = torch.rand(6000, 5), torch.zeros(6000, dtype=torch.int64), torch.ones(())
+    given = (True, "laplacian", 4, False, 10)
+    with Largest() as seen:
+        pair_op._block_sums._function(logits, target, None, one, *given)
+    assert seen.size <= 10 * 4 * 5
+    with Largest() as seen:
+        pair_op._block_sums_backward._function(logits, target, None, one, torch.ones(3), *given)
+    assert seen.size == logits.numel()  # the gradient
+
+
+def test_bad_arguments_are_refused():
+    preds, target = calibrated(1, 10)
+    binary = partial(tc.skce_test, preds[0, :, 0], target[0] % 2, task="binary")
+    wrong = {
+        partial(error, preds[0], target[0], task="multiclass"): [
+            ({"p": 3}, "`p` must be one of 1, 2, got 3"),
+            *(
+                ({"bandwidth": h}, "`bandwidth` must be a positive number or 'likelihood'")
+                for h in (-1.0, math.inf, "median")
+            ),
+        ],
+        partial(skce, preds[0], target[0], task="multiclass"): [
+            ({"estimator": "u"}, "`estimator` must be one of 'unbiased', 'biased'"),
+            ({"kernel": "rbf"}, "`kernel` must be one of 'laplacian', 'gaussian', got 'rbf'"),
+            *(({"bandwidth": h}, "`bandwidth` must be a positive number or 'median'") for h in (0, "mean")),
+            ({"block_size": 1}, "`block_size` must be at least 2"),
+        ],
+        partial(tc.SKCE, task="binary"): [
+            ({"estimator": "unbiased"}, "all pairs of samples cannot be had from"),
+            ({"bandwidth": "median"}, "a positive number, got 'median'"),
+        ],
+        binary: [({"estimator": "biased"}, "'unbiased' of a test")],
+    }
+    for call, rows in wrong.items():
+        if call.func in (error, skce):
+            rows += [
+                ({"chunk": 0}, "`chunk` must be at least 1"),
+                ({"average": None}, "`average` must be 'macro'"),
+                ({"weights": torch.full((10,), 0.5)}, "`weights` must be whole"),
+            ]
+        assert_refused((given, partial(call, **given), (TypeError, ValueError), [said]) for given, said in rows)
