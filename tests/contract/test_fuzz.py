@@ -286,6 +286,15 @@ for case in CASES:
     READ_ALIKE.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
 
 
+CASTS = [
+    *(lambda metric, dtype=dtype: metric.to(dtype) for dtype in FLOATS),
+    lambda metric: metric.half(),
+    lambda metric: metric.set_dtype(torch.float16),
+    lambda metric: metric.to("cpu", torch.float16),
+    lambda metric: torch.nn.ModuleList([metric]).to(torch.bfloat16)[0],
+]
+
+
 class Streamed:
     """A metric, or some in a collection, and the batches that must have been counted."""
 
@@ -396,7 +405,7 @@ class Streamed:
         self.metric.load_state_dict(saved)
 
     def cast(self):
-        self.metric = self.metric.to(self.draw(st.sampled_from(FLOATS)))
+        self.metric = self.draw(st.sampled_from(CASTS))(self.metric)
 
 
 def members_of(metric):

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from cases import CASES
 from helpers.each import check_each
 from torch import nn
 
@@ -18,11 +17,6 @@ from torchcalib.streaming.saving import STATE_FORMAT
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 BINARY = {"task": "binary"}
-KINDS = {
-    **{case.cls.__name__: case.metric for case in CASES if case.task == "multiclass"},
-    "sketch": lambda **kwargs: tc.KS(task="multiclass", resolution=64, **kwargs),
-    "bootstrapped": lambda **kwargs: tc.Bootstrapped(tc.NLL(task="multiclass"), n_replicates=39, **kwargs),
-}
 
 
 def updated(metric, rows=slice(None)):
@@ -39,28 +33,26 @@ def snapshot(*metrics):
     return str([(m.kind.parts(m.state), m.update_count, m._computed) for m in metrics])
 
 
-def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    logits, target = torch.randn(60, 4, generator=generator), torch.randint(0, 4, (60,), generator=generator)
-
-    def is_the_stream(name):
-        whole, first, second = (KINDS[name](persistent=True) for _ in range(3))
-        preds = logits if whole.input_format.from_logits else logits.softmax(-1)
-        for metric in (whole, first):
-            metric.update(preds[:25], target[:25])
-        first.to(torch.bfloat16)
-        torch.save(first.state_dict(), tmp_path / "state.pt")
-        second.update(preds, target)  # what is loaded takes the place of what was there
-        second.compute()
-        second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        assert second.update_count == 1
-        for metric in (whole, second):
-            metric.update(preds[25:], target[25:])
-        assert torch.equal(second.compute(), whole.compute())
-        if name == "bootstrapped":
-            assert torch.equal(second.interval().replicates, whole.interval().replicates)
-
-    check_each(KINDS, is_the_stream)
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(tc.ECE, task="binary"),
+        partial(tc.KS, task="binary"),
+        partial(tc.KS, task="binary", resolution=64),
+        partial(tc.Bootstrapped, tc.ECE(task="binary"), n_replicates=39),
+    ],
+)
+def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(make, tmp_path):
+    whole, first, second = (make(persistent=True) for _ in range(3))
+    for metric in (whole, first):
+        updated(metric, slice(2))
+    torch.save(first.to(torch.bfloat16).state_dict(), tmp_path / "state.pt")
+    updated(second).compute()  # what is loaded takes the place of what was there
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert second.update_count == 1
+    assert torch.equal(updated(second, slice(2, 4)).compute(), updated(whole, slice(2, 4)).compute())
+    if isinstance(whole, tc.Bootstrapped):
+        assert torch.equal(second.interval().replicates, whole.interval().replicates)
 
 
 def test_a_state_says_what_it_counts_in_tensors_that_safetensors_takes(tmp_path):
@@ -130,11 +122,7 @@ REFUSED = [
     (tc.ECE, {"with_ecd": True}, "with_ecd=False into with_ecd=True"),
     (tc.MCE, {}, "class='ECE' into class='MCE'"),
     (tc.KS, {}, "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
-    (
-        lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39),
-        {},
-        "n_replicates=None into n_replicates=39",
-    ),
+    (lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39), {}, "n_replicates=None into n_replicates=39"),
 ]
 
 
@@ -253,9 +241,8 @@ def test_members_that_are_added_later_are_persistent_too():
     assert set(metrics.state_dict()) == {f"{m}.{part}" for m in ("NLL", "ECE") for part in ("sums", "description")}
     mixed = tc.CalibrationCollection([tc.NLL(task="binary", persistent=True), tc.ECE(task="binary")])
     assert set(mixed.state_dict()) == {"NLL.sums", "NLL.description"}
-    for bad in (lambda: tc.NLL(task="binary", persistent=1), lambda: tc.CalibrationCollection([], persistent=None)):
-        with pytest.raises(TypeError, match="`persistent` must be True or False"):
-            bad()
+    with pytest.raises(TypeError, match="`persistent` must be True or False"):
+        tc.NLL(task="binary", persistent=1)
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
