@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.wrong_arguments import assert_named
 
 import torchcalib as tc
 from torchcalib import simulate
@@ -82,21 +83,13 @@ def test_logistic_fit_is_a_minimum():
 
 
 def test_wrong_parameters():
-    for call, wrong in (
-        (partial(simulate.noisy_evidence, sigma=1.0), [{"sigma": -1.0}, {"sigma": "2"}, {"n": 0}]),
-        (
-            partial(simulate.mismatched_systems, num_classes=2),
-            [{"num_classes": 1}, {"n": 2.5}, {"variance": 0.0}, {"scale": -1.0}, {"prior": 1.0}, {"assumed_prior": 0}],
-        ),
-        (
-            partial(simulate.gaussian_discriminant, train_share=0.5, test_share=0.5),
-            [
-                *({"mean": math.nan}, {"std": 0.0}, {"ridge": -1.0}, {"train_share": 0.0}, {"test_share": 1.5}),
-                {"train_share": 0.001, "n_train": 5},  # has one class
-                {"ridge": 0.0, "mean": 50.0, "n_train": 50},  # is separated
-            ],
-        ),
-    ):
-        for options in wrong:
-            with pytest.raises((TypeError, ValueError), match=f"`{next(iter(options))}`"):
-                call(**options)
+    assert_named(partial(simulate.noisy_evidence, sigma=1.0), {"sigma": [-1.0, "2"], "n": [0]})
+    wrong = {"num_classes": [1], "n": [2.5], "variance": [0.0], "scale": [-1.0], "prior": [1.0], "assumed_prior": [0]}
+    assert_named(partial(simulate.mismatched_systems, num_classes=2), wrong)
+    wrong = {
+        "mean": [math.nan],
+        "std": [0.0],
+        "train_share": [0.0, {"test_share": 1.5}, {"train_share": 0.001, "n_train": 5}],  # the last has one class
+        "ridge": [-1.0, {"ridge": 0.0, "mean": 50.0, "n_train": 50}],  # the last is separated
+    }
+    assert_named(partial(simulate.gaussian_discriminant, train_share=0.5, test_share=0.5), wrong)

@@ -5,9 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from cases import N_CLASSES
 from helpers.canonical import Largest, calibrated, close, data
-from helpers.refusals import assert_refused
+from helpers.wrong_arguments import assert_named
 
 import torchcalib as tc
 from torchcalib.kernels import others_op, pair_op
@@ -30,7 +29,6 @@ FUNCTIONS = {
     "skce-block-logits": (skce, "multiclass", {"estimator": "block", "block_size": 4, "from_logits": True}),
 }
 COMPILED = ("skce-unbiased-logits", "skce-biased-gaussian", "error-chosen-multilabel")
-of_all_pairs = pytest.mark.parametrize("law", ALL_PAIRS, indirect=True)
 
 
 @pytest.fixture(params=FUNCTIONS)
@@ -45,20 +43,6 @@ def law(request):
         return preds, target
 
     return partial(function, task=task, **options), rows, task
-
-
-@of_all_pairs
-def test_order_and_layout_of_rows_and_classes_change_nothing(law):
-    call, rows, task = law
-    preds, target = rows(20)
-    value = call(preds, target)
-    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    close(call(preds[order], target[order]), value)
-    if task != "binary":
-        close(call(preds.T, target.T if task == "multilabel" else target, class_axis=0), value)
-    soft = torch.nn.functional.one_hot(target, N_CLASSES) if task == "multiclass" else target
-    close(call(preds, soft.double()), value)
-    close(call(torch.stack([preds, preds], 1)[:, 0], target), value)  # strided
 
 
 def test_weights_are_copies_and_their_leading_axes_a_loop(law):
@@ -92,16 +76,6 @@ def test_rows_of_weight_zero_are_not_read_and_have_no_gradient(law):
     assert not spoiled.grad[3].any()
 
 
-def test_a_half_precision_prediction_is_used_as_it_is(law):
-    call, rows, _ = law
-    for dtype in (torch.float16, torch.bfloat16):
-        preds, target = rows(30, dtype=dtype)
-        value = call(preds, target, validate_args=False)
-        assert value.dtype == torch.float32
-        expected = call(preds.double(), target, validate_args=False)
-        close(value, expected.float(), rtol=2e-5, atol=2e-6)
-
-
 @pytest.mark.parametrize("law", [name for name in FUNCTIONS if "median" not in name], indirect=True)
 def test_gradient_is_that_of_finite_differences(law):
     """But for a median bandwidth, which finite differences move and the gradient takes for a constant."""
@@ -111,7 +85,7 @@ def test_gradient_is_that_of_finite_differences(law):
     assert torch.autograd.gradcheck(value, preds.requires_grad_(), rtol=1e-6, atol=1e-8)
 
 
-@of_all_pairs
+@pytest.mark.parametrize("law", ALL_PAIRS, indirect=True)
 def test_batched_mapped_or_compiled_it_is_the_function_of_each_series_and_nan_where_a_row_is(law, request):
     call, rows, _ = law
     preds, target = rows(12, lead=(2, 2))
@@ -171,32 +145,10 @@ def test_of_all_pairs_and_all_blocks_no_more_than_a_chunk_is_held():
 
 def test_bad_arguments_are_refused():
     preds, target = calibrated(1, 10)
-    binary = partial(tc.skce_test, preds[0, :, 0], target[0] % 2, task="binary")
-    wrong = {
-        partial(error, preds[0], target[0], task="multiclass"): [
-            ({"p": 3}, "`p` must be one of 1, 2, got 3"),
-            *(
-                ({"bandwidth": h}, "`bandwidth` must be a positive number or 'likelihood'")
-                for h in (-1.0, math.inf, "median")
-            ),
-        ],
-        partial(skce, preds[0], target[0], task="multiclass"): [
-            ({"estimator": "u"}, "`estimator` must be one of 'unbiased', 'biased'"),
-            ({"kernel": "rbf"}, "`kernel` must be one of 'laplacian', 'gaussian', got 'rbf'"),
-            *(({"bandwidth": h}, "`bandwidth` must be a positive number or 'median'") for h in (0, "mean")),
-            ({"block_size": 1}, "`block_size` must be at least 2"),
-        ],
-        partial(tc.SKCE, task="binary"): [
-            ({"estimator": "unbiased"}, "all pairs of samples cannot be had from"),
-            ({"bandwidth": "median"}, "a positive number, got 'median'"),
-        ],
-        binary: [({"estimator": "biased"}, "'unbiased' of a test")],
-    }
-    for call, rows in wrong.items():
-        if call.func in (error, skce):
-            rows += [
-                ({"chunk": 0}, "`chunk` must be at least 1"),
-                ({"average": None}, "`average` must be 'macro'"),
-                ({"weights": torch.full((10,), 0.5)}, "`weights` must be whole"),
-            ]
-        assert_refused((given, partial(call, **given), (TypeError, ValueError), [said]) for given, said in rows)
+    given = {"preds": preds[0], "target": target[0], "task": "multiclass"}
+    shared = {"chunk": [0], "average": [None], "weights": [torch.full((10,), 0.5)]}
+    assert_named(partial(error, **given), {"p": [3], "bandwidth": [-1.0, math.inf, "median"], **shared})
+    wrong = {"estimator": ["u"], "kernel": ["rbf"], "bandwidth": [0, "mean"], "block_size": [1], **shared}
+    assert_named(partial(skce, **given), wrong)
+    assert_named(partial(tc.SKCE, task="binary"), {"estimator": ["unbiased"], "bandwidth": ["median"]})
+    assert_named(partial(tc.skce_test, **given), {"estimator": ["biased"]})

@@ -11,22 +11,15 @@ from functools import partial
 
 import pytest
 import torch
-from cases import CASES, COSTS, Case, corp_part, squared_gap
+from cases import CASES, COSTS, VOTES, Case, corp_part, squared_gap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import input as slow
 
 import torchcalib as tc
 
-QUICK = settings(
-    max_examples=200,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-LONG = settings(QUICK, max_examples=4000)
-at_length = pytest.param(LONG, marks=pytest.mark.long, id="at_length")
+QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # besides what conftest sets
+at_length = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="at_length")
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LABELS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
@@ -41,10 +34,7 @@ KINDS = [
     (tc.brier_score, tc.Brier, {"normalize": [None, "prior", "classes"], **PRIORS}),
     (tc.ecd, tc.ECD, PRIORS),
     (tc.accuracy, tc.Accuracy, PRIORS),
-    (tc.total_variation, tc.TotalVariation, {}),
-    (tc.kl_divergence, tc.KLDivergence, {}),
-    (tc.entropy_difference, tc.EntropyDifference, {}),
-    (tc.votes_distance, tc.VotesDistance, {}),
+    *((function, cls, {}) for _, function, cls in VOTES),
     (tc.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
     (tc.ece, tc.ECE, WIDE),
     (tc.esce, tc.ESCE, WIDE),
@@ -157,8 +147,7 @@ def calls(draw):
     task = draw(st.sampled_from(list(slow.REDUCTIONS)))
     lead = draw(st.sampled_from([(), (), (), (2,), (1, 2), (0,)]))
     n = draw(st.integers(0, 7))
-    n_classes = {"binary": st.just(1), "multiclass": st.integers(2, 4), "multilabel": st.integers(1, 3)}[task]
-    n_classes = draw(n_classes)
+    n_classes = draw({"binary": st.just(1), "multiclass": st.integers(2, 4), "multilabel": st.integers(1, 3)}[task])
     own = {"multiclass": {"num_classes": n_classes}, "multilabel": {"num_labels": n_classes}, "binary": {}}[task]
     chosen, reading = drawn_settings(draw, options, cls, task, n_classes)
 
@@ -286,15 +275,6 @@ for case in CASES:
     READ_ALIKE.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
 
 
-CASTS = [
-    *(lambda metric, dtype=dtype: metric.to(dtype) for dtype in FLOATS),
-    lambda metric: metric.half(),
-    lambda metric: metric.set_dtype(torch.float16),
-    lambda metric: metric.to("cpu", torch.float16),
-    lambda metric: torch.nn.ModuleList([metric]).to(torch.bfloat16)[0],
-]
-
-
 class Streamed:
     """A metric, or some in a collection, and the batches that must have been counted."""
 
@@ -405,7 +385,10 @@ class Streamed:
         self.metric.load_state_dict(saved)
 
     def cast(self):
-        self.metric = self.draw(st.sampled_from(CASTS))(self.metric)
+        dtype, metric = self.draw(st.sampled_from(FLOATS)), self.metric
+        of_module = torch.nn.ModuleList([metric])
+        casts = (metric.to, metric.set_dtype, lambda dtype: metric.half(), lambda dtype: of_module.to("cpu", dtype)[0])
+        self.metric = self.draw(st.sampled_from(casts))(dtype)
 
 
 def members_of(metric):

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.refusals import assert_refused
+from helpers.wrong_arguments import assert_named
 
 import torchcalib as tc
 
@@ -36,62 +36,81 @@ VALUES = [tc.tce, tc.ace, gce, tc.ks, tc.corp]
 ALL = [*VALUES, tc.tce_table]
 MASSED = [tc.ace, *map(massed, (tc.tce, tc.mce, tc.rmsce, gce))]
 
-# functions, input, the wrong argument, its wrong values or the options that make it wrong
+# functions, their input, wrong values by the argument's name
 CALLS = [
-    (TCE, BINARY, "n_min", [{"n_min": 3, "n_max": 2}, {"n_min": 4, "n_max": 9}, 0, 1.0]),
-    ([gce], BINARY, "n_min", [{"bins": "pava_bc", "n_min": 3, "n_max": 2}]),
-    (TCE, BINARY, "n_max", [0]),
-    (TCE, BINARY, "alpha", [0.0, 1.0, math.nan, "5%", True]),
-    (TCE, BINARY, "test", ["z"]),
-    ([tc.tce, gce], BINARY, "norm", ["l3"]),
-    (BINS, BINARY, "bins", ["quantile", [0.0], [0, 0.6, 0.4, 1], [0, 0.5, 0.5, 1], [0.1, 0.5, 1], [0, 0.5, 0.9]]),
-    (BINS, BINARY, "bins", [[0, math.nan, 1]]),
-    (MASSED, BINARY, "n_bins", [0, 2.5, 2**20 + 1]),
-    (TCE, BINARY, "variant", ["v2"]),
-    (TIES, BINARY, "ties", ["first"]),
-    (TCE, BINARY, "right", [{"bins": "equal_width", "right": "no"}]),
-    ([*ALL, *MASSED], BINARY, "weights", [P]),
-    (TIES, BINARY, "weights", [{"weights": 2 * Y, "ties": "split"}]),
-    (VALUES, BINARY, "weights", [torch.full((4,), 2**52)]),  # beyond counting
-    (TCE, BINARY, "target", [SOFT]),
-    ([gce], BINARY, "target", [SOFT | {"bins": bins} for bins in ("pava", "pava_bc")]),
-    (ALL, MULTI, "positive_classes", [[], [0, 3], [-1], [1, 1], [0.5]]),
-    (ALL, BINARY, "positive_classes", [[1]]),
-    (ALL, MULTI, "reduction", ["max", {"positive_classes": [1], "reduction": "classwise"}]),
-    (VALUES, BINARY, "average", [None]),
-    (VALUES, LABELS, "average", ["micro"]),
-    ([tc.corp], BINARY, "score", ["crps"]),
-    ([gce], BINARY, "loss", ["gap"]),
+    (
+        TCE,
+        BINARY,
+        {
+            "n_min": [{"n_min": 3, "n_max": 2}, {"n_min": 4, "n_max": 9}, 0, 1.0],
+            "n_max": [0],
+            "alpha": [0.0, 1.0, math.nan, "5%", True],
+            "test": ["z"],
+            "variant": ["v2"],
+            "right": [{"bins": "equal_width", "right": "no"}],
+            "target": [SOFT],
+        },
+    ),
+    (
+        [gce],
+        BINARY,
+        {
+            "n_min": [{"bins": "pava_bc", "n_min": 3, "n_max": 2}],
+            "target": [SOFT | {"bins": bins} for bins in ("pava", "pava_bc")],
+            "loss": ["gap"],
+        },
+    ),
+    ([tc.tce, gce], BINARY, {"norm": ["l3"]}),
+    (
+        BINS,
+        BINARY,
+        {
+            "bins": [
+                "quantile",
+                [0.0],
+                [0, 0.6, 0.4, 1],
+                [0, 0.5, 0.5, 1],
+                [0.1, 0.5, 1],
+                [0, 0.5, 0.9],
+                [0, math.nan, 1],
+            ],
+        },
+    ),
+    (MASSED, BINARY, {"n_bins": [0, 2.5, 2**20 + 1], "weights": [P]}),
+    (TIES, BINARY, {"ties": ["first"], "weights": [{"weights": 2 * Y, "ties": "split"}]}),
+    (ALL, BINARY, {"weights": [P], "positive_classes": [[1]]}),
+    (
+        ALL,
+        MULTI,
+        {
+            "positive_classes": [[], [0, 3], [-1], [1, 1], [0.5]],
+            "reduction": ["max", {"positive_classes": [1], "reduction": "classwise"}],
+        },
+    ),
+    (VALUES, BINARY, {"weights": [torch.full((4,), 2**52)], "average": [None]}),  # more than can be counted
+    (VALUES, LABELS, {"average": ["micro"]}),
+    ([tc.corp], BINARY, {"score": ["crps"]}),
+    ([tc.CORP], {"task": "binary"}, {"component": [None]}),
+    ([tc.ACE(task="binary").update], {"preds": P, "target": Y}, {"weights": [P]}),
+    (
+        [
+            partial(tc.GCE, loss=gap),
+            *(partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)),
+            *(tc.ACE, tc.TCE, tc.KS, tc.CORP),
+        ],
+        {"task": "binary"},
+        {"resolution": [0, 64.0], "task": ["regression"], "average": [None], "reduction": ["max"]},
+    ),
 ]
-CLASSES = [
-    partial(tc.GCE, loss=gap),
-    *(partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)),
-    *map(partial, (tc.ACE, tc.TCE, tc.KS, tc.CORP)),
-]
-OF_CLASSES = {"resolution": [0, 64.0], "task": ["regression"], "average": [None], "reduction": ["max"]}
 
 
 def test_wrong_ranked_calls():
-    rows = [
-        (function, given, name, value if isinstance(value, dict) else {name: value})
-        for functions, given, name, values in CALLS
-        for function in functions
-        for value in values
-    ]
-    binary = {"task": "binary"}
-    rows += [(cls, binary, name, {name: v}) for cls in CLASSES for name, values in OF_CLASSES.items() for v in values]
-    rows.append((tc.CORP, binary, "component", {"component": None}))
-    rows.append((tc.ACE(task="binary").update, {"preds": P, "target": Y}, "weights", {"weights": P}))
-    assert_refused(
-        (
-            f"{function} {options}",
-            partial(function, **given | options),
-            (TypeError, ValueError),
-            [f"`{name}` must", "got"],
-        )
-        for function, given, name, options in rows
-    )
-    assert_refused((f.__name__, partial(f, **BINARY, levels=3), TypeError, ["levels"]) for f in ALL)
+    for functions, given, wrong in CALLS:
+        for function in functions:
+            assert_named(partial(function, **given), wrong)
+    for function in ALL:
+        with pytest.raises(TypeError, match="levels"):
+            function(**BINARY, levels=3)
 
 
 def test_too_few_samples_for_the_bounds_are_found_at_the_end():
