@@ -106,12 +106,11 @@ def drawn_settings(draw, options, cls, task, n_classes):
 
 
 def drawn_preds(draw, task, from_logits, n_bins, n, n_classes):
-    bad = [math.nan, math.inf, -math.inf, 1 + 1e-2, -1e-6]
-    if from_logits:
-        return spoiled(draw, tensor_of(draw, logit(), n * n_classes, n, n_classes), [math.nan])
-    if task == "multiclass":
+    values, bad = probability(n_bins), [math.nan, math.inf, -math.inf, 1 + 1e-2, -1e-6]
+    if task == "multiclass" and not from_logits:
         return spoiled(draw, tensor_of(draw, class_row(n_classes, n_bins), n, n, n_classes), [*bad, 0.7])
-    return spoiled(draw, tensor_of(draw, probability(n_bins), n * n_classes, n, n_classes), bad)
+    values, bad = (logit(), [math.nan]) if from_logits else (values, bad)
+    return spoiled(draw, tensor_of(draw, values, n * n_classes, n, n_classes), bad)
 
 
 def drawn_target(draw, kind, task, ignore_index, n, n_classes):
@@ -186,17 +185,10 @@ def calls(draw):
 def malform(draw, call):
     """Make of a call one that is refused for its types or shapes."""
     longer = torch.cat([call.target, call.target.new_zeros(1, *call.target.shape[1:])])
-    wrongs = [
-        ("preds", call.preds.nan_to_num(0, 0, 0).long()),
-        ("preds", call.preds.to(torch.complex64)),
-        ("preds", call.preds.tolist()),
-        ("preds", torch.tensor(0.5)),
-        ("target", longer),
-        ("target", None),
-        ("weights", torch.ones(len(call.target) + 1)),
-        ("weights", 1.0),
-    ]
-    name, value = wrongs[draw(st.integers(0, len(wrongs) - 1))]
+    integers, complex_numbers = call.preds.nan_to_num(0, 0, 0).long(), call.preds.to(torch.complex64)
+    wrong = [("preds", value) for value in (integers, complex_numbers, call.preds.tolist(), torch.tensor(0.5))]
+    wrong += [("target", longer), ("target", None), ("weights", torch.ones(len(call.target) + 1)), ("weights", 1.0)]
+    name, value = wrong[draw(st.integers(0, len(wrong) - 1))]
     call.malformed = f"{name}: {value}"
     setattr(call, name, value)
 

@@ -36,81 +36,47 @@ VALUES = [tc.tce, tc.ace, gce, tc.ks, tc.corp]
 ALL = [*VALUES, tc.tce_table]
 MASSED = [tc.ace, *map(massed, (tc.tce, tc.mce, tc.rmsce, gce))]
 
-# functions, their input, wrong values by the argument's name
-CALLS = [
-    (
-        TCE,
-        BINARY,
-        {
-            "n_min": [{"n_min": 3, "n_max": 2}, {"n_min": 4, "n_max": 9}, 0, 1.0],
-            "n_max": [0],
-            "alpha": [0.0, 1.0, math.nan, "5%", True],
-            "test": ["z"],
-            "variant": ["v2"],
-            "right": [{"bins": "equal_width", "right": "no"}],
-            "target": [SOFT],
-        },
-    ),
-    (
-        [gce],
-        BINARY,
-        {
-            "n_min": [{"bins": "pava_bc", "n_min": 3, "n_max": 2}],
-            "target": [SOFT | {"bins": bins} for bins in ("pava", "pava_bc")],
-            "loss": ["gap"],
-        },
-    ),
-    ([tc.tce, gce], BINARY, {"norm": ["l3"]}),
-    (
-        BINS,
-        BINARY,
-        {
-            "bins": [
-                "quantile",
-                [0.0],
-                [0, 0.6, 0.4, 1],
-                [0, 0.5, 0.5, 1],
-                [0.1, 0.5, 1],
-                [0, 0.5, 0.9],
-                [0, math.nan, 1],
-            ],
-        },
-    ),
-    (MASSED, BINARY, {"n_bins": [0, 2.5, 2**20 + 1], "weights": [P]}),
-    (TIES, BINARY, {"ties": ["first"], "weights": [{"weights": 2 * Y, "ties": "split"}]}),
-    (ALL, BINARY, {"weights": [P], "positive_classes": [[1]]}),
-    (
-        ALL,
-        MULTI,
-        {
-            "positive_classes": [[], [0, 3], [-1], [1, 1], [0.5]],
-            "reduction": ["max", {"positive_classes": [1], "reduction": "classwise"}],
-        },
-    ),
-    (VALUES, BINARY, {"weights": [torch.full((4,), 2**52)], "average": [None]}),  # more than can be counted
-    (VALUES, LABELS, {"average": ["micro"]}),
-    ([tc.corp], BINARY, {"score": ["crps"]}),
-    ([tc.CORP], {"task": "binary"}, {"component": [None]}),
-    ([tc.ACE(task="binary").update], {"preds": P, "target": Y}, {"weights": [P]}),
-    (
-        [
-            partial(tc.GCE, loss=gap),
-            *(partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)),
-            *(tc.ACE, tc.TCE, tc.KS, tc.CORP),
-        ],
-        {"task": "binary"},
-        {"resolution": [0, 64.0], "task": ["regression"], "average": [None], "reduction": ["max"]},
-    ),
-]
+
+def assert_wrong(functions, given, **wrong):
+    for function in functions:
+        assert_named(partial(function, **given), wrong)
 
 
-def test_wrong_ranked_calls():
-    for functions, given, wrong in CALLS:
-        for function in functions:
-            assert_named(partial(function, **given), wrong)
+def test_wrong_bins_and_tests():
+    falling, repeated, late, short = [0, 0.6, 0.4, 1], [0, 0.5, 0.5, 1], [0.1, 0.5, 1], [0, 0.5, 0.9]
+    assert_wrong(BINS, BINARY, bins=["quantile", [0.0], falling, repeated, late, short, [0, math.nan, 1]])
+    assert_wrong(MASSED, BINARY, n_bins=[0, 2.5, 2**20 + 1])
+    assert_wrong(TIES, BINARY, ties=["first"])
+    crossed = {"n_min": 3, "n_max": 2}
+    assert_wrong(TCE, BINARY, n_min=[crossed, {"n_min": 4, "n_max": 9}, 0, 1.0], n_max=[0], variant=["v2"])
+    assert_wrong(TCE, BINARY, right=[{"bins": "equal_width", "right": "no"}])
+    assert_wrong(TCE, BINARY, alpha=[0.0, 1.0, math.nan, "5%", True], test=["z"])
+    assert_wrong([gce], BINARY, n_min=[{"bins": "pava_bc", **crossed}], loss=["gap"])
+    assert_wrong([tc.tce, gce], BINARY, norm=["l3"])
+
+
+def test_wrong_samples_and_reductions():
+    assert_wrong([*ALL, *MASSED], BINARY, weights=[P])
+    assert_wrong(TIES, BINARY, weights=[{"weights": 2 * Y, "ties": "split"}])
+    assert_wrong(VALUES, BINARY, weights=[torch.full((4,), 2**52)], average=[None])  # more than can be counted
+    assert_wrong(TCE, BINARY, target=[SOFT])
+    assert_wrong([gce], BINARY, target=[SOFT | {"bins": bins} for bins in ("pava", "pava_bc")])
+    assert_wrong(ALL, BINARY, positive_classes=[[1]])
+    assert_wrong(ALL, MULTI, positive_classes=[[], [0, 3], [-1], [1, 1], [0.5]])
+    assert_wrong(ALL, MULTI, reduction=["max", {"positive_classes": [1], "reduction": "classwise"}])
+    assert_wrong(VALUES, LABELS, average=["micro"])
+    assert_wrong([tc.corp], BINARY, score=["crps"])
     for function in ALL:
         with pytest.raises(TypeError, match="levels"):
             function(**BINARY, levels=3)
+
+
+def test_wrong_ranked_metrics():
+    massed_classes = [partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)]
+    classes, binary = [partial(tc.GCE, loss=gap), tc.ACE, tc.TCE, tc.KS, tc.CORP, *massed_classes], {"task": "binary"}
+    assert_wrong(classes, binary, resolution=[0, 64.0], task=["regression"], average=[None], reduction=["max"])
+    assert_wrong([tc.CORP], binary, component=[None])
+    assert_wrong([tc.ACE(**binary).update], {"preds": P, "target": Y}, weights=[P])
 
 
 def test_too_few_samples_for_the_bounds_are_found_at_the_end():
