@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, N_CLASSES, Case
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
@@ -152,24 +152,17 @@ def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
         of_seven.num_classes = 3
 
 
-@pytest.mark.parametrize(("task", "size"), [("multiclass", {"num_classes": 7}), ("multilabel", {"num_labels": 3})])
+@pytest.mark.parametrize(("task", "size"), [("multiclass", "num_classes"), ("multilabel", "num_labels")])
 def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
-    (n,) = size.values()
-    metric = tc.ECE(task=task, reduction="classwise", average=None, **size)
-    tracker = MetricTracker(MetricCollection([ClasswiseWrapper(metric)]), maximize=None)
-    assert tracker.maximize == [False] * n
-    generator = torch.Generator().manual_seed(0)
+    case = Case("", tc.ece, tc.ECE, task, {"reduction": "classwise", "average": None}, {size: N_CLASSES})
+    tracker = MetricTracker(MetricCollection([ClasswiseWrapper(case.metric())]), maximize=None)
+    assert tracker.maximize == [False] * N_CLASSES
     values = []
-    for _ in range(2):
+    for seed in range(2):
         tracker.increment()
-        preds = torch.rand(20, n, generator=generator).softmax(-1)
-        target = torch.randint(0, n, (20,), generator=generator)
-        target = nn.functional.one_hot(target, n) if task == "multilabel" else target
-        tracker.update(preds, target)
-        values.append(tc.ece(preds.double(), target, task=task, reduction="classwise", average=None))
-    best = torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64)
-    # The predictions are float32: each of the 20 confidences is rounded by at most 6e-8.
-    torch.testing.assert_close(best, torch.stack(values).amin(0), rtol=0, atol=1e-6)
+        tracker.update(*case.data(20, seed=seed))
+        values.append(case.call(*case.data(20, seed=seed)))
+    close(torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64), torch.stack(values).amin(0))
 
 
 def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
