@@ -222,14 +222,6 @@ def test_closed_form_cox_without_a_maximum():
     torch.testing.assert_close(clipped, fit([0.01, 0.2, 0.4, 0.7, 0.99], certain[1]))
 
 
-def test_logits_beyond_what_probabilities_hold_are_taken_as_they_are():
-    logits, target = torch.tensor([-60.0, -50, 55, 70, 45, -40], dtype=F64), torch.tensor([0, 1, 1, 1, 0, 0])
-    a, b, _ = oracle.logistic((logits / 50).tolist(), target.tolist(), [1.0] * 6)
-    fit = tc.cox(logits, target, task="binary", from_logits=True)
-    assert fit.slope.item() == pytest.approx(b / 50, rel=1e-10)
-    assert fit.intercept.item() == pytest.approx(a, rel=1e-10)
-
-
 @pytest.mark.parametrize(("factor", "shift"), [(300, 0), (1e4, 0), (1, 100), (300, -1e4)])
 def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
     p, target = calibrated(500)

@@ -103,14 +103,6 @@ def test_closed_form_a_model_that_is_right_and_sure_is_not_rejected():
         assert found.p_value == 1  # every calibrated model shows as much
 
 
-@pytest.mark.parametrize("estimator", ["linear", "block", "unbiased"])
-def test_law_classes_against_the_rest_are_a_binary_task(estimator):
-    preds, target = calibrated(1, 80, num_classes=4)
-    found = tc.skce_test(preds[0], target[0], task="multiclass", positive_classes=[1, 2], estimator=estimator)
-    rest = preds[0, :, 1:3].sum(-1), ((target[0] == 1) | (target[0] == 2)).long()
-    close(found, tc.skce_test(*rest, task="binary", estimator=estimator))
-
-
 def test_streamed_test_is_that_of_one_call_and_of_every_label():
     preds, target = data("multilabel", 200)
     metric = tc.SKCE(task="multilabel", num_labels=N_CLASSES)
