@@ -28,10 +28,10 @@ def rows_of(task, preds, target):
     return [oracles.as_rows(p.tolist(), y.tolist()) for p, y in columns]
 
 
-def calibrated(n_sets, n, num_classes=3, seed=0, concentration=1.0):
-    """Return data sets of predictions `(S, N, C)`, and labels drawn from them."""
-    generator = torch.Generator().manual_seed(seed)
-    preds = (torch.randn(n_sets, n, num_classes, generator=generator, dtype=F64) / concentration).softmax(-1)
+def calibrated(n_sets, n, concentration=1.0):
+    """Return data sets of predictions `(S, N, 3)`, and labels drawn from them."""
+    generator = torch.Generator().manual_seed(0)
+    preds = (torch.randn(n_sets, n, 3, generator=generator, dtype=F64) / concentration).softmax(-1)
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
     return preds, target
 

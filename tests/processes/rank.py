@@ -1,4 +1,4 @@
-"""One rank of test_distributed.py: `python rank.py RANK WORLD FILE`. Raises an error on any difference."""
+"""One rank of test_faults.py: `python rank.py RANK WORLD FILE`. Raises an error on any difference."""
 
 import datetime
 import sys

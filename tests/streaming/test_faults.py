@@ -1,6 +1,6 @@
-"""What becomes of streams when something fails: real gloo processes, one of which is killed.
+"""Streams on several ranks, and what becomes of them when something fails: real gloo processes.
 
-The work is in fault_rank.py.
+The work is in rank.py and fault_rank.py.
 """
 
 import signal
@@ -14,6 +14,12 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 import torchcalib as tc
 
 WORLD = 3
+
+
+@pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
+def test_ranks_with_uneven_shares_agree_with_one_process(world, tmp_path):
+    codes, said = run_together([[SCRIPTS / "rank.py", rank, world, tmp_path / "store"] for rank in range(world)])
+    assert codes == [0] * world, said
 
 
 def launched(part, folder, *more, script="fault_rank.py", timeout=240):

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, N_CLASSES, Case
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
@@ -69,9 +69,8 @@ def test_ranks_that_only_a_gather_connects_have_the_value_of_all_data(path):
 
 
 def test_wrapped_metrics_and_collections_meet_by_a_gather_and_different_metrics_are_refused():
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(40, generator=generator, dtype=torch.float64)
-    target, groups = torch.randint(0, 2, (40,), generator=generator), torch.arange(40) % 3
+    preds, target = next(case for case in CASES if case.name == "brier-binary-probs").data(n=40)
+    groups = torch.arange(40) % 3
 
     def work(rank, gather):
         options = {"task": "binary", **connected(gather)}
@@ -86,14 +85,14 @@ def test_wrapped_metrics_and_collections_meet_by_a_gather_and_different_metrics_
             metric.update(preds[rows], target[rows])
         with pytest.raises(RuntimeError, match="all ranks must sync the same metrics"):
             different.compute()
-        values = {**members.compute(), **plain.compute(), "by group": by_group.compute()}
-        return {**values, "bootstrapped": bootstrapped.compute()}, bootstrapped.interval().replicates, by_group.n()
+        assert by_group.n().tolist() == groups.bincount().tolist()
+        values = {**members.compute(), **plain.compute(), "bootstrapped": bootstrapped.compute()}
+        return values, by_group.compute(), bootstrapped.interval().replicates
 
-    (values, replicates, n), other = on_ranks(2, work)
-    assert n.tolist() == groups.bincount().tolist()
-    assert torch.equal(replicates, other[1])
+    (values, by_group, replicates), (*_, others) = on_ranks(2, work)
+    assert torch.equal(replicates, others)
     assert len(set(replicates.tolist())) > 30
-    close(values["by group"], tc.by_group(tc.ks, preds, target, groups, task="binary"))
+    close(by_group, tc.by_group(tc.ks, preds, target, groups, task="binary"))
     for name, function in (("ECE", tc.ece), ("KS", tc.ks), ("NLL", tc.nll), ("bootstrapped", tc.nll)):
         close(values[name], function(preds, target, task="binary"))
 
@@ -128,52 +127,42 @@ def test_a_module_that_holds_a_metric_can_be_scripted_and_saved():
     one_of_each = {case.cls: case for case in CASES}
     assert set(one_of_each) | {*WRAPPERS, tc.GCE} >= set(CLASSES)
     nll = tc.NLL(task="binary")
-    metrics = [case.metric() for case in one_of_each.values()]
-    metrics += [tc.ByGroup(nll, num_groups=2), tc.Bootstrapped(nll), tc.CalibrationCollection([nll])]
     nll.update(P, Y)
-    for metric in metrics:
-        model, file = Model(metric), io.BytesIO()
+    wrapped = [tc.ByGroup(nll, num_groups=2), tc.Bootstrapped(nll), tc.CalibrationCollection([nll])]
+    for metric in (*(case.metric() for case in one_of_each.values()), *wrapped):
+        model, file, x = Model(metric), io.BytesIO(), torch.ones(2, 3)
         torch.jit.save(torch.jit.script(model), file)
         file.seek(0)
-        x = torch.ones(2, 3)
         torch.testing.assert_close(torch.jit.load(file)(x), model(x))
 
 
 def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
-    found = [
-        (metric.num_classes, metric.num_labels)
-        for metric in (
-            tc.ECE(task="binary"),
-            tc.ECE(task="multiclass"),
-            tc.ECE(task="multiclass", num_classes=7),
-            tc.ECE(task="multiclass", num_classes=7, positive_classes=[1]),
-            tc.ECE(task="multilabel", num_labels=5),
-            tc.Bootstrapped(tc.ECE(task="multilabel", num_labels=5)),
-        )
-    ]
-    assert found == [(None, None), (None, None), (7, None), (7, None), (5, 5), (5, 5)]
+    of_seven = tc.ECE(task="multiclass", num_classes=7)
+    of_five = tc.ECE(task="multilabel", num_labels=5)
+    for metric, outputs in (
+        (tc.ECE(task="binary"), (None, None)),
+        (tc.ECE(task="multiclass"), (None, None)),
+        (of_seven, (7, None)),
+        (tc.ECE(task="multiclass", num_classes=7, positive_classes=[1]), (7, None)),
+        (of_five, (5, 5)),
+        (tc.Bootstrapped(of_five), (5, 5)),
+    ):
+        assert (metric.num_classes, metric.num_labels) == outputs
     with pytest.raises(AttributeError):
-        tc.ECE(task="multiclass", num_classes=7).num_classes = 3
+        of_seven.num_classes = 3
 
 
-@pytest.mark.parametrize(("task", "size"), [("multiclass", {"num_classes": 7}), ("multilabel", {"num_labels": 3})])
+@pytest.mark.parametrize(("task", "size"), [("multiclass", "num_classes"), ("multilabel", "num_labels")])
 def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
-    (n,) = size.values()
-    metric = tc.ECE(task=task, reduction="classwise", average=None, **size)
-    tracker = MetricTracker(MetricCollection([ClasswiseWrapper(metric)]), maximize=None)
-    assert tracker.maximize == [False] * n
-    generator = torch.Generator().manual_seed(0)
+    case = Case("", tc.ece, tc.ECE, task, {"reduction": "classwise", "average": None}, {size: N_CLASSES})
+    tracker = MetricTracker(MetricCollection([ClasswiseWrapper(case.metric())]), maximize=None)
+    assert tracker.maximize == [False] * N_CLASSES
     values = []
-    for _ in range(2):
+    for seed in range(2):
         tracker.increment()
-        preds = torch.rand(20, n, generator=generator).softmax(-1)
-        target = torch.randint(0, n, (20,), generator=generator)
-        target = nn.functional.one_hot(target, n) if task == "multilabel" else target
-        tracker.update(preds, target)
-        values.append(tc.ece(preds.double(), target, task=task, reduction="classwise", average=None))
-    best = torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64)
-    # The predictions are float32: each of the 20 confidences is rounded by at most 6e-8.
-    torch.testing.assert_close(best, torch.stack(values).amin(0), rtol=0, atol=1e-6)
+        tracker.update(*case.data(20, seed=seed))
+        values.append(case.call(*case.data(20, seed=seed)))
+    close(torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64), torch.stack(values).amin(0))
 
 
 def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
