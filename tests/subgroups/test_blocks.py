@@ -5,13 +5,11 @@ import itertools
 import pytest
 import torch
 from cases import N_CLASSES, Case
-from helpers.each import check_each
 
 import torchcalib as tc
 
 N_GROUPS = 6
 SIZES = {"binary": {}, "multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}
-WEIGHTS = {"none": None, "few": 3, "whole blocks of one row": 40}
 
 
 def close(a, b):
@@ -30,53 +28,46 @@ def data(task, soft, n=120):
     return logits, target, groups.masked_fill(groups == 2, 3)
 
 
-def check_values_and_gradients(setting):
-    task, estimator, high, soft = setting
-    preds, target, groups = data(task, soft)
-    weights = None if WEIGHTS[high] is None else torch.arange(len(groups)) * 7 % WEIGHTS[high]
+@pytest.mark.parametrize(("task", "estimator"), list(itertools.product(SIZES, ("linear", "block"))))
+def test_values_and_gradients_are_those_of_the_function_over_each_group(task, estimator):
     options = {"task": task, "from_logits": True, "estimator": estimator, "block_size": 5}
     options["average"] = None if task == "multilabel" else "macro"
-    metric = tc.ByGroup(tc.SKCE(**options, **SIZES[task]), num_groups=N_GROUPS)
-    mine, theirs = (preds.clone().requires_grad_() for _ in range(2))
-    expected = []
-    for k in range(N_GROUPS):
-        rows = groups == k
-        own = None if weights is None else weights[rows]
-        expected.append(tc.skce(theirs[rows], target[rows], weights=own, **options))
-    expected = torch.stack(expected)
-    value = metric(mine, target, groups=groups, weights=weights)
-    close(value, expected)
-    held = ~expected.isnan()
-    value[held].sum().backward()
-    expected[held].sum().backward()
-    close(mine.grad, theirs.grad)
-    other = metric.clone()
-    other.reset()
-    other.update(preds, target, groups=groups, weights=weights)
-    metric.merge_state(other)  # the same blocks once more
-    close(metric.compute(), expected)
-
-
-def test_values_and_gradients_are_those_of_the_function_over_each_group():
-    settings = itertools.product(SIZES, ("linear", "block"), WEIGHTS, (False, True))
-    check_each(settings, check_values_and_gradients)
+    for copies, soft in itertools.product((1, 3, 40), (False, True)):  # of 40 copies of a row whole blocks are made
+        preds, target, groups = data(task, soft)
+        weights = None if copies == 1 else torch.arange(len(groups)) * 7 % copies
+        metric = tc.ByGroup(tc.SKCE(**options, **SIZES[task]), num_groups=N_GROUPS)
+        mine, theirs = (preds.clone().requires_grad_() for _ in range(2))
+        expected = []
+        for k in range(N_GROUPS):
+            rows = groups == k
+            own = None if weights is None else weights[rows]
+            expected.append(tc.skce(theirs[rows], target[rows], weights=own, **options))
+        expected = torch.stack(expected)
+        value = metric(mine, target, groups=groups, weights=weights)
+        close(value, expected)
+        held = ~expected.isnan()
+        value[held].sum().backward()
+        expected[held].sum().backward()
+        close(mine.grad, theirs.grad)
+        other = metric.clone()
+        other.reset()
+        other.update(preds, target, groups=groups, weights=weights)
+        metric.merge_state(other)  # the same blocks once more
+        close(metric.compute(), expected)
 
 
 def test_series_of_a_batch_and_batches_without_a_block():
-    preds, target, groups = data("multiclass", soft=False)
-    preds, target, groups = (t.reshape(2, 60, *t.shape[1:]) for t in (preds, target, groups))
+    preds, target, groups = (t.reshape(2, 60, *t.shape[1:]) for t in data("multiclass", soft=False))
     metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True, batch_shape=(2,)), num_groups=N_GROUPS)
     metric.update(preds, target, groups=groups)
     for n in (0, 1):  # too few for a block
-        few = torch.ones(2, n, dtype=torch.int64)
-        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n])
-        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n], weights=few)
-    for b in range(2):
-        for k in range(N_GROUPS):
-            rows = groups[b] == k
-            given = {"task": "multiclass", "from_logits": True, "estimator": "linear"}
-            close(metric.compute()[k, b], tc.skce(preds[b][rows], target[b][rows], **given))
-            assert metric.n()[k, b] == rows.sum() // 2, "n is the number of blocks"
+        for weights in (None, torch.ones(2, n, dtype=torch.int64)):
+            metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n], weights=weights)
+    for b, k in itertools.product(range(2), range(N_GROUPS)):
+        rows = groups[b] == k
+        expected = tc.skce(preds[b][rows], target[b][rows], task="multiclass", from_logits=True, estimator="linear")
+        close(metric.compute()[k, b], expected)
+        assert metric.n()[k, b] == rows.sum() // 2, "n is the number of blocks"
 
 
 def test_a_weight_of_any_size_takes_no_memory():
@@ -88,10 +79,9 @@ def test_a_weight_of_any_size_takes_no_memory():
     close(metric.compute(), 2 * (1 - p) ** 2)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_update_off_the_cpu_never_asks_for_a_value(weighted):
+def test_update_off_the_cpu_never_asks_for_a_value():
     preds, target, groups = (t.to("meta") for t in data("multiclass", soft=False))
-    weights = torch.ones(120, dtype=torch.int64, device="meta") if weighted else None
-    metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True), num_groups=N_GROUPS).to("meta")
-    metric.update(preds, target, groups=groups, weights=weights)
-    assert metric.state.device.type == "meta"
+    for weights in (None, torch.ones(120, dtype=torch.int64, device="meta")):
+        metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True), num_groups=N_GROUPS).to("meta")
+        metric.update(preds, target, groups=groups, weights=weights)
+        assert metric.state.device.type == "meta"
