@@ -241,16 +241,3 @@ def test_law_probabilities_and_logits_are_the_same_predictions(calibrator):
     log_odds = calibrator.fit(binary, labels, task="binary", from_logits=True)(binary)
     two = calibrator.fit(torch.stack((-binary / 2, binary / 2), -1), labels, **multi)
     assert log_odds.sigmoid().allclose(two(torch.stack((-binary / 2, binary / 2), -1)).exp()[:, 1], atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtypes_and_axes_are_read_as_they_are(dtype):
-    logits, target = data(60, 3, dtype=dtype)
-    transform, exact = D.fit(logits, target, **multi), D.fit(logits.double(), target, **multi)
-    assert transform(logits).dtype == torch.float32
-    assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
-    assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
-    turned = D.fit(logits.T, target, class_axis=0, **multi)
-    assert turned(logits.T).T.allclose(transform(logits))
-    with pytest.raises(ValueError, match=r"`preds` must have 3 classes.*got 60"):
-        turned(logits)

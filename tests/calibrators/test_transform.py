@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, ISO, H, binary, data, multi, name, single
+from helpers.fits import AFFINE, ALL, binary, data, multi, name, single
 from helpers.refusals import assert_refused
 
 from torchcalib.kernels.newton import NO_DATA
@@ -29,18 +29,6 @@ def test_without_data_a_fit_is_not_converged(calibrator):
     assert none(torch.rand(0, 7)).shape == (0, 7)
     labels = calibrator.fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
     assert labels(torch.rand(7, 0)).shape == (7, 0)
-
-
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_law_a_batch_of_series_is_a_loop(calibrator):
-    logits, target = data(80, 3, lead=(2, 3))
-    batched = calibrator.fit(logits, target, **multi)
-    assert batched.alpha.shape == batched.converged.shape == (2, 3)
-    for i, j in ((0, 0), (0, 2), (1, 1)):
-        one = calibrator.fit(logits[i, j], target[i, j], **multi)
-        assert batched.alpha[i, j].item() == pytest.approx(one.alpha.item(), abs=1e-9)
-        for found in (batched(logits)[i, j], batched.part(i).part(j)(logits[i, j])):
-            assert found.allclose(one(logits[i, j]), atol=1e-8)
 
 
 @each_calibrator
@@ -125,7 +113,10 @@ def test_wrong_calls_of_calibrators_and_transforms(calibrator):
         ("no labels", partial(labels, torch.rand(7)), ValueError, ["at least 2 axes"]),
         ("seven labels", partial(labels, torch.rand(2, 7)), ValueError, ["leading axes (2,)", "labels last, got (7,)"]),
     ]
-    if calibrator in (H, ISO):
+    if calibrator in AFFINE:
+        of_rows = calibrator.fit(*data(30, 3), class_axis=-1, **multi)
+        rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
+    else:
         of_classes = partial(calibrator.fit, torch.eye(3), torch.arange(3), task="multiclass")
         said = ["`task` must be one of 'binary', 'multilabel'", "positive_classes"]
         rows.append(("classes", of_classes, ValueError, said))

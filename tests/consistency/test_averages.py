@@ -15,7 +15,7 @@ from torchcalib.consistency.averages import cauchy_combination, widening
 def test_cauchy_combination_closed_form():
     """The mean of the quantiles: tan(0.4 pi) and tan(0.3 pi), 3.0777 and 1.3764, whose mean is tan(0.3655 pi).
 
-    Ties over all of (0, 1) have quantiles that cancel: of 9 such classes each takes a tenth of the tenth one's quantile.
+    Ties over all of (0, 1) have quantiles that cancel: 9 such classes leave a tenth of the quantile of the tenth one.
     """
 
     def expected(mean):

@@ -51,7 +51,9 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
     for preds, target, least, most in ((p, y, 0.92, 0.98), (wrong.square(), outcomes, 0, 0.5)):
         curve = tc.corp_curve(preds, target, task="binary", n_replicates=99)
         inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
-        assert least < float(inside.double().mean()) < most  # points of a curve go together: 40 curves, no 12,000 points
+        assert (
+            least < float(inside.double().mean()) < most
+        )  # points of a curve go together: 40 curves, no 12,000 points
 
 
 def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():

@@ -23,9 +23,6 @@ TESTED = [
     and case.options.get("component", "ici") == "ici"
     and case.cls is not tc.SmECE  # of many cells, whose sums are looked at below
 ]
-by_case = pytest.mark.parametrize(
-    "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
-)
 
 
 def floating(case, target, dtype=F64):
@@ -45,7 +42,9 @@ def noise_of(metric):
     return torch.stack((b.spread, b.noise))
 
 
-@by_case
+@pytest.mark.parametrize(
+    "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
+)
 def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on_rows_that_are_left_out(case):
     """Rows that are shares of votes, but count nowhere: of weight 0, or missing."""
     preds, target = case.data(n=60)
@@ -64,20 +63,6 @@ def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on
     drops = replace(case, own={**case.own, "nan_policy": "drop"})
     expected = tc.evidence(drops.metric(), preds, target, weights=copies, **FEW)
     same(tc.evidence(drops.metric(), preds, shares, weights=copies, **FEW), expected)
-
-
-@by_case
-def test_law_one_share_makes_shares_of_all_of_them_wherever_it_is(case):
-    preds, target = case.data(n=60)
-    shares = floating(case, target)
-    shares[40] = torch.softmax(torch.arange(N_CLASSES), -1, F64) if case.task == "multiclass" else 0.3
-    whole = tc.evidence(case.metric(), preds, shares, **FEW)
-    for sizes in ([10, 50], [41, 19], [40, 1, 19]):
-        pieces = zip(preds.split(sizes), shares.split(sizes), strict=True)
-        same(updated(case.metric(), *pieces).evidence(**FEW), whole)
-    labels = tc.evidence(case.metric(), preds, floating(case, target), **FEW)
-    nothing_by_construction = case.name == "esce-multiclass-classwise"  # the mean over classes that exclude each other
-    assert torch.equal(whole.noise_floor, labels.noise_floor) == nothing_by_construction
 
 
 @pytest.mark.parametrize("weighing", ["plain", "copies", "weights"])
@@ -169,7 +154,8 @@ def test_a_state_that_is_merged_saved_and_synced_keeps_what_it_has_seen(make, ha
     synced.state = synced.kind.meet(announced, [metric.kind.payload(metric.state) for metric in (one, other)])
     anew = expected.clone()
     anew.reset()
-    for metric in (merged, loaded, synced, updated(anew, *pieces)):
+    uneven = zip(preds.split([39, 2, 39]), target.split([39, 2, 39]), strict=True)
+    for metric in (merged, loaded, synced, updated(anew, (preds, target)), updated(make(), *uneven)):
         same_chance(metric, expected)
 
 

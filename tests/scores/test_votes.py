@@ -10,7 +10,7 @@ from helpers.refusals import assert_refused
 from helpers.votes import DISTANCES, SETTINGS, TASKS, C, as_classes, data, slow
 
 import torchcalib as tc
-from torchcalib.binomial import entropy_of_counts, mean_distance_of_share, mean_log_share
+from torchcalib.binomial import mean_distance_of_share, mean_log_share
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -155,22 +155,3 @@ def test_slow_sum_over_all_counts_of_what_is_expected_of_a_share(n):
         entropy = expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
         tolerance = max(1e-14 * n, 0 if n * p < 50 else 1e-10 if n * p < 100 else 2e-9)
         assert float(p * mean_log_share(share, votes)) == pytest.approx(entropy, rel=0, abs=tolerance), p
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_corrected_entropy_is_off_by_what_is_stated_and_that_is_less(n):
-    """Expectations over all counts of two classes."""
-
-    def entropy_of(*shares):
-        return -sum(oracles.xlogy(p, p) for p in shares)
-
-    def corrected(t):
-        shares = torch.tensor([t, 1 - t], dtype=torch.float64)
-        return float(entropy_of_counts(shares, torch.tensor([float(n)], dtype=torch.float64)))
-
-    for p in (0.5, 0.3, 0.1):
-        stated = sum(x * ((1 - x) ** (n - 1) - sum((1 - x) ** v / v for v in range(n, 3000))) for x in (p, 1 - p))
-        entropy = entropy_of(p, 1 - p)
-        bias = expected_of_share(corrected, p, n) - entropy
-        assert bias == pytest.approx(stated, abs=1e-12)
-        assert abs(bias) < entropy - expected_of_share(lambda t: entropy_of(t, 1 - t), p, n)

@@ -10,7 +10,6 @@ from cases import CASES, covering, formula_of, path_of
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
-from torchcalib.kernels.bin_sums import cell_sums
 from torchcalib.predictions import InputFormat
 from torchcalib.subgroups.table import adjusted_p_values, shrunk_to_mean
 
@@ -256,22 +255,6 @@ def test_a_collection_hands_groups_to_those_that_take_them_and_reads_once(monkey
     by_group = alone["ece_by"]
     assert (by_group.unit, by_group.question, by_group.higher_is_better) == (tc.ECE.unit, tc.ECE.question, False)
     assert "num_groups=6" in repr(by_group)
-
-
-def test_sums_over_cells_are_those_of_a_loop():
-    g = torch.Generator().manual_seed(0)
-    index = torch.randint(0, 5, (2, 3, 40), generator=g)
-    columns = torch.randn(2, 3, 4, 40, generator=g, dtype=torch.float64)
-    expected = torch.zeros(2, 3, 4, 7, dtype=torch.float64)
-    for i, j, f, k in itertools.product(range(2), range(3), range(4), range(40)):
-        expected[i, j, f, index[i, j, k]] += columns[i, j, f, k]
-    for requires_grad in (False, True):
-        columns.requires_grad_(requires_grad)
-        sums = cell_sums(index, columns, 7)
-        close(sums.detach(), expected)
-        close(cell_sums(index[0, 0], columns[0, 0], 7).detach(), expected[0, 0])
-        assert cell_sums(index[..., :0], columns[..., :0], 7).eq(0).all()
-        assert sums.requires_grad == requires_grad
 
 
 def biased(metric, n, num_groups, off, seed=0):
