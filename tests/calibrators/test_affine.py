@@ -73,16 +73,6 @@ def test_ill_conditioned_fit_is_no_worse_than_lbfgs(calibrator, seed):
     check_optimal(calibrator, *ill_conditioned(seed))
 
 
-@pytest.mark.parametrize(
-    ("system", "column", "scale"),
-    [("adrenal_resnet50", "log_probs", 1), ("agnews_gpt2", "log_probs", 100), ("sim_ferrer_k10", "mcps", 0.01)],
-)
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_recorded_systems_are_fitted_no_worse_than_lbfgs(recorded, system, column, scale, calibrator):
-    arrays = recorded(f"{system}.npz")
-    check_optimal(calibrator, scale * arrays[column].double(), arrays["targets"].long())
-
-
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
 def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator):
     """Scores are then brought to standard form piece by piece, but for those with a row that is not read."""
@@ -228,16 +218,3 @@ def test_logits_of_any_size_are_one_problem(calibrator, scale):
         assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
         tolerance = {"rtol": 0, "atol": 1e-9} if given is multi else {"rtol": 1e-5, "atol": 1e-6}
         assert transform(scores).double().allclose(exact(exact_scores), **tolerance)
-
-
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_law_probabilities_and_logits_are_the_same_predictions(calibrator):
-    logits, target = data(80, 3)
-    by_logits = calibrator.fit(logits, target, **multi)(logits)
-    by_probs = calibrator.fit(logits.softmax(-1), target, task="multiclass")(logits.softmax(-1))
-    assert by_logits.exp().allclose(by_probs, atol=1e-9)
-    assert by_logits.exp().sum(-1).allclose(torch.ones(80, dtype=torch.float64))  # log-probabilities
-    binary, labels = single(80)
-    log_odds = calibrator.fit(binary, labels, task="binary", from_logits=True)(binary)
-    two = calibrator.fit(torch.stack((-binary / 2, binary / 2), -1), labels, **multi)
-    assert log_odds.sigmoid().allclose(two(torch.stack((-binary / 2, binary / 2), -1)).exp()[:, 1], atol=1e-9)

@@ -141,10 +141,15 @@ def test_what_is_left_out_anyhow_is_not_counted_and_infinite_logits_are_legal():
     target = torch.tensor([-1, 0, 0, 1, 0, 1])
     metric.update(logits, target, weights=torch.tensor([1, 0, 1, 1, 1, 1]))
     assert metric.n_dropped() == 1
-    close(metric.compute(), torch.tensor(2 / 3 * 0 + np.log(2) / 3, dtype=torch.float64))
+    close(metric.compute(), torch.tensor(np.log(2) / 3))
+    metric.reset()
+    metric.update(logits[:2], torch.tensor([0, 0]))  # nothing left is no data
+    assert metric.compute().isnan()
+    assert metric.n_dropped() == 2
     binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
     binary.update(torch.tensor([INF, -INF, NAN]), torch.tensor([1, 0, 1]))
     assert (binary.compute(), binary.n_dropped()) == (0, 1)
+    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
 
 
 def test_all_else_that_is_bad_is_an_error_still():
@@ -188,14 +193,6 @@ def test_where_values_cannot_be_looked_at_they_are_dropped_and_not_nan(function)
     assert torch.vmap(read)(preds, target).isnan().tolist() == [False, True, False]
 
 
-def test_nothing_left_is_no_data():
-    metric = tc.ECE(task="multiclass", nan_policy="drop")
-    metric.update(torch.full((3, 4), NAN), torch.zeros(3, dtype=torch.int64))
-    assert metric.compute().isnan()
-    assert metric.n_dropped() == 3
-    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
-
-
 def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_policies():
     def made(policy):
         return tc.NLL(task="binary", nan_policy=policy)
@@ -223,20 +220,24 @@ def test_functions_that_resample_and_fit_take_the_option():
     target = torch.randint(0, 2, (60,), generator=generator)
     bad, weights = preds.clone(), torch.ones(60)
     bad[7], weights[7] = NAN, 0
-    replicated = {"task": "binary", "n_replicates": 39}
-    drawn = tc.bootstrap(tc.ece, bad, target, nan_policy="drop", **replicated)
-    close(drawn.replicates, tc.bootstrap(tc.ece, preds, target, weights=weights, **replicated).replicates)
-    for calibrator in (tc.DPCalibration(), tc.Isotonic(), tc.HistogramBinning()):
-        options = {"task": "binary", "calibrator": calibrator, "score": "brier"}
-        found = tc.calibration_loss(bad, target, nan_policy="drop", **options)
-        close(found, tc.calibration_loss(preds, target, weights=weights, **options))
+    drawn, expected = (
+        tc.bootstrap(tc.ece, p, target, task="binary", n_replicates=39, **how)
+        for p, how in ((bad, {"nan_policy": "drop"}), (preds, {"weights": weights}))
+    )
+    close(drawn.replicates, expected.replicates)
     after = tc.calibrated(bad, target, task="binary", nan_policy="drop")
     assert after.isnan().nonzero().flatten().tolist() == [7]
-    rows = torch.stack((1 - bad, bad), -1)
-    of_set = {"positive_classes": [1], "score": "brier", "task": "multiclass"}
-    dropped = tc.calibration_loss(rows, target, nan_policy="drop", **of_set)
-    rows[7] = 0.5
-    torch.testing.assert_close(dropped, tc.calibration_loss(rows, target, weights=weights, **of_set))
+    of_set = {"task": "multiclass", "positive_classes": [1]}
+    rows, some = (torch.stack((1 - p, p), -1) for p in (bad, preds))
+    for bad_rows, good_rows, options in (
+        (bad, preds, {"task": "binary", "calibrator": tc.DPCalibration()}),
+        (bad, preds, {"task": "binary", "calibrator": tc.Isotonic()}),
+        (bad, preds, {"task": "binary", "calibrator": tc.HistogramBinning()}),
+        (rows, some, of_set),
+    ):
+        found = tc.calibration_loss(bad_rows, target, nan_policy="drop", score="brier", **options)
+        expected = tc.calibration_loss(good_rows, target, weights=weights, score="brier", **options)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
@@ -264,7 +265,7 @@ def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_
     assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"({n} left out for NaN)" in shown
-    assert f"{n} {what} hold NaN" in shown
-    assert f"{n} {what} hold NaN" in (tmp_path / "out" / "report.html").read_text()
+    for text in (shown, (tmp_path / "out" / "report.html").read_text()):
+        assert f"{n} {what} hold NaN" in text
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (n, "drop")
