@@ -240,23 +240,32 @@ def test_functions_that_resample_and_fit_take_the_option():
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_the_others(task, tmp_path, capsys):
+def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_the_others(
+    task, soft, tmp_path, capsys
+):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand((80,) if task == "binary" else (80, 3), generator=generator)
     preds = preds / preds.sum(-1, keepdim=True) if task == "multiclass" else preds
     target = torch.randint(0, 2, preds.shape if task == "multilabel" else (80,), generator=generator)
+    if soft:
+        target = (torch.nn.functional.one_hot(target, 3) if task == "multiclass" else target).float()
+    bad, gone = preds.clone(), target.clone()
+    bad[3] = (gone if soft else bad)[5] = NAN
     left = ~torch.isin(torch.arange(80), torch.tensor([3, 5]))
     n, what = (6, "labels of samples") if task == "multilabel" else (2, "samples")
-    bad = preds.masked_fill(~left.reshape(-1, *[1] * (preds.dim() - 1)), NAN)
     given = {"task": task, "with_intervals": False}
-    found = tc.report(bad, target, nan_policy="drop", **given)
-    expected = tc.report(preds, target, weights=left.long(), **given)
-    assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
-    assert found.notes[-1].startswith(f"{n} {what} hold NaN")
-    assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
-    wanted = [gain.value for gain in expected.calibration.gains]
-    assert [gain.value for gain in found.calibration.gains] == pytest.approx(wanted, rel=1e-9)
+    for weights in (None, 1 + torch.arange(80) % 3, 0.5 + torch.arange(80) % 3):
+        found = tc.report(bad, gone, weights=weights, nan_policy="drop", **given)
+        expected = tc.report(preds, target, weights=left.long() if weights is None else left * weights, **given)
+        assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
+        assert found.notes[-1].startswith(f"{n} {what} hold NaN")
+        assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
+        wanted = [gain.value for gain in expected.calibration.gains]
+        assert [gain.value for gain in found.calibration.gains] == pytest.approx(wanted, rel=1e-9)
+    if soft:
+        return
 
     np.savez(tmp_path / "preds.npz", probs=bad.numpy(), target=target.numpy())
     arguments = ["report", str(tmp_path / "preds.npz"), "--task", task, "--no-calibration", "--no-intervals"]
