@@ -218,3 +218,22 @@ def test_logits_of_any_size_are_one_problem(calibrator, scale):
         assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
         tolerance = {"rtol": 0, "atol": 1e-9} if given is multi else {"rtol": 1e-5, "atol": 1e-6}
         assert transform(scores).double().allclose(exact(exact_scores), **tolerance)
+
+
+@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+def test_dtypes_axes_and_probabilities_are_read_as_they_are(calibrator):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        logits, target = data(60, 3, dtype=dtype)
+        transform, exact = (calibrator.fit(scores, target, **multi) for scores in (logits, logits.double()))
+        assert transform(logits).dtype == torch.float32
+        assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
+        assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
+        turned = calibrator.fit(logits.T, target, class_axis=0, **multi)
+        assert turned(logits.T).T.allclose(transform(logits))
+    logits, probs = logits.double(), logits.double().softmax(-1)
+    by_probs = calibrator.fit(probs, target, task="multiclass")(probs)
+    assert exact(logits).exp().allclose(by_probs, atol=1e-9)  # log-probabilities
+    log_odds, labels = single(80)
+    pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
+    two = calibrator.fit(pairs, labels, **multi)(pairs).exp()[:, 1]
+    assert calibrator.fit(log_odds, labels, **binary)(log_odds).sigmoid().allclose(two, atol=1e-9)
