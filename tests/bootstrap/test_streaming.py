@@ -23,22 +23,13 @@ ADDITIVE = [
 ]
 
 
-def test_bad_metrics_are_refused():
-    nll = tc.NLL(task="binary")
-    assert_refused(
-        [
-            ("function", lambda: tc.Bootstrapped(tc.nll), TypeError, ["`metric` must be a torchcalib metric, got fun"]),
-            ("samples", lambda: tc.Bootstrapped(tc.TCE(task="binary")), ValueError, ["have sums", "Pass `resolution`"]),
-            ("itself", lambda: tc.Bootstrapped(tc.Bootstrapped(nll)), ValueError, ["`metric` must have sums"]),
-            ("few", lambda: tc.Bootstrapped(nll, n_replicates=10), ValueError, ["`n_replicates` must be at least 39"]),
-            ("seed", lambda: tc.Bootstrapped(nll, seed="0"), TypeError, ["`seed` must be an int"]),
-        ]
-    )
-
-
 @pytest.fixture(params=list(covering(ADDITIVE, lambda case: {path_of(case)})))
 def additive(request):
     return request.param
+
+
+def poisson(n_replicates, n, seed=0):
+    return draws.poisson_counts(seed, torch.arange(n_replicates), torch.arange(n), torch.float64)
 
 
 def test_streamed_in_pieces_is_a_loop_over_poisson_weights(additive):
@@ -48,11 +39,9 @@ def test_streamed_in_pieces_is_a_loop_over_poisson_weights(additive):
     for piece in (slice(0, 1), slice(1, 1), slice(1, 30), slice(30, 41)):
         metric.update(preds[piece], target[piece], weights=weights[piece])
     close(metric.compute(), additive.call(preds, target, weights=weights))
-    times = draws.poisson_counts(3, torch.arange(39), torch.arange(41), torch.float64)
     found = metric.interval()
     close(found.value, metric.compute())
-    close(found.replicates, additive.call(preds, target, weights=times * weights))
-    assert found.level == 0.95
+    close(found.replicates, additive.call(preds, target, weights=poisson(39, 41, seed=3) * weights))
     off_the_cpu = tc.Bootstrapped(additive.metric(ignore_index=-100), n_replicates=39).to("meta")
     off_the_cpu.update(preds.to("meta"), target.to("meta"), weights=weights.to("meta"))  # which has no value to read
     assert off_the_cpu.state.device.type == "meta"
@@ -70,8 +59,8 @@ def test_streamed_series_are_kept_apart_and_forward_is_the_batch_value(additive)
         additive.call(again, target[:, :7]).sum().backward()
         close(first.grad, again.grad)
     metric(preds[:, 7:], target[:, 7:])
-    times = draws.poisson_counts(0, torch.arange(39), torch.arange(20), torch.float64)
-    close(metric.interval().replicates, additive.call(preds, target, weights=times[:, None].expand(-1, 3, -1)))
+    times = poisson(39, 20)[:, None].expand(-1, 3, -1)
+    close(metric.interval().replicates, additive.call(preds, target, weights=times))
 
 
 def streamed(seed=0, n_bins=5, n_replicates=39, **kwargs):
@@ -104,7 +93,7 @@ def test_merging_takes_other_draws_and_adds_them():
     with pytest.raises(ValueError, match="`incoming_state` must have drawn other numbers, got seed=0 in both"):
         one.merge_state(same)
     one.merge_state(other)
-    drawn = [draws.poisson_counts(s, torch.arange(39), torch.arange(n), torch.float64) for s, n in ((0, 25), (1, 35))]
+    drawn = poisson(39, 25), poisson(39, 35, seed=1)
     ece = partial(tc.ece, preds, target, task="binary", n_bins=5)
     close(one.compute(), ece())
     close(one.interval().replicates, ece(weights=torch.cat(drawn, -1)))
@@ -116,15 +105,14 @@ def test_merging_takes_other_draws_and_adds_them():
 def test_members_of_a_collection_have_their_own_intervals_and_what_sorts_is_a_sketch():
     preds, target = BINARY.data(n=60)
     alone, sketch = streamed(), partial(tc.KS, task="binary", resolution=64)
-    members = {"ece": streamed(), "ks": tc.Bootstrapped(sketch()), "mce": tc.MCE(task="binary")}
-    metrics = tc.CalibrationCollection(members)
+    metrics = tc.CalibrationCollection({"ece": streamed(), "ks": tc.Bootstrapped(sketch())})
     for piece in (slice(0, 13), slice(13, 60)):
         metrics.update(preds[piece], target[piece])
         alone.update(preds[piece], target[piece])
     close(metrics["ece"].interval().replicates, alone.interval().replicates)
     replicates = metrics["ks"].interval().replicates
     assert replicates.shape == (200,)
-    for r, times in enumerate(draws.poisson_counts(0, torch.arange(2), torch.arange(60), torch.float64)):
+    for r, times in enumerate(poisson(2, 60)):
         weighted = sketch()
         weighted.update(preds, target, weights=times)
         close(replicates[r], weighted.compute())
@@ -133,3 +121,15 @@ def test_members_of_a_collection_have_their_own_intervals_and_what_sorts_is_a_sk
     assert "n_replicates=39" in repr(alone)
     figure, _ = alone.plot(torch.tensor(0.5))
     figure.clear()
+
+
+def test_bad_metrics_are_refused():
+    nll = tc.NLL(task="binary")
+    wrong = [
+        ({"metric": tc.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),
+        ({"metric": tc.TCE(task="binary")}, ValueError, "Pass `resolution`"),
+        ({"metric": tc.Bootstrapped(nll)}, ValueError, "`metric` must have sums"),
+        ({"metric": nll, "n_replicates": 10}, ValueError, "`n_replicates` must be at least 39"),
+        ({"metric": nll, "seed": "0"}, TypeError, "`seed` must be an int"),
+    ]
+    assert_refused((given, partial(tc.Bootstrapped, **given), error, [part]) for given, error, part in wrong)

@@ -1,7 +1,6 @@
 """Affine calibrators: against scipy's L-BFGS-B, closed forms, and where there is no optimum."""
 
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -13,13 +12,11 @@ from scipy.special import logsumexp
 from torchcalib.kernels.newton import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
-def lbfgs(scores, target, bias, weights=None):
+def lbfgs(scores, target, bias):
     """The smallest mean NLL that scipy's L-BFGS-B finds, alpha >= 0, on scores of unit scale."""
     s, y = scores.double().numpy(), target.numpy()
     s = s - s.max(1, keepdims=True)
     s = s / np.sqrt((s**2).mean())
-    w = np.ones(len(s)) if weights is None else weights.numpy()
-    w = w / w.sum()
     rows = np.arange(len(s))
 
     def nll(theta):
@@ -27,8 +24,8 @@ def lbfgs(scores, target, bias, weights=None):
         norm = logsumexp(z, 1)
         residual = np.exp(z - norm[:, None])
         residual[rows, y] -= 1
-        gradient = [(w * (residual * s).sum(1)).sum()]
-        return (w * (norm - z[rows, y])).sum(), np.array([*gradient, *(w @ residual)] if bias else gradient)
+        gradient = [(residual * s).sum(1).mean()]
+        return (norm - z[rows, y]).mean(), np.array([*gradient, *residual.mean(0)] if bias else gradient)
 
     start = np.array([1.0] + [0.0] * (s.shape[1] if bias else 0))
     bounds = [(0, None)] + [(None, None)] * (len(start) - 1)
@@ -36,57 +33,27 @@ def lbfgs(scores, target, bias, weights=None):
     return minimize(nll, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).fun
 
 
-def gradient_norm(transform, scores, target):
-    """Norm of the gradient of the mean NLL in (alpha, beta), by autograd."""
-    alpha = transform.alpha.clone().requires_grad_()
-    beta = transform.beta.clone().requires_grad_()
-    loss = torch.nn.functional.cross_entropy(alpha * scores.double() + beta, target)
-    loss.backward()
-    gradients = [alpha.grad, *([] if (transform.beta == 0).all() else [beta.grad])]
-    return loss.item(), torch.cat([g.reshape(-1) for g in gradients]).norm().item()
-
-
-@cache
-def recorded_system(recorded, system):
-    """Scores and labels of a recorded system, named by its file and what is read there."""
-    file, _, case = system.partition("/")
-    arrays = recorded(f"{file}.npz")
-    if file == "sim_gda":
-        log_odds = arrays[f"p_{case}"].logit()
-        return torch.stack((-log_odds / 2, log_odds / 2), -1), arrays[f"y_{case}"].long()
-    scores = arrays[case] if case else arrays.get("logits", arrays.get("log_probs"))
-    return scores.double(), arrays["targets"].long()
-
-
-@cache
-def recorded_optimum(recorded, system, bias):
-    """The smallest mean NLL, which is that of the scores in any unit."""
-    return lbfgs(*recorded_system(recorded, system), bias)
-
-
-def check_optimal(calibrator, scores, target, optimum):
-    """Fit, and compare with an optimum: the fit has no gradient and no larger NLL, by more than rounding."""
-    transform = calibrator.fit(scores, target, **multi)
-    value, norm = gradient_norm(transform, scores, target)
-    assert transform.outcome == CONVERGED
-    assert transform.remarks() == []
-    assert transform.converged
-    assert transform.grad_norm < 1e-9
-    assert norm < 1e-9
-    assert value <= optimum + rounding_of_nll(transform, scores)
-    return transform
-
-
-def rounding_of_nll(transform, scores):
-    """By how much two float64 computations of a mean NLL may differ.
+def check_optimal(calibrator, scores, target):
+    """Fit, and compare with L-BFGS-B: the fit has no gradient and no larger NLL, by more than rounding.
 
     A log-sum-exp of C terms is off by C + 2 roundings of its largest logit, the label's logit by 2, and a pairwise
     mean of N losses by log2 N of the largest; the scores are scaled once more for L-BFGS-B. Both sides have this error.
     """
+    transform = calibrator.fit(scores, target, **multi)
+    parameters = [x.clone().requires_grad_() for x in (transform.alpha, transform.beta)][: 1 + (calibrator is D)]
+    value = torch.nn.functional.cross_entropy(parameters[0] * scores.double() + sum(parameters[1:]), target)
+    value.backward()
+    assert transform.outcome == CONVERGED
+    assert transform.remarks() == []
+    assert transform.converged
+    assert transform.grad_norm < 1e-9
+    assert torch.cat([x.grad.reshape(-1) for x in parameters]).norm() < 1e-9
     n, n_classes = scores.shape
     logits = transform.alpha * (scores.double() - scores.double().amax(-1, keepdim=True)) + transform.beta
-    largest = logits[logits.isfinite()].abs().max().item()
-    return 2 * (n_classes + 6 + math.log2(n)) * torch.finfo(torch.float64).eps * max(1.0, largest)
+    largest = max(1.0, logits[logits.isfinite()].abs().max().item())
+    rounding = 2 * (n_classes + 6 + math.log2(n)) * torch.finfo(torch.float64).eps * largest
+    assert value.item() <= lbfgs(scores, target, calibrator is D) + rounding
+    return transform
 
 
 def ill_conditioned(seed):
@@ -100,48 +67,22 @@ def ill_conditioned(seed):
     return scores, (scores * 10 ** (-2 * torch.rand((), generator=g)) + 10 * noise).argmax(-1)
 
 
-# The optimum.
-
-
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(k, marks=pytest.mark.extended) for k in range(3, 20))])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
 def test_ill_conditioned_fit_is_no_worse_than_lbfgs(calibrator, seed):
-    scores, target = ill_conditioned(seed)
-    check_optimal(calibrator, scores, target, lbfgs(scores, target, calibrator is D))
+    check_optimal(calibrator, *ill_conditioned(seed))
 
 
-SYSTEMS = (
-    *("adrenal_resnet50", "agnews_gpt2", "sst2_gpt2", "cifar10_resnet20", "cifar100_resnet20"),
-    *(f"sim_ferrer_k{n_classes}/{case}" for n_classes in (2, 10) for case in ("mcps", "cal", "mcp", "mcs")),
-    *(f"sim_gda/{case}" for case in ("50-60", "50-50", "50-40", "01-01", "01-02")),
-)
-NORMAL = [("adrenal_resnet50", 1.0), ("agnews_gpt2", 100.0), ("sim_ferrer_k2/mcps", 1.0), ("sim_ferrer_k10/mcps", 0.01),
-          ("sim_gda/50-60", 1.0)]  # fmt: skip
-SCALED = [
-    pytest.param(system, scale, marks=[pytest.mark.extended] * ((system, scale) not in NORMAL))
-    for system in SYSTEMS
-    for scale in (1.0, 0.01, 100.0)
-]
-
-
-@pytest.mark.parametrize(("system", "scale"), SCALED)
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_recorded_systems_are_fitted_no_worse_than_lbfgs(recorded, system, scale, calibrator):
-    scores, target = recorded_system(recorded, system)
-    check_optimal(calibrator, scale * scores, target, recorded_optimum(recorded, system, calibrator is D))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.extended)])
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator, dtype):
+def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator):
     """Scores are then brought to standard form piece by piece, but for those with a row that is not read."""
     g = torch.Generator().manual_seed(0)
-    scores = (3 * torch.randn(6000, 50, generator=g) + 1e3 * torch.randn(6000, 1, generator=g)).to(dtype)
+    scores = 3 * torch.randn(6000, 50, generator=g) + 1e3 * torch.randn(6000, 1, generator=g)
     assert scores.numel() > PIECE
     noise = gumbel(6000, 50, generator=g, dtype=torch.float32)
     target = (0.6 * scores + 0.3 * torch.randn(50, generator=g) + noise).argmax(-1)
-    transform = check_optimal(calibrator, scores, target, lbfgs(scores, target, calibrator is D))
-    more = torch.cat((scores, torch.full((1, 50), torch.nan, dtype=dtype)))
+    transform = check_optimal(calibrator, scores, target)
+    more = torch.cat((scores, torch.full((1, 50), torch.nan)))
     weights = torch.ones(6001).index_fill(0, torch.tensor([6000]), 0)
     whole = calibrator.fit(more, torch.cat((target, target[:1])), weights=weights, **multi)
     torch.testing.assert_close(transform.alpha, whole.alpha, rtol=1e-9, atol=0)
@@ -166,9 +107,6 @@ def test_closed_form_of_two_scores():
         assert transform.alpha.item() == pytest.approx(math.log(3), abs=1e-12)
         assert transform.beta.tolist() == pytest.approx([0, 0], abs=1e-12)
         assert transform.temperature.item() == pytest.approx(1 / math.log(3), abs=1e-12)
-
-
-# Where there is no optimum.
 
 
 @pytest.mark.parametrize("logits", [[-2.0, -1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
@@ -260,14 +198,10 @@ def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrat
         assert transform.outcome == AT_ZERO
         assert transform.alpha == 0
         found = transform(preds)
-        if task == "multiclass":
-            found = found.softmax(-1)[:, 1] if from_logits else found[:, 1]
-        elif from_logits:
-            found = found.sigmoid()
+        if from_logits:
+            found = found.softmax(-1) if task == "multiclass" else found.sigmoid()
+        found = found[:, 1] if task == "multiclass" else found
         assert found.tolist() == pytest.approx([0, 1, share, share, 1, share], abs=1e-9)
-
-
-# Forms of one problem.
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
@@ -287,26 +221,19 @@ def test_logits_of_any_size_are_one_problem(calibrator, scale):
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_law_probabilities_and_logits_are_the_same_predictions(calibrator):
-    logits, target = data(80, 3)
-    by_logits = calibrator.fit(logits, target, **multi)(logits)
-    by_probs = calibrator.fit(logits.softmax(-1), target, task="multiclass")(logits.softmax(-1))
-    assert by_logits.exp().allclose(by_probs, atol=1e-9)
-    assert by_logits.exp().sum(-1).allclose(torch.ones(80, dtype=torch.float64))  # log-probabilities
-    binary, labels = single(80)
-    log_odds = calibrator.fit(binary, labels, task="binary", from_logits=True)(binary)
-    two = calibrator.fit(torch.stack((-binary / 2, binary / 2), -1), labels, **multi)
-    assert log_odds.sigmoid().allclose(two(torch.stack((-binary / 2, binary / 2), -1)).exp()[:, 1], atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtypes_and_axes_are_read_as_they_are(dtype):
-    logits, target = data(60, 3, dtype=dtype)
-    transform, exact = D.fit(logits, target, **multi), D.fit(logits.double(), target, **multi)
-    assert transform(logits).dtype == torch.float32
-    assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
-    assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
-    turned = D.fit(logits.T, target, class_axis=0, **multi)
-    assert turned(logits.T).T.allclose(transform(logits))
-    with pytest.raises(ValueError, match=r"`preds` must have 3 classes.*got 60"):
-        turned(logits)
+def test_dtypes_axes_and_probabilities_are_read_as_they_are(calibrator):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        logits, target = data(60, 3, dtype=dtype)
+        transform, exact = (calibrator.fit(scores, target, **multi) for scores in (logits, logits.double()))
+        assert transform(logits).dtype == torch.float32
+        assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
+        assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
+        turned = calibrator.fit(logits.T, target, class_axis=0, **multi)
+        assert turned(logits.T).T.allclose(transform(logits))
+    logits, probs = logits.double(), logits.double().softmax(-1)
+    by_probs = calibrator.fit(probs, target, task="multiclass")(probs)
+    assert exact(logits).exp().allclose(by_probs, atol=1e-9)  # log-probabilities
+    log_odds, labels = single(80)
+    pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
+    two = calibrator.fit(pairs, labels, **multi)(pairs).exp()[:, 1]
+    assert calibrator.fit(log_odds, labels, **binary)(log_odds).sigmoid().allclose(two, atol=1e-9)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, ISO, H, binary, data, multi, name, single
+from helpers.fits import AFFINE, ALL, binary, data, multi, name, single
 from helpers.refusals import assert_refused
 
 from torchcalib.kernels.newton import NO_DATA
@@ -31,21 +31,6 @@ def test_without_data_a_fit_is_not_converged(calibrator):
     assert labels(torch.rand(7, 0)).shape == (7, 0)
 
 
-# Laws.
-
-
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_law_a_batch_of_series_is_a_loop(calibrator):
-    logits, target = data(80, 3, lead=(2, 3))
-    batched = calibrator.fit(logits, target, **multi)
-    assert batched.alpha.shape == batched.converged.shape == (2, 3)
-    for i, j in ((0, 0), (0, 2), (1, 1)):
-        one = calibrator.fit(logits[i, j], target[i, j], **multi)
-        assert batched.alpha[i, j].item() == pytest.approx(one.alpha.item(), abs=1e-9)
-        for found in (batched(logits)[i, j], batched.part(i).part(j)(logits[i, j])):
-            assert found.allclose(one(logits[i, j]), atol=1e-8)
-
-
 @each_calibrator
 def test_law_labels_and_weightings_are_fits_of_their_own(calibrator):
     """Folds and bootstrap replicates are a leading axis of weights, one solve; whole weights are repeats."""
@@ -61,24 +46,10 @@ def test_law_labels_and_weightings_are_fits_of_their_own(calibrator):
     for r, row in enumerate(weights):
         repeats = logits.repeat_interleave(row), target.repeat_interleave(row)
         expected = calibrator.fit(*repeats, **binary)(logits)
-        one = calibrator.fit(logits, target, weights=row, **binary)
+        unread = logits.masked_fill(row == 0, math.nan)
+        one = calibrator.fit(unread, target.masked_fill(row == 0, 7), weights=row, **binary)
         for found in (batched(logits.expand(7, -1))[r], batched.part(r)(logits), one(logits)):
             assert found.allclose(expected, atol=1e-8)
-
-
-@each_calibrator
-def test_law_order_and_absent_rows_do_not_matter(calibrator):
-    logits, target = single(70)
-    order = torch.randperm(70, generator=torch.Generator().manual_seed(4))
-    more = torch.cat((logits, torch.tensor([math.nan, 3.0])))
-    labels, ignored = (torch.cat((target, torch.tensor(more))) for more in ([7, 0], [-1, -1]))
-    fits = (
-        calibrator.fit(logits[order], target[order], **binary),
-        calibrator.fit(more, labels, weights=torch.arange(72) < 70, **binary),
-        calibrator.fit(more, ignored, ignore_index=-1, **binary),
-    )
-    for fit in fits:
-        assert fit(logits).allclose(calibrator.fit(logits, target, **binary)(logits), atol=1e-9)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -119,9 +90,6 @@ def test_numbers_and_flags_keep_their_dtype_when_the_model_is_halved(calibrator)
     assert "task='binary', from_logits=True" in repr(transform)
 
 
-# Wrong calls.
-
-
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
 CALLS = [
     ("soft targets", lambda c: c.fit(P, P, task="binary"), TypeError, "`target` must be integer labels"),
@@ -145,7 +113,10 @@ def test_wrong_calls_of_calibrators_and_transforms(calibrator):
         ("no labels", partial(labels, torch.rand(7)), ValueError, ["at least 2 axes"]),
         ("seven labels", partial(labels, torch.rand(2, 7)), ValueError, ["leading axes (2,)", "labels last, got (7,)"]),
     ]
-    if calibrator in (H, ISO):
+    if calibrator in AFFINE:
+        of_rows = calibrator.fit(*data(30, 3), class_axis=-1, **multi)
+        rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
+    else:
         of_classes = partial(calibrator.fit, torch.eye(3), torch.arange(3), task="multiclass")
         said = ["`task` must be one of 'binary', 'multilabel'", "positive_classes"]
         rows.append(("classes", of_classes, ValueError, said))

@@ -12,36 +12,25 @@ import torchcalib as tc
 from torchcalib.consistency.averages import cauchy_combination, widening
 
 
-def combined(p, n_replicates=10**6):
-    """Of p-values without ties."""
-    return cauchy_combination(p, torch.full_like(p, 1 / (n_replicates + 1)), n_replicates)
+def test_cauchy_combination_closed_form():
+    """The mean of the quantiles: tan(0.4 pi) and tan(0.3 pi), 3.0777 and 1.3764, whose mean is tan(0.3655 pi).
 
+    Ties over all of (0, 1) have quantiles that cancel: 9 such classes leave a tenth of the quantile of the tenth one.
+    """
 
-def test_cauchy_combination_of_equal_p_values_is_that_value_closed_form():
-    p = torch.tensor([0.001, 0.2, 0.5, 0.9, 1], dtype=F64)
-    close(combined(p.unsqueeze(-1).expand(-1, 7)), p, atol=2e-6)  # the steps of the replicates
+    def expected(mean):
+        return torch.tensor(0.5 - math.atan(mean) / math.pi, dtype=F64)
 
+    def combined(p, tied, n_replicates):
+        return cauchy_combination(torch.tensor(p, dtype=F64), torch.tensor(tied, dtype=F64), n_replicates)
 
-def test_cauchy_combination_is_the_mean_of_the_quantiles_closed_form():
-    """tan(0.4 pi) and tan(0.3 pi): 3.0777 and 1.3764, whose mean is tan(0.3655 pi)."""
-    p = torch.tensor([0.1, 0.2], dtype=F64)
-    expected = 0.5 - math.atan((math.tan(0.4 * math.pi) + math.tan(0.3 * math.pi)) / 2) / math.pi
-    close(combined(p), torch.tensor(expected, dtype=F64))
-
-
-def test_cauchy_combination_of_independent_p_values_is_uniform():
-    p = torch.rand(4_000, 10, generator=torch.Generator().manual_seed(0), dtype=F64)
-    check_uniform(combined(p), 10**6)
-
-
-def test_classes_that_are_all_ties_hide_no_other_class_closed_form():
-    """Over all of (0, 1) the quantiles cancel: of 9 such classes each takes a tenth of the tenth one's quantile."""
-    p = torch.ones(10, dtype=F64)
-    tied = torch.ones(10, dtype=F64)
-    p[0], tied[0] = 0.001, 0.001
-    expected = 0.5 - math.atan(math.tan(0.499 * math.pi) / 10) / math.pi
-    assert float(cauchy_combination(p, tied, 999)) == pytest.approx(expected, rel=1e-9)
-    assert float(cauchy_combination(p[1:], tied[1:], 999)) == 1
+    for p in (0.001, 0.2, 0.5, 0.9, 1):
+        close(combined([p] * 7, [1e-6] * 7, 10**6), torch.tensor(p, dtype=F64), atol=2e-6)  # the steps of replicates
+    mean = (math.tan(0.4 * math.pi) + math.tan(0.3 * math.pi)) / 2
+    close(combined([0.1, 0.2], [1e-6, 1e-6], 10**6), expected(mean))
+    ties = [1.0] * 9
+    close(combined([0.001, *ties], [0.001, *ties], 999), expected(math.tan(0.499 * math.pi) / 10), rtol=1e-9)
+    assert float(combined(ties, ties, 999)) == 1
 
 
 @pytest.mark.parametrize(("n", "p"), [(4, 0.5), (1, 0.2), (1, 0.01), (10, 0.3), (20, 0.02)])
@@ -65,8 +54,7 @@ def test_widening_is_the_deviation_of_means_of_dependent_absolute_values():
         dependent = (z - z.mean(-1, keepdim=True)).abs()  # correlation -1 / (C - 1)
         independent = dependent.std(0).mean() / math.sqrt(n_classes)
         assert float(dependent.mean(-1).std() / independent) == pytest.approx(widening(n_classes), rel=0.01)
-    assert widening(1) == 1
-    assert widening(2) == pytest.approx(math.sqrt(2))
+    assert (widening(1), widening(2)) == pytest.approx((1, math.sqrt(2)))
 
 
 def test_evidence_of_two_classes_is_that_of_one():
@@ -122,26 +110,21 @@ def test_signed_average_over_classes_that_exclude_each_other_is_0_whatever_the_m
         tc.evidence(tc.ESCE(**how), preds, target, level=95)
 
 
-def class_wise(n_classes, n, n_data, **how):
+SETTINGS = [(2, 8, 1_000, 99), (5, 8, 1_000, 99)]
+SETTINGS += [pytest.param(n_classes, 500, 2_000, 199, marks=pytest.mark.long) for n_classes in (2, 3, 10)]
+
+
+@pytest.mark.parametrize(("n_classes", "n", "n_data", "n_replicates"), SETTINGS)
+def test_p_values_of_class_wise_averages_are_valid_and_intervals_cover_0(n_classes, n, n_data, n_replicates):
     generator = torch.Generator().manual_seed(n_classes)
     preds = (1.5 * torch.randn(n_data, n, n_classes, generator=generator, dtype=F64)).softmax(-1)
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_data, n)
     metric = tc.ECE(task="multiclass", num_classes=n_classes, reduction="classwise", batch_shape=(n_data,))
     metric.update(preds, target)
-    return metric.evidence(**how)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("n_classes", [2, 3, 10])
-def test_p_values_of_class_wise_averages_are_valid_if_calibrated(n_classes):
-    found = class_wise(n_classes, 500, 2_000, n_replicates=199)
+    found = metric.evidence(n_replicates=n_replicates, with_interval=n > 8)
     check_valid(found.p_value)
-    check_covers(found.low == 0)
-
-
-@pytest.mark.parametrize("n_classes", [2, 5])
-def test_p_values_of_class_wise_averages_of_few_rows_are_valid(n_classes):
-    check_valid(class_wise(n_classes, 8, 1_000, n_replicates=99, with_interval=False).p_value)
+    if n > 8:
+        check_covers(found.low == 0)
 
 
 @pytest.mark.parametrize("reading", [tc.KS, partial(tc.ECE, n_bins=3)], ids=["in order", "bins"])

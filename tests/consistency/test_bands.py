@@ -10,9 +10,8 @@ import torchcalib as tc
 
 def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
     table = tc.bin_table(torch.full((100,), 0.8), torch.ones(100, dtype=torch.int64), task="binary", n_bins=2)
-    low, high = stats.binom.ppf([0.025, 0.975], 100, float(torch.tensor(0.8))) / 100
-    assert float(table.band_low[1]) == pytest.approx(low, abs=1e-6)
-    assert float(table.band_high[1]) == pytest.approx(high, abs=1e-6)
+    quantiles = stats.binom.ppf([0.025, 0.975], 100, float(torch.tensor(0.8))) / 100
+    assert [float(table.band_low[1]), float(table.band_high[1])] == pytest.approx(quantiles, abs=1e-6)
     assert table.band_low[0].isnan()
 
 
@@ -48,13 +47,13 @@ def test_corp_curve_is_the_isotonic_regression_of_scikit_learn():
 
 def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
     p, y, _ = calibrated("uniform", 300, 40)
-    curve = tc.corp_curve(p, y, task="binary", n_replicates=99)
-    inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
-    assert 0.92 < float(inside.double().mean()) < 0.98  # points of a curve go together: 40 curves, no 12,000 points
     wrong, outcomes, _ = miscalibrated("uniform", 300, 10, MOVED["temperature 1.4"])
-    curve = tc.corp_curve(wrong.square(), outcomes, task="binary", n_replicates=99)
-    outside = (curve.frequency < curve.band_low) | (curve.frequency > curve.band_high)
-    assert float(outside.double().mean()) > 0.5
+    for preds, target, least, most in ((p, y, 0.92, 0.98), (wrong.square(), outcomes, 0, 0.5)):
+        curve = tc.corp_curve(preds, target, task="binary", n_replicates=99)
+        inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
+        assert (
+            least < float(inside.double().mean()) < most
+        )  # points of a curve go together: 40 curves, no 12,000 points
 
 
 def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():
@@ -68,14 +67,13 @@ def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():
         many[0][0]
 
 
-@pytest.mark.parametrize("style", ["LIGHT", "DARK"])
-def test_diagrams_draw_curve_and_bands(style):
+def test_diagrams_draw_curve_and_bands():
     plots = pytest.importorskip("torchcalib.plots")
     p, y, _ = calibrated("uniform", 200, 2)
     curve = tc.corp_curve(p, y, task="binary", n_replicates=39)
-    ax = plots.corp_diagram(curve[0], style=getattr(plots, style), title="one")
-    drawn = ax.lines[1].get_xydata()
-    close(torch.from_numpy(drawn).T.contiguous(), torch.stack((curve[0].confidence, curve[0].frequency)))
+    ax = plots.corp_diagram(curve[0], style=plots.DARK, title="one")
+    drawn = torch.from_numpy(ax.lines[1].get_xydata())
+    close(drawn, torch.stack((curve[0].confidence, curve[0].frequency), -1))
     assert len(ax.collections) == 2  # the band and the points
     with pytest.raises(ValueError, match="`curve` must be of one series"):
         plots.corp_diagram(curve)

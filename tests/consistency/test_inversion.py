@@ -23,13 +23,16 @@ import torchcalib as tc
 from torchcalib.consistency import evidence_of
 
 
+def mean_gap(b):
+    return (b.share * b.gap).sum(-1)
+
+
 def test_interval_of_the_signed_error_of_one_bin_is_nearly_that_of_wilson():
     """Inverting the test of every frequency by its own variance is Wilson's interval, for a single frequency."""
     p, n, k = 0.7, 300, 180
-    found = evidence_of(lambda b: (b.share * b.gap).sum(-1), one_bin(p, n, k), signed=True, n_replicates=9_999)
+    found = evidence_of(mean_gap, one_bin(p, n, k), signed=True, n_replicates=9_999)
     wilson = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
-    assert abs(float(found.low) + p - wilson.low) < 4e-3
-    assert abs(float(found.high) + p - wilson.high) < 4e-3
+    assert (float(found.low) + p, float(found.high) + p) == pytest.approx((wilson.low, wilson.high), abs=4e-3)
 
 
 def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal():
@@ -56,7 +59,7 @@ def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, 
 
 def test_intervals_of_all_but_certain_rows_closed_form():
     """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
-    always = evidence_of(lambda b: (b.share * b.gap).sum(-1), one_bin(0.98, 100, 100), signed=True)
+    always = evidence_of(mean_gap, one_bin(0.98, 100, 100), signed=True)
     assert -0.03 < float(always.low) < 0.0
     assert float(always.high) == pytest.approx(0.02, abs=1e-3)
     signed = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
@@ -80,47 +83,19 @@ def test_certain_rows_among_others_do_not_make_the_others_certain():
     assert float(both.high) > 0.9 * float(alone.high) / 2
 
 
-def test_interval_holds_0_just_where_the_test_does_not_reject():
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(200, 300, generator=generator, dtype=F64)
-    y = (torch.rand(200, 300, generator=generator, dtype=F64) < (0.8 * p.logit() + 0.1).sigmoid()).long()
-    metric = tc.ECE(task="binary", batch_shape=(200,))
-    metric.update(p, y)
-    found = metric.evidence(n_replicates=199)
-    assert 20 < int((found.low == 0).sum()) < 180
-    assert torch.equal(found.low == 0, found.p_value >= 0.05)
-
-
-def coverage(error, kind, n, moved, n_data):
-    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
-    return covers(metric_of(error, p, y).evidence(n_replicates=199), metric_of(error, p, frequency).compute())
-
-
-@pytest.mark.parametrize("n", [4, 20, 200])
-def test_interval_of_the_signed_error_holds_0_where_the_test_does_not_reject(n):
-    p, y, _ = miscalibrated("uniform", n, 400, lambda z: z + 2 / n**0.5)
-    found = metric_of(tc.ESCE, p, y).evidence(n_replicates=99)
-    kept = found.p_value >= 0.05 - 1e-9
-    assert 20 < int(kept.sum()) < 400
-    assert bool(((found.low <= 0) & (found.high >= 0))[kept].all())
-
-
-def coverage_of_expected(kind, n, moved, n_data, n_replicates):
-    """Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have."""
-    p, _, frequency = miscalibrated(kind, n, 1, MOVED[moved])
-    generator = torch.Generator().manual_seed(2)
-    y = (torch.rand(10 * n_data, n, generator=generator, dtype=F64) < frequency).long()
-    truth = metric_of(tc.TCE, p.expand(len(y), -1), y).compute().mean()
-    found = metric_of(tc.TCE, p.expand(n_data, -1), y[:n_data]).evidence(n_replicates=n_replicates)
-    assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
-    return covers(found, truth)
-
-
-def coverage_of_mcb(kind, n, moved, n_data, n_replicates):
-    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
-    truth = (p - frequency).square().mean(-1)  # frequencies rise with the confidence: they are the best recalibration
-    found = metric_of(tc.CORP, p, y).evidence(n_replicates=n_replicates)
-    return covers(found, truth)
+@pytest.mark.parametrize(
+    ("cls", "n", "n_data", "moved"),
+    [(tc.ECE, 300, 200, lambda z: 0.8 * z + 0.1)]
+    + [(tc.ESCE, n, 400, lambda z, n=n: z + 2 / n**0.5) for n in (4, 20, 200)],
+)
+def test_interval_holds_0_where_the_test_does_not_reject_and_only_there_unless_signed(cls, n, n_data, moved):
+    p, y, _ = miscalibrated("uniform", n, n_data, moved)
+    found = metric_of(cls, p, y).evidence(n_replicates=199)
+    kept, holds = found.p_value >= 0.05 - 1e-9, (found.low <= 0) & (found.high >= 0)
+    assert 20 < int(kept.sum()) < n_data
+    assert bool(holds[kept].all())
+    if cls is tc.ECE:
+        assert torch.equal(holds, kept)
 
 
 SETTINGS = [("uniform", 100, "shift 0.4", 40, 39, 0.95)]
@@ -130,12 +105,24 @@ SETTINGS += [
 ]
 
 
-@pytest.mark.parametrize("coverage_of", [coverage_of_expected, coverage_of_mcb])
+@pytest.mark.parametrize("cls", [tc.TCE, tc.CORP])
 @pytest.mark.parametrize(("kind", "n", "moved", "n_data", "n_replicates", "level"), SETTINGS)
-def test_intervals_of_tce_and_mcb_cover_what_they_are_of(coverage_of, kind, n, moved, n_data, n_replicates, level):
-    """The level in so many data sets, less three standard deviations."""
-    least = level - 3 * math.sqrt(level * (1 - level) / n_data)
-    assert coverage_of(kind, n, moved, n_data, n_replicates) > least
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of(cls, kind, n, moved, n_data, n_replicates, level):
+    """The level in so many data sets, less three standard deviations.
+
+    Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have. The true
+    frequencies rise with the confidence, and so they are the best recalibration of which MCB is the gain.
+    """
+    p, y, frequency = miscalibrated(kind, n, 1 if cls is tc.TCE else n_data, MOVED[moved])
+    truth = (p - frequency).square().mean(-1)
+    if cls is tc.TCE:
+        y = (torch.rand(10 * n_data, n, generator=torch.Generator().manual_seed(2), dtype=F64) < frequency).long()
+        truth = metric_of(tc.TCE, p.expand(len(y), -1), y).compute().mean()
+        p, y = p.expand(n_data, -1), y[:n_data]
+    found = metric_of(cls, p, y).evidence(n_replicates=n_replicates)
+    if cls is tc.TCE:
+        assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    assert covers(found, truth) > level - 3 * math.sqrt(level * (1 - level) / n_data)
 
 
 @pytest.mark.parametrize("bins", ["pava", "pava_bc"])
@@ -159,4 +146,6 @@ MISCALIBRATED += [
 @pytest.mark.parametrize(("name", "moved", "n", "kind", "n_data"), MISCALIBRATED)
 def test_intervals_cover_the_error_of_a_miscalibrated_model(name, moved, n, kind, n_data):
     """At least nine in ten, of 95 %: the bins that have the error are not known, see `evidence_of`."""
-    assert coverage(ERRORS[name][0], kind, n, moved, n_data) > 0.9
+    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
+    error = ERRORS[name][0]
+    assert covers(metric_of(error, p, y).evidence(n_replicates=199), metric_of(error, p, frequency).compute()) > 0.9

@@ -64,14 +64,14 @@ def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_witho
         assert getattr(nothing, name).shape == whole.compute().shape
 
 
-def test_words():
-    one = tc.Evidence(*(torch.tensor(x) for x in (0.021, 0.004, 0.0004, 0.018, 0.024)), level=0.95)
+def test_text_of_evidence():
+    def made(*values, level=0.95):
+        return tc.Evidence(*map(torch.tensor, values), level=level)
+
+    one, signed = made(0.021, 0.004, 0.0004, 0.018, 0.024), made(-0.021, 0.004, 0.043, -0.03, 0.01, level=0.9)
     assert str(one) == "0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"
-    signed = tc.Evidence(*(torch.tensor(x) for x in (-0.021, 0.004, 0.043, -0.03, 0.01)), level=0.9)
     assert str(signed) == "-0.0210 (noise floor 0.0040, 90 % -0.0300 to 0.0100, p = 0.043)"
-    nan = torch.nan
-    without = tc.Evidence(*(torch.tensor(x) for x in (0.021, 0.004, 0.431, nan, nan)), level=0.95)
-    assert repr(without) == "0.0210 (noise floor 0.0040, p = 0.43)"
+    assert repr(made(0.021, 0.004, 0.431, torch.nan, torch.nan)) == "0.0210 (noise floor 0.0040, p = 0.43)"
     both = tc.Evidence(*(torch.stack([getattr(e, name) for e in (one, signed)]) for name in FIELDS), level=0.95)
     assert str(both[0]) == str(one)
     assert str(both).splitlines()[0] == f"[0] {one}"

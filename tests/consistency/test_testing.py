@@ -98,16 +98,6 @@ def test_values_that_are_equal_but_for_rounding_are_ties_binomial_distribution()
         assert p_value == pytest.approx(expected, abs=deviations(min(expected, 1), 1_999)), k
 
 
-def test_a_series_without_data_does_not_change_the_others():
-    sums = torch.stack((one_bin(0.3, 10, 5).sums, torch.zeros(5, 1, dtype=F64)))
-    found = evidence_of(ece_from_bins, BinStats(sums, has_noise=True))
-    assert found.p_value.isnan().tolist() == [False, True]
-    assert float(found.p_value[0]) == pytest.approx(float(evidence_of(ece_from_bins, one_bin(0.3, 10, 5)).p_value))
-
-
-# What replicates depend on
-
-
 @pytest.mark.parametrize(
     "error", [tc.KS, partial(tc.ECE, average="macro"), tc.ESCE], ids=["in order", "average", "signed"]
 )
@@ -142,49 +132,28 @@ def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkey
             same(alone.evidence(with_interval=with_interval, **FEW)[k], together[k])
 
 
-def test_weights_of_importance_are_not_more_samples():
-    """Rows that count double are as noisy as before; two copies of each are less so, by sqrt(2)."""
-    (p,), (y,), _ = calibrated("uniform", 400, 1)
-    twice = torch.full((400,), 2.0)
-    plain, important, copied = (
-        tc.evidence(tc.ECE(task="binary", n_bins=7), p, y, weights=w) for w in (None, twice, twice.long())
-    )
+def test_weights_of_importance_are_not_more_samples_and_soft_targets_are_as_noisy_as_they_vary():
+    """Rows that count double are as noisy as before; two copies of each are less so, by sqrt(2).
+
+    Shares of 16 votes vary a quarter as much as labels, in standard deviations.
+    """
+    (p,), (y,), _ = calibrated("uniform", 4_000, 1)
+    twice = torch.full((4_000,), 2.0)
+    evidence = partial(tc.evidence, tc.ECE(task="binary", n_bins=7), p)
+    plain, important, copied = (evidence(y, weights=w) for w in (None, twice, twice.long()))
     assert float(important.noise_floor) == pytest.approx(float(plain.noise_floor), rel=1e-9)
     assert float(plain.noise_floor / copied.noise_floor) == pytest.approx(math.sqrt(2), rel=0.05)
-
-
-def test_soft_targets_are_as_noisy_as_they_vary():
-    """Shares of 16 votes vary a quarter as much as labels, in standard deviations."""
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(4_000, generator=generator, dtype=F64)
-    votes = (torch.rand(16, 4_000, generator=generator, dtype=F64) < p).double()
-    labels = tc.evidence(tc.ECE(task="binary"), p, votes[0].long())
-    shares = tc.evidence(tc.ECE(task="binary"), p, votes.mean(0))
-    assert float(labels.noise_floor / shares.noise_floor) == pytest.approx(4, rel=0.1)
+    generator = torch.Generator().manual_seed(2)
+    shares = evidence((torch.rand(16, 4_000, generator=generator, dtype=F64) < p).double().mean(0))
+    assert float(plain.noise_floor / shares.noise_floor) == pytest.approx(4, rel=0.1)
     assert float(shares.p_value) > 0.01
 
 
 def test_debiased_rmsce_is_tested_by_the_plain_one():
-    p = torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=F64)
-    y = (torch.rand(500, generator=torch.Generator().manual_seed(1), dtype=F64) < p).long()
+    (p,), (y,), _ = calibrated("uniform", 500, 1)
     plain, debiased = (tc.evidence(tc.RMSCE(task="binary", debiased=d), p, y) for d in (False, True))
     assert float(plain.p_value) == float(debiased.p_value)
     assert float(debiased.noise_floor) < float(plain.noise_floor) / 2
-
-
-# Simulation
-
-
-@pytest.mark.parametrize(
-    ("kind", "n", "weighted"),
-    [("uniform", 200, False), ("mostly 0.99", 200, False), ("beta(8,1)", 2_000, False), ("beta(1,12)", 2_000, True)],
-)
-def test_p_values_of_ece_are_uniform_if_calibrated(kind, n, weighted):
-    statistic = metric_of(tc.ECE, *calibrated(kind, n, 2_000, weighted=weighted)).statistic()
-    found = evidence_of(ece_from_bins, statistic, n_replicates=199, with_interval=False)
-    check_valid(found.p_value)
-    if kind != "mostly 0.99":  # which has few other outcomes
-        check_uniform(found.p_value, 199)
 
 
 @pytest.mark.parametrize("name", ["ece", "esce", "mce", "rmsce", "ace", "ks", "corp"])
@@ -194,10 +163,11 @@ def test_p_values_of_few_rows_are_valid(name):
         check_valid(metric_of(ERRORS[name][0], p, y).evidence(n_replicates=99, with_interval=False).p_value)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", CONFIDENCES)
-@pytest.mark.parametrize("n", [200, 2_000, 20_000])
-@pytest.mark.parametrize("name", ERRORS)
+SETTINGS = [("ece", 200, "uniform"), ("ece", 200, "mostly 0.99"), ("ece", 2_000, "beta(8,1)")]
+SETTINGS += [pytest.param(*row, marks=pytest.mark.long) for row in product(ERRORS, (200, 2_000, 20_000), CONFIDENCES)]
+
+
+@pytest.mark.parametrize(("name", "n", "kind"), SETTINGS)
 def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name, n, kind):
     error, n_data = ERRORS[name]
     at_once = max(1, 2_000_000 // n)
@@ -212,6 +182,11 @@ def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name,
     atom = float(torch.cat(atoms).mean()) if name == "esce" else 0.0
     if name != "tce" and (kind != "mostly 0.99" or n > 200):
         check_uniform(torch.cat(found), 199, atom)
+
+
+def test_p_values_of_ece_with_weights_of_importance_are_uniform():
+    metric = metric_of(tc.ECE, *calibrated("beta(1,12)", 2_000, 2_000, weighted=True))
+    check_uniform(metric.evidence(n_replicates=199, with_interval=False).p_value, 199)
 
 
 def test_intervals_of_ece_cover_the_error_of_a_calibrated_model_which_is_0():

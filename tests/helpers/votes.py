@@ -20,14 +20,14 @@ TASKS = ("binary", "multiclass", "multilabel")
 C = 4
 
 
-def data(task, n=30, seed=0, dtype=torch.float64, most=9, lead=()):
+def data(task, n=30, lead=()):
     """Return logits, and counts of at least two votes for each row."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shape = (*lead, n) if task == "binary" else (*lead, n, C)
     logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    counts = torch.randint(0, most, shape if task == "multiclass" else (*shape, 2), generator=generator)
+    counts = torch.randint(0, 9, shape if task == "multiclass" else (*shape, 2), generator=generator)
     counts[..., 0] += 2 * (counts.sum(-1) < 2)
-    return logits.to(dtype), counts
+    return logits, counts
 
 
 def known_entropy(counts):

@@ -32,20 +32,14 @@ def t(*values):
 CALLS = [
     # shape
     ("binary shapes differ", lambda f: f(P2, H, **binary), ValueError, ["`target`", "(2,)", "(3,)"]),
-    ("binary given rows of classes", lambda f: f(Q, H, **binary), ValueError, ["`target`", "pass task='multiclass'"]),
-    ("a scalar", lambda f: f(t(0.5)[0], t(1)[0], **binary), ValueError, ["`preds`", "at least 1 axes", "unsqueeze"]),
     ("multiclass without classes", lambda f: f(P2, Y2, **multi), ValueError, ["`preds`", "at least 2 axes", "(2,)"]),
     ("one class", lambda f: f(Q[:, :1], H, **multi), ValueError, ["at least 2 classes", "task='binary'"]),
     ("class-first images", lambda f: f(IMAGE, MASK, **multi), ValueError, ["(2, 4, 5)", "pass class_axis=1"]),
     ("class axis out of range", lambda f: f(Q, H, class_axis=2, **multi), ValueError, ["`class_axis`", "got 2"]),
-    ("multilabel labels without axis", lambda f: f(ML, Y2, **labels), ValueError, ["`target`", "(2, 3)", "(2,)"]),
     ("weights too short", lambda f: f(P2, Y2, weights=t(1.0), **binary), ValueError, ["`weights`", "(2,)", "(1,)"]),
-    ("weights per class", lambda f: f(Q, H, weights=Q, **multi), ValueError, ["one value per sample", "(3, 2)"]),
     # kind and dtype
     ("a list", lambda f: f([0.2], t(1), **binary), TypeError, ["`preds`", "torch.Tensor", "list", "torch.as_tensor"]),
-    ("a list of weights", lambda f: f(P2, Y2, weights=[1, 1], **binary), TypeError, ["`weights`", "list"]),
     ("hard decisions", lambda f: f(t(0, 1), Y2, **binary), TypeError, ["`preds`", "int64", "hard decisions"]),
-    ("bool decisions", lambda f: f(P2 > 0.5, Y2, **binary), TypeError, ["`preds`", "torch.bool"]),
     ("complex", lambda f: f(P2 + 0j, Y2, **binary), TypeError, ["`preds`", "must be real", "complex64"]),
     ("sparse", lambda f: f(P2.to_sparse(), Y2, **binary), TypeError, ["`preds`", "dense", "to_dense"]),
     ("float class indices", lambda f: f(Q, H.float(), **multi), TypeError, ["`target`", "float32", "target.long()"]),
@@ -53,8 +47,6 @@ CALLS = [
     ("another device", lambda f: f(P2, Y2.to("meta"), **binary), ValueError, ["device of `preds`", "cpu", "meta"]),
     # values of predictions
     ("NaN", lambda f: f(t(0.2, NAN), Y2, **binary), ValueError, ["`preds`", "NaN", "1 of 2 rows"]),
-    ("NaN logit", lambda f: f(t(NAN, 1.0), Y2, from_logits=True, **binary), ValueError, ["`preds`", "NaN"]),
-    ("NaN half", lambda f: f(t(NAN, 1.0).half(), Y2, **binary), ValueError, ["`preds`", "NaN"]),
     ("infinite probability", lambda f: f(t(INF, 0.2), Y2, **binary), ValueError, ["[0, 1]", "inf", "from_logits=True"]),
     ("just above 1", lambda f: f(t(1.0000001, 0.2), Y2, **binary), ValueError, ["[0, 1]", "1 of 2 rows"]),
     ("negative", lambda f: f(t(-0.1, 0.2), Y2, **binary), ValueError, ["[0, 1]", "got -0.1", "from_logits=True"]),
@@ -71,26 +63,18 @@ CALLS = [
     ("a row without votes", lambda f: f(Q, VOTES * 0, **multi), ValueError, ["1 vote", "got 0 (3 of 3", "weight 0"]),
     ("a negative count", lambda f: f(Q, -VOTES, **multi), ValueError, ["counts of votes", "got -3", "class axis"]),
     ("too many votes", lambda f: f(P2, VOTES[:2] << 60, **binary), ValueError, ["counts of votes", "2^53"]),
-    ("votes of a row alone", lambda f: f(Q, VOTES[0], **multi), ValueError, ["`target`", "(3,)", "votes are (3, 2)"]),
-    ("votes for three", lambda f: f(P2, t([1, 2, 3], [1, 2, 3]), **binary), ValueError, ["votes are (2, 2), of no"]),
     ("votes and ignored", lambda f: f(P2, VOTES[:2], ignore_index=0, **binary), ValueError, ["`ignore_index`"]),
     ("soft and ignored", lambda f: f(Q, Q, ignore_index=0, **multi), ValueError, ["`ignore_index`", "weight 0"]),
     # weights
     ("negative weight", lambda f: f(P2, Y2, weights=t(1.0, -2.0), **binary), ValueError, ["`weights`", "got -2"]),
     ("NaN weight", lambda f: f(P2, Y2, weights=t(1.0, NAN), **binary), ValueError, ["`weights`", "finite"]),
-    ("infinite weight", lambda f: f(P2, Y2, weights=t(1.0, INF), **binary), ValueError, ["`weights`", "got inf"]),
     ("huge weight", lambda f: f(P2, Y2, weights=P2.double() * 1e300, **binary), ValueError, ["`weights`"]),
     ("huge index", lambda f: f(P2, Y2, ignore_index=10**20, **binary), ValueError, ["`ignore_index`", "64 bits"]),
-    ("complex weight", lambda f: f(P2, Y2, weights=P2 + 0j, **binary), TypeError, ["`weights`", "complex"]),
     # options
     ("no task", lambda f: f(P2, Y2), TypeError, ["task"]),
-    ("unknown task", lambda f: f(P2, Y2, task="multi"), ValueError, ["`task`", "'multiclass'", "got 'multi'"]),
     ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["`logits`", "from_logits", "weights"]),
-    ("from_logits no bool", lambda f: f(P2, Y2, from_logits="auto", **binary), TypeError, ["`from_logits`", "'auto'"]),
     ("ignore_index is no int", lambda f: f(P2, Y2, ignore_index=0.5, **binary), TypeError, ["`ignore_index`", "0.5"]),
-    ("class_axis is no int", lambda f: f(Q, H, class_axis="C", **multi), TypeError, ["`class_axis`", "'C'"]),
     ("average is unknown", lambda f: f(ML, YL, average="micro", **labels), ValueError, ["`average`", "'micro'"]),
-    ("average of one value", lambda f: f(P2, Y2, average=None, **binary), ValueError, ["`average`", "single value"]),
 ]  # fmt: skip
 
 BINNED = [
@@ -108,25 +92,14 @@ SCORES = [
     ("debiased is no bool", lambda: tc.rmsce(P2, Y2, debiased="no", **binary), TypeError, ["`debiased`", "'no'"]),
     ("average of each", lambda: tc.nll_per_sample(P2, Y2, average=None, **binary), TypeError, ["`average`", "weights"]),
     ("ecd table", lambda: tc.ecd(Normal(P2[:, None], 1), P2), ValueError, ["event shape", "(2, 1)", "(2,)"]),
-    ("nees of other shape", lambda: tc.nees(Normal(P2, 1), Q[:, 0]), ValueError, ["`target`", "(2,)", "(3,)"]),
-    ("ecd of each", lambda: tc.ecd_per_sample(Normal(P2, 1), P2, task="binary"), ValueError, ["`task`"]),
-    ("unknown normalize", lambda: tc.brier_score(P2, Y2, normalize="C", **binary), ValueError, ["`normalize`", "'C'"]),
-    ("NLL by classes", lambda: tc.nll(P2, Y2, normalize="classes", **binary), ValueError, ["`normalize`", "'prior'"]),
     ("priors of 3 for 2", lambda: tc.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
     ("priors sum to 2", lambda: tc.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
     ("negative priors", lambda: tc.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
-    ("binary priors of one", lambda: tc.nll(P2, Y2, priors=[1.0], **binary), ValueError, ["`priors`", "2 on the last"]),
-    ("soft and priors", lambda: tc.nll(Q, Q, priors=[0.5, 0.5], **multi), TypeError, ["`target`", "target.long()"]),
     ("votes and priors", lambda: tc.nll(Q, VOTES, priors=[0.5, 0.5], **multi), TypeError, ["labels", "votes (3, 2)"]),
-    ("votes in tests", lambda: tc.tce(P2, VOTES[:2], **binary), TypeError, ["labels", "votes (2, 2)"]),
     ("ecd without task", lambda: tc.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
-    ("ecd with task", lambda: tc.ecd(Normal(P2, 1), P2, task="binary"), ValueError, ["left out"]),
     ("ecd of distribution as logits", lambda: tc.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),
     ("distribution weights", lambda: tc.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
-    ("distribution negative weights", lambda: tc.nees(Normal(P2, 1), P2, weights=-P2), ValueError, ["`weights`"]),
     ("nees of a Laplace", lambda: tc.nees(Laplace(P2, 1), P2), TypeError, ["`distribution`", "Laplace", "use ecd"]),
-    ("empty report", lambda: tc.report(P2[:0], Y2[:0], **binary), ValueError, ["at least one sample"]),
-    ("key of a report", lambda: tc.report(P2, Y2, **binary)["ece"], KeyError, ["'ece'", "ece/positive_class"]),
     ("table index", lambda: tc.bin_table(P2, Y2, **binary)[0], IndexError, ["no batch axis"]),
 ]  # fmt: skip
 
@@ -135,19 +108,11 @@ CLASSES = [
     ("normalised without C", lambda: tc.NLL(task="multiclass", normalize="prior"), ValueError, ["`num_classes`"]),
     ("labels without L", lambda: tc.ECE(task="multilabel"), ValueError, ["`num_labels` must be given"]),
     ("C of labels", lambda: tc.ECE(task="multilabel", num_classes=3), ValueError, ["`num_classes` must be None"]),
-    ("C of binary", lambda: tc.NLL(task="binary", num_classes=2), ValueError, ["`num_classes` must be None"]),
     ("L of classes", lambda: tc.NLL(task="multiclass", num_labels=2), ValueError, ["`num_labels` must be None"]),
-    ("C is 1", lambda: tc.NLL(task="multiclass", num_classes=1), ValueError, ["`num_classes`", "at least 2"]),
-    ("C is text", lambda: tc.NLL(task="multiclass", num_classes="3"), TypeError, ["`num_classes`", "int"]),
     ("batch is an int", lambda: tc.NLL(task="binary", batch_shape=3), TypeError, ["`batch_shape`", "3"]),
     ("batch of 0", lambda: tc.NLL(task="binary", batch_shape=(0,)), ValueError, ["`batch_shape`", "at least 1"]),
     ("unknown argument", lambda: tc.ECE(task="binary", bins=3), ValueError, ["`bins`"]),
-    ("option of a report", lambda: tc.report(P2, Y2, alpha=1, **binary), TypeError, ["`alpha` must be one of"]),
     ("bins by position", lambda: tc.ECE("binary", **binary), TypeError, ["given by name", "'binary'"]),
-    ("score by position", lambda: tc.ECD("binary", **binary), TypeError, ["given by name", "'binary'"]),
-    ("positional task", lambda: tc.ECE("binary"), TypeError, ["keyword-only", "'task'"]),
-    ("unknown task", lambda: tc.ECE(task="regression"), ValueError, ["`task`", "'regression'"]),
-    ("another C in update", lambda: tc.ECE(task="multiclass", num_classes=3).update(Q, H), ValueError, ["3 entries"]),
     ("batch in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
     ("priors of others", lambda: tc.NLL(task="multiclass", num_classes=3, priors=[0.5, 0.5]), ValueError, ["`priors`"]),
     ("a soft batch at given priors",
@@ -169,9 +134,6 @@ def test_validate_args_false_looks_at_no_value():
         tc.brier_score(P2, H, task="binary", validate_args=False)
 
 
-# The command line: one line on stderr, no traceback, exit code 2.
-
-
 def save(path, **arrays):
     np.savez(path, **arrays)
     return str(path)
@@ -182,10 +144,8 @@ def good(folder):
 
 
 COMMANDS = [
-    ("no such file", lambda d: ["report", str(d / "none.npz")], "nothing of this name"),
     ("bad label", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 7))], "Pass --ignore-index 7"),
     ("logits as probs", lambda d: ["report", save(d / "a.npz", probs=P2 * 9, targets=Y2)], "Pass --from-logits"),
-    ("no bins", lambda d: ["report", good(d), "--n-bins", "0"], "`--n-bins`"),
     ("absurd bins", lambda d: ["report", good(d), "--n-bins", "9" * 23], "`--n-bins`"),
     ("many bins", lambda d: ["report", good(d), "--n-bins", "1001"], "at most 1,000"),
     ("absurd index", lambda d: ["report", good(d), "--ignore-index", "9" * 23], "64 bits"),
@@ -197,33 +157,19 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-WRONG_OPTIONS = [
-    [], ["report"], ["report", "a.npz", "--bins", "3"], ["report", "a.npz", "--task", "x"], ["fit"],
-    ["report", "a.npz", "--from-logits", "--from-probs"], ["report", "a.npz", "--n-bins", "few"],
-]  # fmt: skip
-
-
-def test_wrong_commands(tmp_path, capsys):
+def test_wrong_commands_give_one_line_on_stderr_and_exit_code_2(tmp_path, capsys):
     failed = []
-    for k, (what, arguments, part) in enumerate(COMMANDS):
-        folder = tmp_path / str(k)
-        folder.mkdir()
-        code, said = main(arguments(folder)), capsys.readouterr().err
-        one_line = said.startswith("torchcalib: error: ") and said.count("\n") == 1 and "Traceback" not in said
-        if not (code == 2 and one_line and part in said):
-            failed.append(f"{what}: {code}, {said!r}")
+    for what, arguments, part in COMMANDS:
+        code, text = main(arguments(tmp_path)), capsys.readouterr().err
+        one_line = text.startswith("torchcalib: error: ") and text.count("\n") == 1 and "Traceback" not in text
+        if not (code == 2 and one_line and part in text):
+            failed.append(f"{what}: {code}, {text!r}")
     assert not failed
-
-
-def test_wrong_options(capsys):
-    for arguments in WRONG_OPTIONS:
+    for arguments in ([], ["report", "a.npz", "--task", "x"], ["report", "a.npz", "--from-logits", "--from-probs"]):
         with pytest.raises(SystemExit) as left:
             main(arguments)
         assert left.value.code == 2, arguments
         assert "usage: torchcalib" in capsys.readouterr().err, arguments
-
-
-def test_wrong_command_as_a_process(tmp_path):
     command = [sys.executable, "-m", "torchcalib", "report", str(tmp_path / "none.npz")]
     done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)

@@ -1,22 +1,20 @@
 """Targets that are all 0 or 1 are labels, whatever their dtype and in whatever pieces: the evidence is the same."""
 
-import math
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import oracles
 import pytest
 import torch
 from cases import CASES, N_CLASSES, covering, path_of
-from scipy import stats
+from helpers import null_distribution
+from helpers.null_distribution import F64, FEW
 
 import torchcalib as tc
-from torchcalib.report import ReportBuilder
-from torchcalib.report.saving import builder_of_bytes, state_bytes
 
-F64 = torch.float64
-FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-FIELDS = ("value", "noise_floor", "p_value", "low", "high")
-FEW = {"n_replicates": 39}
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, F64]
+same = partial(null_distribution.same, rtol=1e-9)
 TESTED = [
     case
     for case in CASES
@@ -25,14 +23,6 @@ TESTED = [
     and case.options.get("component", "ici") == "ici"
     and case.cls is not tc.SmECE  # of many cells, whose sums are looked at below
 ]
-by_case = pytest.mark.parametrize(
-    "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
-)
-
-
-def same(found, expected):
-    for name in FIELDS:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def floating(case, target, dtype=F64):
@@ -52,8 +42,11 @@ def noise_of(metric):
     return torch.stack((b.spread, b.noise))
 
 
-@by_case
-def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces(case):
+@pytest.mark.parametrize(
+    "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
+)
+def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on_rows_that_are_left_out(case):
+    """Rows that are shares of votes, but count nowhere: of weight 0, or missing."""
     preds, target = case.data(n=60)
     expected = tc.evidence(case.metric(), preds, target, **FEW)
     same(tc.evidence(case.metric(), preds, floating(case, target), **FEW), expected)
@@ -63,35 +56,13 @@ def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces(case):
     same(metric.evidence(**FEW), expected)
     if case.task != "multiclass":
         same(tc.evidence(case.metric(), preds, target.bool(), **FEW), expected)
-
-
-@by_case
-def test_law_the_same_with_copies_and_with_rows_that_are_left_out(case):
-    """Rows that are shares of votes, but count nowhere: of weight 0, or missing."""
-    preds, target = case.data(n=50)
-    copies = torch.randint(0, 3, (50,), generator=torch.Generator().manual_seed(0))
-    expected = tc.evidence(case.metric(), preds, target, weights=copies, **FEW)
+    copies = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
     shares = floating(case, target)
     shares[copies == 0] = torch.full_like(shares[copies == 0], 1 / N_CLASSES)
-    same(tc.evidence(case.metric(), preds, shares, weights=copies, **FEW), expected)
-    preds[0], shares[0] = math.nan, 1 / N_CLASSES
+    preds[0], shares[0], copies[0] = torch.nan, 1 / N_CLASSES, 1
     drops = replace(case, own={**case.own, "nan_policy": "drop"})
     expected = tc.evidence(drops.metric(), preds, target, weights=copies, **FEW)
     same(tc.evidence(drops.metric(), preds, shares, weights=copies, **FEW), expected)
-
-
-@by_case
-def test_law_one_share_makes_shares_of_all_of_them_wherever_it_is(case):
-    preds, target = case.data(n=60)
-    shares = floating(case, target)
-    shares[40] = torch.softmax(torch.arange(N_CLASSES), -1, F64) if case.task == "multiclass" else 0.3
-    whole = tc.evidence(case.metric(), preds, shares, **FEW)
-    for sizes in ([60], [10, 50], [41, 19], [40, 1, 19]):
-        pieces = zip(preds.split(sizes), shares.split(sizes), strict=True)
-        same(updated(case.metric(), *pieces).evidence(**FEW), whole)
-    labels = tc.evidence(case.metric(), preds, floating(case, target), **FEW)
-    nothing_by_construction = case.name == "esce-multiclass-classwise"  # the mean over classes that exclude each other
-    assert torch.equal(whole.noise_floor, labels.noise_floor) == nothing_by_construction
 
 
 @pytest.mark.parametrize("weighing", ["plain", "copies", "weights"])
@@ -120,9 +91,6 @@ def test_slow_loop_noise_of_a_state_that_has_seen_a_share_or_floating_weights(we
         torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
 
 
-# What is kept apart is told apart ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "copies"])
 @pytest.mark.parametrize("cls", [tc.ECE, tc.SmECE])
 def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls, weighted):
@@ -146,71 +114,36 @@ def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls
         torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
 
 
-def test_groups_of_a_report_are_told_apart_wherever_it_was_cut():
-    generator = torch.Generator().manual_seed(1)
-    preds = torch.rand(90, generator=generator, dtype=F64)
-    target = (torch.rand(90, generator=generator, dtype=F64) < preds).double()
-    groups, given = torch.arange(90) % 3, {"task": "binary", "with_calibration": False, "with_intervals": False}
-
-    def chance(table):
-        return dict(zip(table.group, zip(table.noise_floor, table.p_value, strict=True), strict=True))
-
-    of_labels = chance(tc.report(preds, target.long(), groups=groups, **given).groups)
-    for share in (target[40].item(), 0.4):  # of group 1
-        target[40] = share
-        parts = [ReportBuilder(**given) for _ in range(2)]
-        for part, rows in zip(parts, torch.arange(90).split([35, 55]), strict=True):
-            part.update(preds[rows], target[rows], groups=groups[rows])
-        merged = builder_of_bytes(state_bytes(parts[0]))
-        merged.merge(parts[1])
-        found = chance(merged.report().groups)
-        whole = chance(tc.report(preds, target, groups=groups, **given).groups)
-        for group in "012":
-            assert found[group] == pytest.approx(whole[group], rel=1e-9)
-            assert (found[group] == pytest.approx(of_labels[group], rel=1e-9)) == (share != 0.4 or group != "1")
-
-
-# States --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["ece", "classwise", "smece", "ks"])
-def make(request):
-    """Makes a metric, and data of it: labels as floating targets, and shares."""
-    options = {"persistent": True}
-    if request.param == "classwise":
-        return lambda: tc.ECE(task="multiclass", num_classes=N_CLASSES, reduction="classwise", **options)
-    cls = {"ece": tc.ECE, "smece": tc.SmECE, "ks": tc.KS}[request.param]
-    return lambda: cls(task="binary", **options)
-
-
-def data_of(metric):
+@pytest.mark.parametrize("has_shares", [False, True], ids=["labels", "shares"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(tc.ECE, task="binary", persistent=True),
+        partial(tc.ECE, task="multiclass", num_classes=N_CLASSES, reduction="classwise", persistent=True),
+        partial(tc.SmECE, task="binary", persistent=True),
+        partial(tc.KS, task="binary", persistent=True),
+    ],
+    ids=["ece", "classwise", "smece", "ks"],
+)
+def test_a_state_that_is_merged_saved_and_synced_keeps_what_it_has_seen(make, has_shares):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(80, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
-    labels = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
-    labels, shares = torch.nn.functional.one_hot(labels, N_CLASSES).double(), preds.roll(1, 0)
-    if metric.input_format.task != "multiclass":
-        preds, labels, shares = preds[:, 0], labels[:, 0], shares[:, 0]
-    return preds.split(40), labels.split(40), shares.split(40)
-
-
-def same_chance(found, expected):
-    """The same sums of noise, or of a metric that keeps samples the same evidence."""
-    if isinstance(found, tc.KS):
-        same(found.evidence(**FEW), expected.evidence(**FEW))
-    else:
-        torch.testing.assert_close(noise_of(found), noise_of(expected), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("has_shares", [False, True], ids=["labels", "shares"])
-def test_a_state_that_is_merged_saved_and_synced_knows_what_it_has_seen(make, has_shares):
-    preds, labels, shares = data_of(make())
-    pieces = (preds[0], labels[0]), (preds[1], shares[1] if has_shares else labels[1])
-    given = [target.argmax(-1) if target.dim() > 1 else target.long() for target in labels]
-    expected, of_labels = updated(make(), *pieces), updated(make(), *zip(preds, given, strict=True))
+    given = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    target = torch.nn.functional.one_hot(given, N_CLASSES).double()
     if has_shares:
-        with pytest.raises(AssertionError, match="not close"):
-            same_chance(expected, of_labels)
-    else:
+        target[40:] = preds[39:79]
+    if make().input_format.task != "multiclass":
+        preds, target, given = preds[:, 0], target[:, 0], (given == 0).long()
+
+    def same_chance(found, expected):
+        if isinstance(found, tc.KS):
+            same(found.evidence(**FEW), expected.evidence(**FEW))
+        else:
+            torch.testing.assert_close(noise_of(found), noise_of(expected), rtol=1e-12, atol=1e-14)
+
+    pieces = list(zip(preds.split(40), target.split(40), strict=True))
+    expected, of_labels = updated(make(), *pieces), updated(make(), (preds, given))
+    with pytest.raises(AssertionError, match="not close") if has_shares else nullcontext():
         same_chance(expected, of_labels)
     one, other = (updated(make(), piece) for piece in pieces)
     merged, loaded, synced = make(), make(), make()
@@ -218,11 +151,11 @@ def test_a_state_that_is_merged_saved_and_synced_knows_what_it_has_seen(make, ha
     merged.merge_state(other.state_dict())
     loaded.load_state_dict(merged.state_dict())
     announced = sum(metric.kind.announce(metric.state, rank, 2) for rank, metric in enumerate((one, other)))
-    payloads = [metric.kind.payload(metric.state) for metric in (one, other)]
-    synced.state = synced.kind.meet(announced, payloads)
+    synced.state = synced.kind.meet(announced, [metric.kind.payload(metric.state) for metric in (one, other)])
     anew = expected.clone()
     anew.reset()
-    for metric in (merged, loaded, synced, updated(anew, *pieces)):
+    uneven = zip(preds.split([39, 2, 39]), target.split([39, 2, 39]), strict=True)
+    for metric in (merged, loaded, synced, updated(anew, (preds, target)), updated(make(), *uneven)):
         same_chance(metric, expected)
 
 
@@ -236,23 +169,3 @@ def test_shares_compile_and_map():
     expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
     for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):
         torch.testing.assert_close(found(preds, target), expected)
-
-
-# What it is for ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "copies"])
-@pytest.mark.parametrize("beta", [(1.0, 1.0), (1.0, 12.0)], ids=["uniform", "skewed"])
-def test_p_values_of_floating_labels_are_uniform(beta, weighted):
-    """1,000 data sets of 200 labels of a calibrated model. Taken for shares they are not: p = 2e-7 where even."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (1000, 200)
-    a, b = (torch._standard_gamma(torch.full(shape, x, dtype=F64), generator=generator) for x in beta)
-    preds = a / (a + b)
-    target = (torch.rand(shape, generator=generator, dtype=F64) < preds).float()
-    metric = tc.ECE(task="binary", batch_shape=(1000,))
-    for rows in torch.arange(200).split(70):
-        weights = torch.ones(1000, len(rows), dtype=torch.int64) if weighted else None
-        metric.update(preds[:, rows], target[:, rows], weights=weights)
-    found = metric.evidence(n_replicates=199, with_interval=False).p_value
-    assert stats.kstest(found.numpy(), "uniform").pvalue > 0.01

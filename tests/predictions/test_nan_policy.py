@@ -95,40 +95,34 @@ def test_rows_of_narrow_types_are_dropped_by_the_same_rule(name):
         close(case.call(bad, target, nan_policy="drop"), case.call(bad[left], target[left]))
 
 
-def test_of_labels_the_single_entry_is_dropped():
-    """As `ignore_index` drops it, which is the oracle."""
+def test_of_labels_the_single_entry_is_dropped_as_ignore_index_drops_it():
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(30, 3, generator=generator)
     target = torch.randint(0, 2, (30, 3), generator=generator)
     bad, ignored = preds.clone(), target.clone()
     bad[4, 1], bad[5, 2], bad[4, 2] = NAN, INF, -INF
-    ignored[4, 1] = ignored[5, 2] = ignored[4, 2] = -100
-    weights = torch.arange(30)
-    for function, cls in ((tc.nll, tc.NLL), (tc.ece, tc.ECE), (tc.ks, tc.KS)):
-        options = {"task": "multilabel", "average": None}
-        found = function(bad, target, weights=weights, nan_policy="drop", **options)
-        close(found, function(preds, ignored, weights=weights, ignore_index=-100, **options))
-        metric = cls(**options, num_labels=3, nan_policy="drop")
-        metric.update(bad, target)
-        assert metric.n_dropped() == 3
+    ignored[[4, 5, 4], [1, 2, 2]] = -100
+    for function in (tc.nll, tc.ece, tc.ks):
+        options = {"task": "multilabel", "average": None, "weights": torch.arange(30)}
+        found = function(bad, target, nan_policy="drop", **options)
+        close(found, function(preds, ignored, ignore_index=-100, **options))
+    metric = tc.NLL(task="multilabel", num_labels=3, nan_policy="drop")
+    metric.update(bad, target)
+    assert metric.n_dropped() == 3
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
 def test_soft_targets_may_be_missing_too(task):
     generator = torch.Generator().manual_seed(0)
-    shape = (20,) if task == "binary" else (20, 3)
-    preds, target = torch.rand(2, *shape, generator=generator)
+    preds, target = torch.rand(2, *((20,) if task == "binary" else (20, 3)), generator=generator)
     if task == "multiclass":
         preds, target = preds / preds.sum(-1, keepdim=True), target / target.sum(-1, keepdim=True)
     left = torch.arange(20) != 4
     own = {"num_labels": 3} if task == "multilabel" else {}
     metrics = (tc.brier_score, tc.Brier), (tc.ece, tc.ECE), (tc.ks, tc.KS)
     for missing, (function, cls) in product((NAN, INF, -INF), metrics):
-        bad = target.clone()
-        bad[4] = missing
-        if task == "multiclass":
-            bad[4, 1:] = 0
-        leaf = preds.clone().requires_grad_()
+        bad, leaf = target.clone(), preds.clone().requires_grad_()
+        bad[4] = torch.tensor([missing, 0, 0]) if task == "multiclass" else missing
         value = function(leaf, bad, task=task, nan_policy="drop")
         torch.testing.assert_close(value, function(preds[left], target[left], task=task))
         value.backward()
@@ -147,10 +141,15 @@ def test_what_is_left_out_anyhow_is_not_counted_and_infinite_logits_are_legal():
     target = torch.tensor([-1, 0, 0, 1, 0, 1])
     metric.update(logits, target, weights=torch.tensor([1, 0, 1, 1, 1, 1]))
     assert metric.n_dropped() == 1
-    close(metric.compute(), torch.tensor(2 / 3 * 0 + np.log(2) / 3, dtype=torch.float64))
+    close(metric.compute(), torch.tensor(np.log(2) / 3))
+    metric.reset()
+    metric.update(logits[:2], torch.tensor([0, 0]))  # nothing left is no data
+    assert metric.compute().isnan()
+    assert metric.n_dropped() == 2
     binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
     binary.update(torch.tensor([INF, -INF, NAN]), torch.tensor([1, 0, 1]))
     assert (binary.compute(), binary.n_dropped()) == (0, 1)
+    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
 
 
 def test_all_else_that_is_bad_is_an_error_still():
@@ -159,28 +158,20 @@ def test_all_else_that_is_bad_is_an_error_still():
         ([0.2, NAN, 1.5], labels, ones, r"`preds` must be probabilities in \[0, 1\], got 1.5 \(1 of 3 rows\)"),
         ([0.2, NAN, -3e38], labels, ones, r"`preds` must be probabilities in \[0, 1\], got -3e\+38 \(1 of 3 rows\)"),
         ([0.2, NAN, 0.5], [0, 1, 2], ones, r"`target` must be a class index in \[0, 1\], got 2 \(1 of 3 rows\)"),
-        ([0.2, NAN, 0.5], labels, [1.0, 1.0, -1.0], r"`weights` must be finite and non-negative"),
         ([0.2, NAN, 0.5], labels, [1.0, 1.0, NAN], r"`weights` must be finite and non-negative"),
     ):
         metric = tc.ECE(task="binary", nan_policy="drop")
         with pytest.raises(ValueError, match=message):
             metric.update(torch.tensor(preds), torch.tensor(target), weights=torch.tensor(weights))
         assert (metric.n_dropped(), metric.update_count) == (0, 0)
-    rows = torch.tensor([[0.5, 0.5], [NAN, 7.0], [0.5, 0.6]])
+    rows, target = torch.tensor([[0.5, 0.5], [NAN, 7.0], [0.5, 0.6]]), torch.tensor([0, 9, 1])
     with pytest.raises(ValueError, match=r"`preds` must sum to 1 over the class axis .* got 1\.1 \(1 of 3 rows\)"):
-        tc.ece(rows, torch.tensor([0, 9, 1]), task="multiclass", nan_policy="drop")
+        tc.ece(rows, target, task="multiclass", nan_policy="drop")
+    # Nothing of the row that is dropped is an error, its label and its weight neither.
+    given = {"task": "multiclass", "weights": torch.tensor([1.0, -5.0]), "nan_policy": "drop"}
+    assert tc.ece(rows[:2], target[:2], **given) == 0.5
     with pytest.raises(ValueError, match="`nan_policy` must be one of 'raise', 'drop', got 'skip'"):
         tc.ECE(task="binary", nan_policy="skip")
-
-
-def test_nothing_of_a_dropped_row_is_an_error():
-    rows, weights = torch.tensor([[0.5, 0.5], [NAN, 7.0]]), torch.tensor([1.0, -5.0])
-    assert tc.ece(rows, torch.tensor([0, 9]), task="multiclass", weights=weights, nan_policy="drop") == 0.5
-
-
-def test_without_checks_missing_rows_are_dropped_all_the_same():
-    options = {"task": "binary", "nan_policy": "drop", "validate_args": False}
-    close(tc.nll(P, Y, **options), tc.nll(P[[0, 2, 3]], Y[[0, 2, 3]], task="binary"))
 
 
 @pytest.mark.parametrize("function", [tc.nll, tc.ece])
@@ -190,51 +181,36 @@ def test_where_values_cannot_be_looked_at_they_are_dropped_and_not_nan(function)
     target = torch.randint(0, 4, (3, 20), generator=generator)
     preds[0, 5, 1], preds[2, 7] = NAN, INF
 
-    def read(p, t):
-        return function(p, t, task="multiclass", nan_policy="drop")
+    def read(p, t, **options):
+        return function(p, t, task="multiclass", nan_policy="drop", **options)
 
     expected = torch.stack([read(p, t) for p, t in zip(preds, target, strict=True)])
     assert expected.isfinite().all()
+    close(read(preds[2], target[2], validate_args=False), expected[2])
     torch.testing.assert_close(torch.vmap(read)(preds, target), expected)
     torch.testing.assert_close(torch.compile(read, fullgraph=True, backend="eager")(preds, target), expected)
     target[1, 0] = 9
     assert torch.vmap(read)(preds, target).isnan().tolist() == [False, True, False]
 
 
-def test_nothing_left_is_no_data():
-    gone = torch.full((3, 4), NAN)
-    metric = tc.ECE(task="multiclass", nan_policy="drop")
-    metric.update(gone, torch.zeros(3, dtype=torch.int64))
-    assert metric.compute().isnan()
-    assert metric.n_dropped() == 3
-    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
-
-
-def test_members_of_a_collection_keep_to_their_own_policies():
+def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_policies():
     def made(policy):
-        return tc.ECE(task="binary", nan_policy=policy)
+        return tc.NLL(task="binary", nan_policy=policy)
 
-    metrics = tc.CalibrationCollection({"a": made("raise"), "b": made("drop"), "c": tc.NLL(task="binary")}, prefix="v/")
-    metrics.update(torch.tensor([0.5]), torch.tensor([1]))
+    metrics = tc.CalibrationCollection({"a": made("raise"), "b": made("drop")}, prefix="v/")
     with pytest.raises(ValueError, match="must not hold NaN"):
         metrics.update(P, Y)
-    assert metrics.n_dropped() == {"v/a": 0, "v/b": 0, "v/c": 0}
-    both = tc.CalibrationCollection({"b": made("drop"), "c": tc.NLL(task="binary", nan_policy="drop")}, prefix="v/")
-    both.update(P, Y)
-    assert both.n_dropped() == {"v/b": 1, "v/c": 1}
-    close(both.compute()["v/c"], tc.nll(P[[0, 2, 3]].double(), Y[[0, 2, 3]], task="binary"))
+    assert metrics.n_dropped() == {"v/a": 0, "v/b": 0}
     joined = MetricCollection({"a": made("raise"), "b": made("drop")})
     joined.update(torch.tensor([0.5]), torch.tensor([1]))
     assert len(joined.compute_groups) == 2
-
-
-def test_a_bootstrapped_stream_drops_what_its_metric_drops():
-    weights = torch.tensor([1, 0, 1, 1])
-    found, expected = (tc.Bootstrapped(tc.NLL(task="binary", nan_policy=p), n_replicates=39) for p in ("drop", "raise"))
-    found.update(P, Y)
-    expected.update(P.nan_to_num(0.5), Y, weights=weights)
+    found, expected = (tc.Bootstrapped(made(policy), n_replicates=39) for policy in ("drop", "raise"))
+    both = tc.CalibrationCollection({"b": made("drop"), "found": found}, prefix="v/")
+    both.update(P, Y)
+    expected.update(P.nan_to_num(0.5), Y, weights=torch.tensor([1, 0, 1, 1]))
+    assert both.n_dropped() == {"v/b": 1, "v/found": 1}
+    close(both.compute()["v/b"], expected.compute())
     close(found.interval().replicates, expected.interval().replicates)
-    assert found.n_dropped() == 1
     assert found.interval().value == found.compute()
 
 
@@ -244,86 +220,61 @@ def test_functions_that_resample_and_fit_take_the_option():
     target = torch.randint(0, 2, (60,), generator=generator)
     bad, weights = preds.clone(), torch.ones(60)
     bad[7], weights[7] = NAN, 0
-    replicated = {"task": "binary", "n_replicates": 39}
-    drawn = tc.bootstrap(tc.ece, bad, target, nan_policy="drop", **replicated)
-    close(drawn.replicates, tc.bootstrap(tc.ece, preds, target, weights=weights, **replicated).replicates)
-    for calibrator in (tc.DPCalibration(), tc.Isotonic(), tc.HistogramBinning()):
-        options = {"task": "binary", "calibrator": calibrator, "score": "brier"}
-        found = tc.calibration_loss(bad, target, nan_policy="drop", **options)
-        close(found, tc.calibration_loss(preds, target, weights=weights, **options))
+    drawn, expected = (
+        tc.bootstrap(tc.ece, p, target, task="binary", n_replicates=39, **how)
+        for p, how in ((bad, {"nan_policy": "drop"}), (preds, {"weights": weights}))
+    )
+    close(drawn.replicates, expected.replicates)
     after = tc.calibrated(bad, target, task="binary", nan_policy="drop")
     assert after.isnan().nonzero().flatten().tolist() == [7]
-    rows = torch.stack((1 - bad, bad), -1)
-    of_set = {"positive_classes": [1], "score": "brier", "task": "multiclass"}
-    dropped = tc.calibration_loss(rows, target, nan_policy="drop", **of_set)
-    rows[7] = 0.5
-    torch.testing.assert_close(dropped, tc.calibration_loss(rows, target, weights=weights, **of_set))
+    of_set = {"task": "multiclass", "positive_classes": [1]}
+    rows, some = (torch.stack((1 - p, p), -1) for p in (bad, preds))
+    for bad_rows, good_rows, options in (
+        (bad, preds, {"task": "binary", "calibrator": tc.DPCalibration()}),
+        (bad, preds, {"task": "binary", "calibrator": tc.Isotonic()}),
+        (bad, preds, {"task": "binary", "calibrator": tc.HistogramBinning()}),
+        (rows, some, of_set),
+    ):
+        found = tc.calibration_loss(bad_rows, target, nan_policy="drop", score="brier", **options)
+        expected = tc.calibration_loss(good_rows, target, weights=weights, score="brier", **options)
+        torch.testing.assert_close(found, expected)
 
 
-def reported(task, soft):
-    """Predictions and targets as they are, and with rows 3 and 5 missing."""
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_the_others(
+    task, soft, tmp_path, capsys
+):
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn((80,) if task == "binary" else (80, 3), generator=generator)
-    preds = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
-    shape = preds.shape if task == "multilabel" else (80,)
-    target = torch.randint(0, 3 if task == "multiclass" else 2, shape, generator=generator)
+    preds = torch.rand((80,) if task == "binary" else (80, 3), generator=generator)
+    preds = preds / preds.sum(-1, keepdim=True) if task == "multiclass" else preds
+    target = torch.randint(0, 2, preds.shape if task == "multilabel" else (80,), generator=generator)
     if soft:
-        target = torch.nn.functional.one_hot(target).float() if task == "multiclass" else target.float()
+        target = (torch.nn.functional.one_hot(target, 3) if task == "multiclass" else target).float()
     bad, gone = preds.clone(), target.clone()
-    bad[3] = NAN
-    (gone if soft else bad)[5] = NAN
-    return preds, target, bad, gone
-
-
-LEFT = ~torch.isin(torch.arange(80), torch.tensor([3, 5]))
-WEIGHTS = torch.where(torch.arange(80) == 3, 1.25, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("task", "soft", "weights"),
-    [
-        ("binary", False, None),
-        ("binary", True, WEIGHTS),
-        ("multiclass", False, (4 * WEIGHTS).long()),
-        ("multiclass", True, None),
-        ("multilabel", False, WEIGHTS),
-        ("multilabel", True, (4 * WEIGHTS).long()),
-    ],
-)
-def test_a_report_is_that_of_the_rows_that_are_left_and_says_how_many_are_not(task, soft, weights):
-    preds, target, bad, gone = reported(task, soft)
-    given = {"task": task, "with_calibration": False}
-    found = tc.report(bad, gone, weights=weights, nan_policy="drop", **given)
-    expected = tc.report(preds[LEFT], target[LEFT], weights=None if weights is None else weights[LEFT], **given)
+    bad[3] = (gone if soft else bad)[5] = NAN
+    left = ~torch.isin(torch.arange(80), torch.tensor([3, 5]))
     n, what = (6, "labels of samples") if task == "multilabel" else (2, "samples")
-    assert (found.n_dropped, expected.n_dropped) == (n, 0)
-    assert found.notes[-1].startswith(f"{n} {what} hold NaN")
-    assert (found.notes[:-1], found.n, found.sentence) == (expected.notes, expected.n, expected.sentence)
-    for line, other in zip(found.lines, expected.lines, strict=True):
-        assert (line.key, str(line.interval)) == (other.key, str(other.interval))
-        assert line.value == pytest.approx(other.value, rel=1e-9, abs=1e-12, nan_ok=True)
+    given = {"task": task, "with_intervals": False}
+    for weights in (None, 1 + torch.arange(80) % 3, 0.5 + torch.arange(80) % 3):
+        found = tc.report(bad, gone, weights=weights, nan_policy="drop", **given)
+        expected = tc.report(preds, target, weights=left.long() if weights is None else left * weights, **given)
+        assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
+        assert found.notes[-1].startswith(f"{n} {what} hold NaN")
+        assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
+        wanted = [gain.value for gain in expected.calibration.gains]
+        assert [gain.value for gain in found.calibration.gains] == pytest.approx(wanted, rel=1e-9)
+    if soft:
+        return
 
-
-@pytest.mark.parametrize(("task", "soft"), [("binary", False), ("multiclass", True), ("multilabel", False)])
-def test_what_a_report_says_of_calibrators_is_that_of_the_rows_that_are_left(task, soft):
-    preds, target, bad, gone = reported(task, soft)
-    found = tc.report(bad, gone, task=task, nan_policy="drop", with_intervals=False)
-    expected = tc.report(preds, target, task=task, weights=LEFT.float(), with_intervals=False)
-    wanted = [gain.value for gain in expected.calibration.gains]
-    assert [gain.value for gain in found.calibration.gains] == pytest.approx(wanted, rel=1e-9)
-
-
-def test_the_command_drops_counts_and_shows(tmp_path, capsys):
-    preds, target, _, _ = reported("multiclass", False)
-    preds[3], preds[70, 1] = NAN, INF
-    np.savez(tmp_path / "preds.npz", probs=preds.numpy(), target=target.numpy())
-    arguments = ["report", str(tmp_path / "preds.npz"), "--no-calibration", "--no-intervals"]
+    np.savez(tmp_path / "preds.npz", probs=bad.numpy(), target=target.numpy())
+    arguments = ["report", str(tmp_path / "preds.npz"), "--task", task, "--no-calibration", "--no-intervals"]
     assert main(arguments) == 2
     assert "must not hold NaN" in capsys.readouterr().err
     assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "n = 78 (2 left out for NaN)" in shown
-    assert "2 samples hold NaN" in shown
-    assert "2 samples hold NaN" in (tmp_path / "out" / "report.html").read_text()
+    assert f"({n} left out for NaN)" in shown
+    for text in (shown, (tmp_path / "out" / "report.html").read_text()):
+        assert f"{n} {what} hold NaN" in text
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (2, "drop")
+    assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (n, "drop")

@@ -1,5 +1,7 @@
 """Bayes risk, decisions and their expected cost: worked examples, what must be equal, and wrong calls."""
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.refusals import assert_refused
@@ -7,16 +9,20 @@ from helpers.refusals import assert_refused
 import torchcalib as tc
 
 F64 = torch.float64
-
-
 binary, multi = {"task": "binary"}, {"task": "multiclass"}
 
 
 def test_closed_form_decisions_of_two_classes():
-    """A miss that costs 4 and a false alarm of 1 turn at P(y=1) = 1/5; a tie is decided for the first."""
-    p = torch.tensor([0.0, 0.1875, 0.2, 0.21, 1.0], dtype=F64)
-    assert tc.bayes_decisions(p, cost=[[0, 1], [4, 0]], **binary).tolist() == [0, 0, 0, 1, 1]
-    assert tc.bayes_decisions(p.logit(), cost=[[0, 1], [4, 0]], from_logits=True, **binary).tolist()[3:] == [1, 1]
+    """A miss that costs 4 and a false alarm of 1 turn at P(y=1) = 1/5; a tie is decided for the first.
+
+    Of two columns that cost nothing for class 0 the second is better, by 1e-20 times 1/2.
+    """
+    p, cost = torch.tensor([0.0, 0.1875, 0.2, 0.21, 1.0], dtype=F64), [[0, 1], [4, 0]]
+    assert tc.bayes_decisions(p, cost=cost, **binary).tolist() == [0, 0, 0, 1, 1]
+    assert tc.bayes_decisions(p.logit(), cost=cost, from_logits=True, **binary).tolist()[3:] == [1, 1]
+    cost = [[0, 0], [1, 0.5]]
+    assert tc.bayes_decisions(torch.tensor([1e-20], dtype=F64), cost=cost, **binary).item() == 1
+    assert tc.bayes_decisions(torch.tensor([-90.0]), cost=cost, from_logits=True, **binary).item() == 1
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7, 60])
@@ -32,13 +38,6 @@ def test_ties_go_to_the_first_decision_whatever_the_batch_size(n_classes):
     assert tc.bayes_decisions(uniform[:1], cost=costs, **multi).item() == first
 
 
-def test_a_decision_that_is_better_by_little_where_a_class_is_certain_is_taken():
-    """Of two columns that cost nothing for class 0 the second is better, by 1e-20 times 1/2."""
-    costs = [[0, 0], [1, 0.5]]
-    assert tc.bayes_decisions(torch.tensor([1e-20], dtype=F64), cost=costs, **binary).item() == 1
-    assert tc.bayes_decisions(torch.tensor([-90.0]), cost=costs, from_logits=True, **binary).item() == 1
-
-
 def test_decisions_keep_the_shape_of_the_samples():
     images = torch.rand(2, 3, 4, 5, dtype=F64).softmax(1)
     decisions = tc.bayes_decisions(images, class_axis=1, cost=tc.CostMatrix.zero_one(3), **multi)
@@ -50,14 +49,9 @@ def test_decisions_keep_the_shape_of_the_samples():
 
 def test_closed_form_of_a_rare_class_keeps_its_digits():
     """Always deciding 0 costs the share of ones: found as 1 less the share of zeros it would have 5 digits here."""
-    target, weights = torch.tensor([0, 1]), torch.tensor([1e12, 3.0], dtype=torch.float64)
-    preds = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    assert tc.bayes_risk(preds, target, task="binary", weights=weights, normalize="prior").item() == pytest.approx(
-        1, rel=1e-15
-    )
-
-
-# Costs of decisions that were made already.
+    preds, target, weights = torch.tensor([[0.1, 0.2], [0, 1], [1e12, 3.0]], dtype=F64)
+    found = tc.bayes_risk(preds, target.long(), weights=weights, normalize="prior", **binary)
+    assert found.item() == pytest.approx(1, rel=1e-15)
 
 
 @pytest.mark.parametrize("priors", [None, [0.2, 0.3, 0.5]])
@@ -89,30 +83,33 @@ def test_expected_cost_by_hand():
 
 P2, Y2 = torch.tensor([0.2, 0.7], dtype=F64), torch.tensor([0, 1])
 Q = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64)
-
-
-def risk(**options):
-    return tc.bayes_risk(P2, Y2, **binary, **options)
-
-
+ZERO_ONE = [[0, 1], [1, 0]]
 CALLS = [
-    ("three classes for two", lambda: risk(cost=tc.CostMatrix.zero_one(3)), ValueError, "`cost`", "2, got 3 rows"),
-    ("unknown normalize", lambda: risk(normalize="max"), ValueError, "`normalize`", "'max'"),
-    ("priors of 3", lambda: risk(priors=[0.2, 0.3, 0.5]), ValueError, "`priors`"),
-    ("a class of 2 x 2 for three", lambda: tc.BayesRisk(num_classes=3, cost=[[0, 1], [1, 0]], **multi), ValueError,
-     "`cost`", "3, got 2"),
-    ("a class of 3 x 3 for binary", lambda: tc.BayesRisk(cost=tc.CostMatrix.zero_one(3), **binary), ValueError,
-     "`cost`", "2, got 3"),
-    ("decisions along no axis", lambda: tc.bayes_decisions(Q, class_axis=2, **multi), ValueError, "`class_axis`"),
-    ("probabilities as decisions", lambda: tc.expected_cost(P2, Y2, cost=[[0, 1], [1, 0]]), TypeError, "bayes_risk"),
-    ("decision 2 of 2", lambda: tc.expected_cost(Y2 + 1, Y2, cost=[[0, 1], [1, 0]]), ValueError,
-     "`decisions`", "[0, 1]", "got 2 (1 of 2"),
-    ("a list of decisions", lambda: tc.expected_cost([0, 1], Y2, cost=[[0, 1], [1, 0]]), TypeError, "`decisions`"),
-    ("decisions too short", lambda: tc.expected_cost(Y2[:1], Y2, cost=[[0, 1], [1, 0]]), ValueError,
-     "`target`", "(1,)", "(2,)"),
-    ("target 2 of 2", lambda: tc.expected_cost(Y2, Y2 + 1, cost=[[0, 1], [1, 0]]), ValueError, "`target`", "got 2"),
-]  # fmt: skip
+    (
+        tc.bayes_risk,
+        {"cost": tc.CostMatrix.zero_one(3)},
+        ValueError,
+        "`cost` must have one row per class, 2, got 3 rows",
+    ),
+    (tc.bayes_risk, {"normalize": "max"}, ValueError, "`normalize`"),
+    (tc.bayes_risk, {"priors": [0.2, 0.3, 0.5]}, ValueError, "`priors`"),
+    (tc.BayesRisk, {"num_classes": 3, "cost": ZERO_ONE, **multi}, ValueError, "one row per class, 3, got 2"),
+    (tc.BayesRisk, {"cost": tc.CostMatrix.zero_one(3), **binary}, ValueError, "one row per class, 2, got 3"),
+    (tc.bayes_decisions, {"preds": Q, "class_axis": 2, **multi}, ValueError, "`class_axis`"),
+    (tc.expected_cost, {"decisions": P2}, TypeError, "bayes_risk"),
+    (tc.expected_cost, {"decisions": Y2 + 1}, ValueError, "`cost` in [0, 1], got 2 (1 of 2"),
+    (tc.expected_cost, {"decisions": [0, 1]}, TypeError, "`decisions`"),
+    (tc.expected_cost, {"decisions": Y2[:1]}, ValueError, "`target`"),
+    (tc.expected_cost, {"decisions": Y2, "target": Y2 + 1}, ValueError, "`target`"),
+]
 
 
-def test_wrong_call():
-    assert_refused((what, call, error, parts) for what, call, error, *parts in CALLS)
+def test_wrong_calls_are_refused():
+    defaults = {
+        tc.bayes_risk: {"preds": P2, "target": Y2, **binary},
+        tc.expected_cost: {"target": Y2, "cost": ZERO_ONE},
+    }
+    assert_refused(
+        (wrong, partial(call, **{**defaults.get(call, {}), **wrong}), error, [part])
+        for call, wrong, error, part in CALLS
+    )

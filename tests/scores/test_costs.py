@@ -5,7 +5,6 @@ import math
 import pickle
 
 import numpy as np
-import pytest
 import torch
 from helpers.refusals import assert_refused
 
@@ -24,12 +23,13 @@ def test_cost_matrix_helpers():
     assert (tc.CostMatrix.zero_one(2).with_reject(0.1).num_decisions, tc.CostMatrix.zero_one(4).num_classes) == (3, 4)
 
 
-@pytest.mark.parametrize("make", [torch.tensor, np.array, tuple], ids=["tensor", "array", "tuple"])
-def test_cost_matrix_is_a_value(make):
+def test_cost_matrix_is_a_value():
     rows = [[0.0, 1.0, 0.25], [4.0, 0.0, 0.25]]
-    matrix = tc.CostMatrix(make(rows))
-    assert matrix == tc.CostMatrix(rows) == pickle.loads(pickle.dumps(matrix)) == copy.deepcopy(matrix)
-    assert hash(matrix) == hash(tc.CostMatrix(rows))
+    matrix = tc.CostMatrix(rows)
+    read = (tc.CostMatrix(given) for given in (torch.tensor(rows), np.array(rows), tuple(rows)))
+    for same in (pickle.loads(pickle.dumps(matrix)), copy.deepcopy(matrix), *read):
+        assert same == matrix
+        assert hash(same) == hash(matrix)
     assert matrix != tc.CostMatrix.zero_one(2)
     assert repr(matrix) == f"CostMatrix({rows})"
     one, other = tc.CostMatrix.zero_one(50), tc.CostMatrix.imbalanced(50)
@@ -47,25 +47,19 @@ CALLS = [
     ("ragged", lambda: risk(cost=[[0, 1], [1]]), ValueError, "`cost`", "one length", "[2, 1]"),
     ("no decision", lambda: risk(cost=[[], []]), ValueError, "`cost`", "[0, 0]"),
     ("a vector", lambda: risk(cost=[0, 1]), TypeError, "`cost`", "matrix of numbers"),
-    ("three axes", lambda: risk(cost=torch.ones(2, 2, 2)), TypeError, "`cost`", "matrix of numbers"),
-    ("text within", lambda: risk(cost=[["a", "b"], ["c", "d"]]), TypeError, "`cost`", "numbers"),
     ("bools", lambda: risk(cost=[[False, True], [True, False]]), TypeError, "`cost`", "numbers"),
-    ("NaN cost", lambda: risk(cost=[[0, math.nan], [1, 0]]), ValueError, "`cost`", "finite", "nan"),
     ("infinite cost", lambda: risk(cost=[[0, math.inf], [1, 0]]), ValueError, "`cost`", "inf", "above all others"),
     ("NaN utility", lambda: tc.CostMatrix.from_utilities([[0, math.nan], [1, 0]]), ValueError, "`utilities`"),
     ("no classes", lambda: tc.CostMatrix.zero_one(1), ValueError, "`num_classes`", "at least 2"),
     ("important class 5 of 3", lambda: tc.CostMatrix.imbalanced(3, important=5), ValueError, "`important`", "got 5"),
     ("too few rejects", lambda: tc.CostMatrix.zero_one(3).with_reject([0.1]), ValueError, "`cost`", "3 classes"),
-    ("reject of text", lambda: tc.CostMatrix.zero_one(2).with_reject("ab"), TypeError, "`cost`", "'ab'"),
     ("reject of True", lambda: tc.CostMatrix.zero_one(2).with_reject(True), TypeError, "`cost`", "True"),
     ("cost of 400 digits", lambda: risk(cost=[[0, 10**400], [1, 0]]), ValueError, "`cost`", "finite", "inf"),
     ("cost of 300 digits", lambda: risk(cost=[[0, 10**300], [1, 0]]), ValueError, "`cost`", "at most 1e+150"),
     ("factor of text", lambda: tc.CostMatrix.imbalanced(2, factor="3"), TypeError, "`factor`", "'3'"),
     ("negative factor", lambda: tc.CostMatrix.imbalanced(2, factor=-3), ValueError, "`factor`", "-3"),
-    ("factor NaN", lambda: tc.CostMatrix.imbalanced(2, factor=math.nan), ValueError, "`factor`", "nan"),
-    ("reject at infinity", lambda: tc.CostMatrix.zero_one(2).with_reject(math.inf), ValueError, "finite"),
 ]  # fmt: skip
 
 
-def test_wrong_call():
+def test_wrong_costs_are_refused():
     assert_refused((what, call, error, parts) for what, call, error, *parts in CALLS)

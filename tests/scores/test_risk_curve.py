@@ -1,6 +1,7 @@
 """Thresholds, the Bayes-risk curve and its area: slow loops, what must be equal, and wrong calls."""
 
 import math
+from functools import partial
 
 import oracles
 import pytest
@@ -10,14 +11,12 @@ from helpers.refusals import assert_refused
 import torchcalib as tc
 
 F64 = torch.float64
-
-
 binary, multi = {"task": "binary"}, {"task": "multiclass"}
 
 
-def sample(n=60, seed=0, lead=(), distinct=None):
+def sample(n=60, lead=(), distinct=None):
     """P(y=1) and labels that follow them."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     p = torch.rand(*lead, n, generator=generator, dtype=F64)
     y = (torch.rand(*lead, n, generator=generator) < p).long()
     return (p if distinct is None else (p * distinct).round() / distinct), y
@@ -29,11 +28,9 @@ def test_slow_loop_optimal_threshold(distinct, cost):
     p, y = sample(distinct=distinct)
     weights = torch.arange(60) % 4
     expected = oracles.least_threshold_cost(p.tolist(), y.tolist(), weights.tolist(), cost)
-    assert tc.optimal_threshold_cost(p, y, cost=cost, weights=weights, **binary).item() == pytest.approx(expected)
-    spoiled = p.masked_fill(weights == 0, math.nan)
-    assert tc.optimal_threshold_cost(spoiled, y, cost=cost, weights=weights, **binary).item() == pytest.approx(expected)
-    logits = tc.optimal_threshold_cost(p.logit(), y, cost=cost, weights=weights, from_logits=True, **binary)
-    assert logits.item() == pytest.approx(expected)
+    for preds, from_logits in ((p, False), (p.masked_fill(weights == 0, math.nan), False), (p.logit(), True)):
+        given = {"cost": cost, "weights": weights, "from_logits": from_logits, **binary}
+        assert tc.optimal_threshold_cost(preds, y, **given).item() == pytest.approx(expected)
 
 
 def test_optimal_threshold_at_priors_is_that_of_weighted_classes():
@@ -68,27 +65,23 @@ def test_labels_and_sets_of_classes_are_binary_tasks():
     assert tc.optimal_threshold_cost(p[0, :1], y[0, :1], **binary).item() == 0
 
 
-# The curve.
-
-
-def curve_of(p, y, weights, c):
-    """[EPSR] eq. 34, one operating point: a miss costs 1/c and a false alarm 1/(1-c)."""
-    costs = [1 / c if t and q <= c else 1 / (1 - c) if not t and q > c else 0.0 for q, t in zip(p, y, strict=True)]
-    return oracles.mean(costs, weights)
-
-
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_slow_loop_curve(from_logits):
     p, y = sample(distinct=None if from_logits else 10)
     weights = torch.arange(60) % 3
-    curve = tc.bayes_risk_curve(
-        p.logit() if from_logits else p, y, weights=weights, points=9, from_logits=from_logits, **binary
-    )
+    given = {"weights": weights, "points": 9, "from_logits": from_logits, **binary}
+    curve = tc.bayes_risk_curve(p.logit() if from_logits else p, y, **given)
+
+    def cost_of(p, c):
+        """[EPSR] eq. 34, one operating point: a miss costs 1/c and a false alarm 1/(1-c)."""
+        rows = zip(p, y.tolist(), strict=True)
+        costs = [1 / c if t and q <= c else 1 / (1 - c) if not t and q > c else 0.0 for q, t in rows]
+        return oracles.mean(costs, weights.tolist())
+
     assert curve.operating_point.tolist() == [i / 10 for i in range(1, 10)]
     for k, c in enumerate(curve.operating_point.tolist()):
-        assert curve.risk[k].item() == pytest.approx(curve_of(p.tolist(), y.tolist(), weights.tolist(), c), abs=1e-14)
-        constant = [curve_of([q] * 60, y.tolist(), weights.tolist(), c) for q in (0, 1)]
-        assert curve.cheapest[k].item() == pytest.approx(min(constant))
+        assert curve.risk[k].item() == pytest.approx(cost_of(p.tolist(), c), abs=1e-14)
+        assert curve.cheapest[k].item() == pytest.approx(min(cost_of([q] * 60, c) for q in (0, 1)))
     torch.testing.assert_close(curve.normalized, curve.risk / curve.cheapest)
 
 
@@ -116,25 +109,17 @@ def test_area_of_the_curve_is_the_score_and_so_is_its_gradient(weight, score):
     at_priors = tc.bayes_risk_area(p, y, weight=weight, priors=[0.9, 0.1], **given)
     torch.testing.assert_close(at_priors, score(p, y, priors=[0.9, 0.1], **given), rtol=1e-12, atol=0)
     soft = torch.rand(2, 200, dtype=F64)
-    torch.testing.assert_close(
-        tc.bayes_risk_area(p, soft, weight=weight, **binary),
-        score(p, soft, **binary) - (0 if weight == "uniform" else (soft.square() - soft).mean(-1)),
-        rtol=1e-12,
-        atol=0,
-    )
-    tied = (p * 5).round() / 5
-    finite = tied.clamp(0.1, 0.9)
+    expected = score(p, soft, **binary) - (0 if weight == "uniform" else (soft.square() - soft).mean(-1))
+    torch.testing.assert_close(tc.bayes_risk_area(p, soft, weight=weight, **binary), expected, rtol=1e-12, atol=0)
+    finite = ((p * 5).round() / 5).clamp(0.1, 0.9)  # with ties
     torch.testing.assert_close(tc.bayes_risk_area(finite, y, weight=weight, **binary), score(finite, y, **binary))
 
 
-def test_area_of_saturated_logits_is_exact():
+def test_area_of_saturated_logits_and_of_a_set_whose_probability_rounds_to_1_is_the_nll():
+    """A set and its complement alike; rows are exact in float32 but for the sum of 1 + 2e-8."""
     z, y = torch.tensor([200.0, -300.0, 4.0, 200.0], dtype=F64), torch.tensor([0, 1, 1, 1])
     area = tc.bayes_risk_area(z, y, from_logits=True, **binary)
     torch.testing.assert_close(area, tc.nll(z, y, from_logits=True, **binary), rtol=1e-14, atol=0)
-
-
-def test_area_of_a_set_whose_probability_rounds_to_1_is_the_nll():
-    """A set and its complement alike; rows are exact in float32 but for the sum of 1 + 2e-8."""
     rows = torch.tensor([[1.0, 1e-8, 1e-8], [0.5, 0.25, 0.25]])
     for classes in ([0], [1, 2]):
         given = {"preds": rows, "target": torch.tensor([1, 0]), "positive_classes": classes, **multi}
@@ -151,20 +136,18 @@ def test_area_of_certain_predictions():
     assert tc.bayes_risk_curve(zeros[:0], ones[:0], **binary).risk.isnan().all()
 
 
-P2, Y2 = torch.tensor([0.2, 0.7], dtype=F64), torch.tensor([0, 1])
-Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64), torch.tensor([1, 0, 0])
 CALLS = [
-    ("threshold with a reject", lambda: tc.optimal_threshold_cost(P2, Y2, cost=[[0, 1, 0.1], [1, 0, 0.1]], **binary),
-     ValueError, "`cost`", "2 columns", "got 3"),
-    ("threshold of classes", lambda: tc.optimal_threshold_cost(Q, H, **multi), ValueError, "`task`", "positive_cl"),
-    ("threshold normalised", lambda: tc.optimal_threshold_cost(P2, Y2, normalize="x", **binary), ValueError, "'x'"),
-    ("point 1", lambda: tc.bayes_risk_curve(P2, Y2, points=[0.5, 1.0], **binary), ValueError, "`points`", "(0, 1)"),
-    ("points in rows", lambda: tc.bayes_risk_curve(P2, Y2, points=[[0.5]], **binary), ValueError, "`points`"),
-    ("no points", lambda: tc.bayes_risk_curve(P2, Y2, points=0, **binary), ValueError, "`points`", "at least 1"),
-    ("weight of the area", lambda: tc.bayes_risk_area(P2, Y2, weight="nll", **binary), ValueError, "`weight`"),
-    ("labels of one area", lambda: tc.bayes_risk_area(P2, Y2, average=None, **binary), ValueError, "`average`"),
-]  # fmt: skip
+    (tc.optimal_threshold_cost, {"cost": [[0, 1, 0.1], [1, 0, 0.1]]}, "`cost` must have 2 columns"),
+    (tc.optimal_threshold_cost, {"preds": torch.full((2, 2), 0.5), **multi}, "`task` must be 'binary'"),
+    (tc.optimal_threshold_cost, {"normalize": "x"}, "`normalize` must be None or 'prior', got 'x'"),
+    (tc.bayes_risk_curve, {"points": [0.5, 1.0]}, "`points` must be in (0, 1)"),
+    (tc.bayes_risk_curve, {"points": [[0.5]]}, "`points` must be a number of points"),
+    (tc.bayes_risk_curve, {"points": 0}, "`points` must be at least 1"),
+    (tc.bayes_risk_area, {"weight": "nll"}, "`weight`"),
+    (tc.bayes_risk_area, {"average": None}, "`average`"),
+]
 
 
-def test_wrong_call():
-    assert_refused((what, call, error, parts) for what, call, error, *parts in CALLS)
+def test_wrong_calls_are_refused():
+    given = {"preds": torch.tensor([0.2, 0.7], dtype=F64), "target": torch.tensor([0, 1]), **binary}
+    assert_refused((wrong, partial(call, **{**given, **wrong}), ValueError, [part]) for call, wrong, part in CALLS)

@@ -1,17 +1,14 @@
 """SKCE by group: blocks are cut within each group of each update. Values are those of the function over each group."""
 
-import itertools
+from itertools import product
 
 import pytest
 import torch
-from cases import N_CLASSES, Case
-from helpers.each import check_each
+from cases import CASES
 
 import torchcalib as tc
 
 N_GROUPS = 6
-SIZES = {"binary": {}, "multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}
-WEIGHTS = {"none": None, "few": 3, "whole blocks of one row": 40}
 
 
 def close(a, b):
@@ -19,64 +16,36 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, equal_nan=True)
 
 
-def data(task, soft, n=120):
-    """Logits, targets and groups: group 2 is empty, -1 is none."""
-    g = torch.Generator().manual_seed(0)
-    logits, target = Case("", tc.skce, tc.SKCE, task, {"from_logits": True}).data(n=n)
-    if soft:
-        target = torch.rand(logits.shape, generator=g, dtype=torch.float64)
-        target = target.softmax(-1) if task == "multiclass" else target
-    groups = torch.randint(-1, N_GROUPS - 1, (n,), generator=g)
-    return logits, target, groups.masked_fill(groups == 2, 3)
-
-
-def check_values_and_gradients(setting):
-    task, estimator, high, soft = setting
-    preds, target, groups = data(task, soft)
-    weights = None if WEIGHTS[high] is None else torch.arange(len(groups)) * 7 % WEIGHTS[high]
-    options = {"task": task, "from_logits": True, "estimator": estimator, "block_size": 5}
-    options["average"] = None if task == "multilabel" else "macro"
-    metric = tc.ByGroup(tc.SKCE(**options, **SIZES[task]), num_groups=N_GROUPS)
+@pytest.mark.parametrize("copies", [1, 3, 40])  # of 40 copies of a row whole blocks are made
+@pytest.mark.parametrize("case", [case for case in CASES if case.in_blocks], ids=str)
+def test_values_and_gradients_are_those_of_the_function_over_each_group(case, copies):
+    preds, target = case.data(n=120, lead=(2,))
+    groups = torch.randint(-1, N_GROUPS - 1, (2, 120), generator=torch.Generator().manual_seed(0))
+    groups = groups.masked_fill(groups == 2, 3)  # group 2 is empty, -1 is none
+    weights = None if copies == 1 else torch.arange(240).reshape(2, 120) * 7 % copies
+    metric = tc.ByGroup(case.metric(batch_shape=(2,)), num_groups=N_GROUPS)
     mine, theirs = (preds.clone().requires_grad_() for _ in range(2))
     expected = []
-    for k in range(N_GROUPS):
-        rows = groups == k
-        own = None if weights is None else weights[rows]
-        expected.append(tc.skce(theirs[rows], target[rows], weights=own, **options))
-    expected = torch.stack(expected)
+    for k, b in product(range(N_GROUPS), range(2)):
+        rows = groups[b] == k
+        own = None if weights is None else weights[b, rows]
+        expected.append(case.call(theirs[b, rows], target[b, rows], weights=own))
+    expected = torch.stack(expected).reshape(N_GROUPS, 2)
     value = metric(mine, target, groups=groups, weights=weights)
     close(value, expected)
     held = ~expected.isnan()
     value[held].sum().backward()
     expected[held].sum().backward()
     close(mine.grad, theirs.grad)
-    other = metric.clone()
-    other.reset()
+    if copies == 1:
+        sizes = torch.stack([(groups == k).sum(-1) for k in range(N_GROUPS)])
+        close(metric.n(), (sizes // case.options.get("block_size", 2)).double())  # n is the number of blocks
+    for n in (0, 1):  # too few for a block
+        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n])
+    other = tc.ByGroup(case.metric(batch_shape=(2,)), num_groups=N_GROUPS)
     other.update(preds, target, groups=groups, weights=weights)
     metric.merge_state(other)  # the same blocks once more
     close(metric.compute(), expected)
-
-
-def test_values_and_gradients_are_those_of_the_function_over_each_group():
-    settings = itertools.product(SIZES, ("linear", "block"), WEIGHTS, (False, True))
-    check_each(settings, check_values_and_gradients)
-
-
-def test_series_of_a_batch_and_batches_without_a_block():
-    preds, target, groups = data("multiclass", soft=False)
-    preds, target, groups = (t.reshape(2, 60, *t.shape[1:]) for t in (preds, target, groups))
-    metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True, batch_shape=(2,)), num_groups=N_GROUPS)
-    metric.update(preds, target, groups=groups)
-    for n in (0, 1):  # too few for a block
-        few = torch.ones(2, n, dtype=torch.int64)
-        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n])
-        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n], weights=few)
-    for b in range(2):
-        for k in range(N_GROUPS):
-            rows = groups[b] == k
-            given = {"task": "multiclass", "from_logits": True, "estimator": "linear"}
-            close(metric.compute()[k, b], tc.skce(preds[b][rows], target[b][rows], **given))
-            assert metric.n()[k, b] == rows.sum() // 2, "n is the number of blocks"
 
 
 def test_a_weight_of_any_size_takes_no_memory():
@@ -88,10 +57,9 @@ def test_a_weight_of_any_size_takes_no_memory():
     close(metric.compute(), 2 * (1 - p) ** 2)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_update_off_the_cpu_never_asks_for_a_value(weighted):
-    preds, target, groups = (t.to("meta") for t in data("multiclass", soft=False))
-    weights = torch.ones(120, dtype=torch.int64, device="meta") if weighted else None
-    metric = tc.ByGroup(tc.SKCE(task="multiclass", from_logits=True), num_groups=N_GROUPS).to("meta")
-    metric.update(preds, target, groups=groups, weights=weights)
-    assert metric.state.device.type == "meta"
+def test_update_off_the_cpu_never_asks_for_a_value():
+    preds, target, groups = torch.empty(9, device="meta"), *torch.empty(2, 9, dtype=torch.int64, device="meta")
+    for weights in (None, target):
+        metric = tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS).to("meta")
+        metric.update(preds, target, groups=groups, weights=weights)
+        assert metric.state.device.type == "meta"

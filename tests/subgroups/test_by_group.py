@@ -10,18 +10,21 @@ from helpers.refusals import assert_refused
 import torchcalib as tc
 
 SOME = [
-    case for case in CASES if str(case).startswith(("nce-multilabel", "ece-multiclass", "tce-binary", "ks-per-class"))
+    case for case in CASES if str(case).startswith(("nce-multilabel-logits", "ece-multiclass", "tce-binary", "ks-per"))
 ]
+
+
+MULTI = {"task": "multiclass", "from_logits": True}
 
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-def data(n=300):
+def data():
     g = torch.Generator().manual_seed(0)
-    logits = torch.randn(n, 3, generator=g, dtype=torch.float64)
-    return 3 * logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1), torch.arange(n) % 4
+    logits = torch.randn(300, 3, generator=g, dtype=torch.float64)
+    return 3 * logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1), torch.arange(300) % 4
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -42,33 +45,25 @@ def test_values_and_gradients_are_those_of_a_loop(case):
         close(a.grad, b.grad)
 
 
-def test_what_has_no_streaming_class_and_what_returns_several_values():
+def test_what_has_no_streaming_class_or_several_values_and_batches_class_axes_and_ways_of_weighing():
     logits, target, groups = data()
-    given = {"task": "multiclass", "from_logits": True}
     folds = torch.arange(300) // 4 % 5
-    values = tc.by_group(tc.rcl, logits, target, groups, folds=folds, **given)
-    parts = tc.by_group(tc.corp, logits, target, groups, num_groups=6, **given)
+    values = tc.by_group(tc.rcl, logits, target, groups, folds=folds, **MULTI)
+    parts = tc.by_group(tc.corp, logits, target, groups, num_groups=6, **MULTI)
     for k in range(4):
         rows = groups == k
-        close(values[k], tc.rcl(logits[rows], target[rows], folds=folds[rows], **given))
-        close(parts.mcb[k], tc.corp(logits[rows], target[rows], **given).mcb)
+        close(values[k], tc.rcl(logits[rows], target[rows], folds=folds[rows], **MULTI))
+        close(parts.mcb[k], tc.corp(logits[rows], target[rows], **MULTI).mcb)
     assert type(parts) is tc.CORPDecomposition
     assert parts.unc[4:].isnan().all()
-
-
-def test_batches_class_axes_and_ways_of_weighing_are_kept():
-    logits, target, groups = data(40)
-    given = {"task": "multiclass", "from_logits": True}
-    one = tc.by_group(tc.ece, logits, target, groups, **given)
-    both = tc.by_group(tc.ece, torch.stack((logits, -logits)), torch.stack((target, target)), groups, **given)
-    assert both.shape == (4, 2)
-    close(both[:, 0], one)
-    close(tc.by_group(tc.ece, logits.T, target, groups, class_axis=0, **given), one)
     votes = torch.nn.functional.one_hot(target, 3).double()
-    close(tc.by_group(tc.ece, logits.T, votes.T, groups, class_axis=0, **given), one)
-    close(
-        tc.by_group(tc.ece, logits, target, groups, weights=torch.ones(5, 40), **given), one.unsqueeze(-1).expand(4, 5)
-    )
+    by_group = partial(tc.by_group, tc.ece, groups=groups, **MULTI)
+    one = by_group(logits, target)
+    both = by_group(torch.stack((logits, -logits)), torch.stack((target, target)))
+    assert both.shape == (4, 2)
+    for found in (both[:, 0], *(by_group(logits.T, labels, class_axis=0) for labels in (target, votes.T))):
+        close(found, one)
+    close(by_group(logits, target, weights=torch.ones(5, 300)), one.unsqueeze(-1).expand(4, 5))
 
 
 def test_a_failing_group_is_named():
@@ -76,7 +71,7 @@ def test_a_failing_group_is_named():
     groups[groups == 3] = 2
     groups[5] = 3
     with pytest.raises(ValueError, match="at least 2 samples of every class") as raised:
-        tc.by_group(tc.rcl, logits, target, groups, task="multiclass", from_logits=True)
+        tc.by_group(tc.rcl, logits, target, groups, **MULTI)
     assert raised.value.__notes__ == ["in group 3, of 1 samples; give rows of groups that are too small the number -1"]
 
 
