@@ -1,6 +1,6 @@
 """Predictions for reports, cached reports, and comparisons of reports."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ REDUCTIONS = {"binary": ("positive_class", "top_label"), "multiclass": ("top_lab
 """Reductions with rank-based lines, the main one first."""
 IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
 """Names of rank-based lines."""
+SCORES = {"nll": tc.nll, "brier": tc.brier_score, "ecd": tc.ecd, "accuracy": tc.accuracy}
+SCORES |= {"nce": partial(tc.nll, normalize="prior"), "nbs": partial(tc.brier_score, normalize="prior")}
+"""Functions of scores, by the keys of a report."""
 QUICK = {"with_calibration": False, "with_intervals": False}
 QUICK_COMMAND = ("--no-calibration", "--no-intervals")
 SUMS = {"rel": 1e-12, "abs": 1e-12}
