@@ -32,15 +32,14 @@ def run(folder):
     collectives, said = [], []
     for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
         counted(name, collectives)
-    for call in json.loads(Path("calls.json").read_text()):
+    for arguments, most, port in json.loads(Path("calls.json").read_text()):
         bounded, kept = map(importlib.import_module, ("torchcalib.bounded", "torchcalib.report.kept"))
-        bounded.MOST_SAMPLES = call.get("most_in_order", 2**24)
-        kept.MOST_SAMPLES = call.get("most_kept", 2**20)
+        bounded.MOST_SAMPLES, kept.MOST_SAMPLES = most or 2**24, most or 2**20
         out, err = io.StringIO(), io.StringIO()
-        os.environ["MASTER_PORT"] = call["port"]  # one of its own: a rank may still be leaving the call before
+        os.environ["MASTER_PORT"] = port  # one of its own: a rank may still be leaving the call before
         collectives.clear()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = code_of(call["arguments"])
+            code = code_of(arguments)
         said.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
     Path(f"said-{RANK}.json").write_text(json.dumps(said))
 

@@ -156,7 +156,9 @@ def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
             np.save(tmp_path / f"{name}.npy", column)
     else:
         WRITERS[form](tmp_path / f"a.{form}", columns)
-    report = run(tmp_path, *(tmp_path / f"{name}.npy" for name in columns) if form == "npy" else [tmp_path / f"a.{form}"])
+    report = run(
+        tmp_path, *(tmp_path / f"{name}.npy" for name in columns) if form == "npy" else [tmp_path / f"a.{form}"]
+    )
     expected = tc.report(p, y, groups=groups, group_names=NAMES if kind == "text" else None, **GIVEN)
     assert_close(as_rows(report), as_rows(expected))
     assert report.groups.group == expected.groups.group

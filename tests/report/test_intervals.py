@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.reports import SCORES, TASKS, predictions
+from helpers.reports import SCORES, predictions
 
 import torchcalib as tc
 from torchcalib import cli
