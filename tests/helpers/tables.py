@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from torchcalib import BinTable, TCETable, bin_table, binomial_test
+from torchcalib import BinTable, TCETable, bin_table, binomial_test, plots
 
 
 def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
@@ -97,3 +97,11 @@ def batch_of_blocks() -> TCETable:
 
 def texts(ax) -> list[str]:
     return [text.get_text() for text in ax.texts]
+
+
+def in_logits(table, ax=None, **options):
+    return plots.tce_diagram(table, ax, logit=True, **options)
+
+
+def two_binnings(table, ax=None, **options):
+    return plots.bin_comparison({"PAVA": table, "equal width": table}, ax, **options)

@@ -84,7 +84,8 @@ def calls_for(folder):
     ):
         arrays, suffix = data_set(task, n, **changes), "csv" if ends == (0, 20, 30) else "npz"
         arrays = with_sites(arrays) if "--groups" in options else arrays
-        yield shards(folder / str(k), arrays, *ends, suffix=suffix), [*options, "--task", task], most
+        options = [*options, "--task", task] if n == 120 else options
+        yield shards(folder / str(k), arrays, *ends, suffix=suffix), options, most
     (folder / "pair").mkdir()
     for name, array in data_set("multiclass", 30).items():
         np.save(folder / "pair" / f"{name}.npy", array)
