@@ -37,17 +37,21 @@ FORMATS = [(suffix, name) for suffix in WRITERS for name in TARGETS]
 FORMATS += [(suffix, name) for suffix in ("npz", "pt", "safetensors") for name in TENSORS]
 
 
+@pytest.fixture(autouse=True)
+def pieces_of_few_rows(monkeypatch):
+    monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 100)
+
+
 def agrees_with_report(folder, suffix, task, preds, target, **weights):
     """Equal words; numbers to 1e-12, for the pieces of a file are summed in another order."""
     pytest.importorskip({"safetensors": "safetensors"}.get(suffix, "pyarrow" if "npz" != suffix != "pt" else "numpy"))
     WRITERS[suffix](folder / f"a.{suffix}", {"probs": preds, "targets": target, **weights})
     saved = folder / "state.pt"
-    assert (
-        main(["report", str(folder / f"a.{suffix}"), "--task", task, *QUICK_COMMAND, "--save-state", str(saved)]) == 0
-    )
+    options = ["--task", task, *QUICK_COMMAND, "--save-state", str(saved)]
+    assert main(["report", str(folder / f"a.{suffix}"), *options]) == 0
     found = tc.load_report_state(saved).report()
-    options = {name: torch.from_numpy(values) for name, values in weights.items()}
-    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **QUICK, **options)
+    given = {name: torch.from_numpy(values) for name, values in weights.items()}
+    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **QUICK, **given)
     values_are(found, expected)
     assert found.n == pytest.approx(expected.n, rel=1e-12)
     assert (set(found), found.task, found.notes) == (set(expected), expected.task, expected.notes)

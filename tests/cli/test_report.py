@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import data_folder
-from helpers.reports import QUICK, QUICK_COMMAND, TASKS, predictions, quick, values_are
+from helpers.reports import QUICK, QUICK_COMMAND
 from processes import quick_environment
 
 import torchcalib as tc
@@ -27,20 +27,6 @@ def test_recorded_numbers_of_a_system_are_printed(recorded, capsys):
     assert "-0.010900" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_it_in_many_small_pieces_is_one_call(task, tmp_path, monkeypatch):
-    logits, target = predictions(task)
-    files = [str(tmp_path / f"part {k} [red].npz") for k in (0, 1)]
-    for file, piece in zip(files, (slice(0, 90), slice(90, 200)), strict=True):
-        np.savez_compressed(file, logits=logits[piece].numpy(), targets=target[piece].numpy())
-    monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 600)
-    state = tmp_path / "state.pt"  # pages take longer to draw than all the rest
-    assert main(["report", *files, "--task", task, "--save-state", str(state), *QUICK_COMMAND]) == 0
-    report = tc.load_report_state(state).report()
-    values_are(report, quick(task))
-    assert (report.source["files"], report.task) == (files, task)
-
-
 @pytest.mark.parametrize(
     "ending", ["| head -c 1", *(pytest.param(ending, marks=pytest.mark.extended) for ending in (">&-", "> /dev/full"))]
 )
@@ -54,16 +40,13 @@ def test_it_writes_its_files_whatever_becomes_of_its_output(ending, tmp_path):
     assert (out / "report.html").is_file()
 
 
-def test_it_prints_names_as_they_are_and_reports_to_nobody_where_there_is_no_output(tmp_path, capsys, monkeypatch):
-    path = tmp_path / "a [bold] name.npz"
-    np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
-    assert main(["report", str(path), *QUICK_COMMAND]) == 0
-    assert "a [bold] name.npz" in capsys.readouterr().out
+def test_the_version_is_printed_and_a_report_needs_no_output(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"torchcalib {tc.__version__}\n"
     monkeypatch.setattr("sys.stdout", None)
-    assert main(["report", str(path), *QUICK_COMMAND]) == 0
+    np.savez(tmp_path / "a.npz", probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
+    assert main(["report", str(tmp_path / "a.npz"), *QUICK_COMMAND]) == 0
 
 
 def test_an_error_names_the_rows_and_the_file_of_a_bad_value(tmp_path, capsys, monkeypatch):

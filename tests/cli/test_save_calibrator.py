@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK_COMMAND, TASKS, calibrated, realistic
+from helpers.reports import TASKS, calibrated, realistic
 
 import torchcalib as tc
 from torchcalib.calibrators import AffineTransform
 from torchcalib.cli import main
 from torchcalib.report import ReportBuilder, kept
-from torchcalib.report import calibration as module
 
 
 @pytest.fixture
@@ -51,22 +50,9 @@ def test_it_saves_the_recommended_calibrator(task, saved, capsys):
 
 def test_it_saves_dp_calibration_where_none_is_worthwhile(saved, capsys):
     saved("multiclass", scale=1, n=1000)
-    command = ["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]
-    assert main(command) == 0
+    assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
     assert "saved DP calibration, though no calibrator is worth its trouble here" in capsys.readouterr().out
     assert isinstance(tc.load_calibrator("cal.pt"), AffineTransform)
-    np.savez("a.npz", probs=np.array([0.1, 0.2, 0.7, 0.9]), targets=np.array([0, 0, 1, 1]))  # which fits leave alone
-    assert main(command) == 0
-
-
-def test_without_calibration_it_tries_no_calibrators(saved, capsys, monkeypatch):
-    saved()
-    monkeypatch.setattr(module, "out_of_fold", lambda *_: pytest.fail("it tried one"))
-    assert main(["report", "a.npz", *QUICK_COMMAND]) == 0
-    assert "calibration stage" not in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2"):
-        main(["report", "a.npz", "--no-calibration", "--save-calibrator", "cal.pt"])
-    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_it_refuses_places_that_no_file_can_be_written_to(saved, capsys, monkeypatch):
@@ -74,8 +60,6 @@ def test_it_refuses_places_that_no_file_can_be_written_to(saved, capsys, monkeyp
     before = Path("a.npz").read_bytes()
     for place, words in (
         (".", "must be a file, got the folder"),
-        ("", "must be a file, got the folder"),
-        ("no/cal.pt", "must be in a folder that exists"),
         ("a.npz/cal.pt", "must be in a folder that exists"),
         ("a.npz", "must not be a file that is read"),
     ):
@@ -106,8 +90,7 @@ def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved
 
 
 @pytest.mark.parametrize("option", ["--save-calibrator", "--save-state"])
-@pytest.mark.parametrize("broken", ["open", "replace"])
-def test_it_leaves_nothing_half_saved(option, broken, saved, capsys, monkeypatch):
+def test_it_leaves_nothing_half_saved(option, saved, capsys, monkeypatch):
     saved()
     Path("a.pt").write_bytes(b"old")
     original = Path.open
@@ -120,10 +103,7 @@ def test_it_leaves_nothing_half_saved(option, broken, saved, capsys, monkeypatch
     def opened(self, mode="r", *args, **options):
         return Full(self, mode) if "x" in mode else original(self, mode, *args, **options)
 
-    def fail(self, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, broken, {"open": opened, "replace": fail}[broken])
+    monkeypatch.setattr(Path, "open", opened)
     assert failing(capsys, "a.npz", "--out", "out", option, "a.pt") == "[Errno 28] No space left on device"
     assert Path("a.pt").read_bytes() == b"old"
     assert sorted(map(str, Path().rglob("*"))) == ["a.npz", "a.pt", "out"]
