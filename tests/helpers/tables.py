@@ -24,12 +24,6 @@ def mixed_bins() -> BinTable:
     return replace(table, frequency=frequency, gap=gap)
 
 
-def random_bins(n_bins: int, n: int = 500) -> BinTable:
-    generator = torch.Generator().manual_seed(n_bins)
-    probs = torch.rand(n, generator=generator, dtype=torch.float64)
-    return bin_table(probs, (torch.rand(n, generator=generator) < probs).long(), task="binary", n_bins=n_bins)
-
-
 def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
     """Compute the table of blocks of the sorted sample with loops. A size of 0 is an empty bin."""
     probs, order = torch.as_tensor(probs, dtype=torch.float64).sort(stable=True)

@@ -42,7 +42,6 @@ def test_a_training_curve_holds_the_history_and_marks_its_minimum_and_warnings()
     "rows",
     [
         [],
-        [HistoryRow(1, 1, {"nll": 0.5, "ecd": 0.1})],
         [HistoryRow(1, 1, {"nll": math.inf, "ecd": math.inf}), HistoryRow(2, 2, {"nll": 1.0, "ecd": math.nan})],
         [HistoryRow(0, 10, {"ece": 0.1}), HistoryRow(0, 20, {"ece": 0.2}, "so many words")],
         [HistoryRow(1, 1, {"other": 1.0})],

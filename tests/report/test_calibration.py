@@ -88,27 +88,19 @@ def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces
     assert builder.report() == report, "looking changes nothing"
 
 
-def test_axes_classes_rows_and_floating_labels_are_read_as_everywhere():
+def test_sets_of_classes_and_rows_that_are_left_out():
     preds, target = realistic("multiclass")
     given = {"task": "multiclass", "from_logits": True}
-    images, labels = preds.reshape(3, 100, 5).movedim(-1, 1), target.reshape(3, 100)
-    one_hot = torch.nn.functional.one_hot(target, 5).double()
-    for found in (report_of(images, labels, class_axis=1, **given), report_of(preds, one_hot, **given)):
-        stages_are_equal(found.calibration, calibrated("multiclass").calibration)
     some = {**given, "positive_classes": [1, 3]}
     check_against_functions(report_of(preds, target, **some), preds, target, **some)
     given["ignore_index"] = -100
-    ignored = torch.cat((target, torch.full((7,), -100)))
-    padded = torch.cat((preds, torch.full((7, 5), torch.nan)))
+    ignored, padded = torch.cat((target, torch.full((7,), -100))), torch.cat((preds, torch.full((7, 5), torch.nan)))
     found = report_of(padded, ignored, **given)
     assert found.calibration.raw == pytest.approx(calibrated("multiclass").calibration.raw)
     check_against_functions(found, padded, ignored, AFFINE, **given)
     preds, target = realistic("binary")
-    found = report_of(preds, target.double(), task="binary", from_logits=True)
-    stages_are_equal(found.calibration, calibrated("binary").calibration)
-    weights = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0)
-    absent = torch.tensor([torch.nan, 0.5])
-    preds, target = torch.cat((preds, absent)), torch.cat((target, absent))
+    weights, absent = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0), torch.tensor([torch.nan, 0.5])
+    preds, target = torch.cat((preds, absent)), torch.cat((target, absent))  # floating labels
     found = report_of(preds, target, task="binary", from_logits=True, weights=weights)
     assert found.calibration.raw == pytest.approx(calibrated("binary").calibration.raw)
 
@@ -132,9 +124,6 @@ def test_weights_of_every_kind():
 
 def test_remarks_of_fits_are_notes_of_the_section():
     preds, target = realistic("multiclass")
-    wider = torch.cat((preds, torch.zeros(300, 1)), -1)
-    (note,) = report_of(wider, target, task="multiclass", from_logits=True).calibration.notes
-    assert note.startswith("DP calibration: target has no samples of class 5: calibrated predictions give it")
     right = (target > 1).unsqueeze(-1).expand(-1, 5)
     separable = torch.where(right, preds.abs(), -preds.abs())
     (note,) = report_of(separable, right.long(), task="multilabel", from_logits=True).calibration.notes
@@ -168,7 +157,6 @@ def test_it_is_left_out_with_a_note():
     [("multiclass", "MOST_SAMPLES", 250), ("multiclass", "MOST_VALUES", 1250), ("multilabel", "MOST_SAMPLES", 1250)],
 )
 def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, most, monkeypatch):
-    whole = calibrated(task)  # before there are limits
     monkeypatch.setattr(kept, limit, most)
     preds, target = realistic(task)
     builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
@@ -179,7 +167,6 @@ def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, m
     report = builder.report()
     assert report.calibration is None
     assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]
-    assert report["nll"] == pytest.approx(whole["nll"], rel=1e-12)
     with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
         builder.fit(tc.DPCalibration())
 

@@ -76,35 +76,16 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
 def test_one_line_says_it_as_it_is_written_down():
     line = Line("ece/top_label", "ECE", "top label", 0.021, "probability", 0, 0, "", "", 0.004, 0.0005)
     score = Line("nll", "NLL", "scores", 0.6931472, "nats", 0, 1, "", "")
+    signed = {"name": "ESCE", "value": -0.0109, "p_value": 0.0123, "interval": (-0.0174, -0.0041)}
+    small = {"value": 0.00021, "noise_floor": 0.00018, "p_value": 0.41}
     for of, change, words in (
-        (line, {}, "ECE 0.0210 (noise floor 0.0040, p < 0.001)"),
         (line, {"interval": (0.018, 0.024)}, "ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"),
-        (
-            line,
-            {"name": "ESCE", "value": -0.0109, "p_value": 0.0123, "interval": (-0.0174, -0.0041)},
-            "ESCE -0.0109 (noise floor 0.0040, 95 % -0.0174 to -0.0041, p = 0.012)",
-        ),
-        (
-            line,
-            {"value": 0.00021, "noise_floor": 0.00018, "p_value": 0.41},
-            "ECE 0.000210 (noise floor 0.000180, p = 0.41)",
-        ),
+        (line, signed, "ESCE -0.0109 (noise floor 0.0040, 95 % -0.0174 to -0.0041, p = 0.012)"),
+        (line, small, "ECE 0.000210 (noise floor 0.000180, p = 0.41)"),
         (score, {"interval": (0.61, float("inf"))}, "NLL 0.6931 (95 % 0.6100-inf)"),
     ):
         interval = LineInterval(*change["interval"]) if "interval" in change else None
         assert str(replace(of, **{**change, "interval": interval})) == words
-
-
-def test_without_intervals_the_sentence_is_the_same_and_errors_over_bins_keep_their_noise_floor():
-    whole, quick = (
-        tc.report(*data("binary"), task="binary", with_calibration=False, with_intervals=with_intervals)
-        for with_intervals in (True, False)
-    )
-    assert quick.sentence == whole.sentence
-    assert not any(line.interval for line in quick.lines)
-    assert quick.main_line.noise_floor == whole.main_line.noise_floor
-    assert quick.main_line.p_value == whole.main_line.p_value
-    assert "95 %" not in str(quick).replace(quick.sentence, "")
 
 
 def test_intervals_of_weights_ignored_rows_and_soft_targets():
@@ -164,9 +145,13 @@ def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fa
     assert "Bootstrap intervals are left out: " in notes
 
 
-def test_intervals_are_shown_in_the_terminal(capsys):
+def test_intervals_are_shown_in_the_terminal_and_leave_the_sentence_and_the_noise_floor_as_they_are(capsys):
     pytest.importorskip("rich")
-    report = tc.report(*data("binary"), task="binary", with_calibration=False)
+    report, quick = (
+        tc.report(*data("binary"), task="binary", with_calibration=False, with_intervals=flag) for flag in (True, False)
+    )
+    assert (quick.sentence, quick.main_line) == (report.sentence, replace(report.main_line, interval=None))
+    assert not any(line.interval for line in quick.lines)
     terminal.show(report)
     shown, ece = capsys.readouterr().out, report.main_line
     nll = next(line.interval for line in report.lines if line.key == "nll")

@@ -37,12 +37,11 @@ def test_it_says_what_the_numbers_say(preds, target, words):
         assert word in report.sentence, report.sentence
 
 
-@pytest.mark.parametrize(("n", "power"), [(30, 4), pytest.param(500, 0, marks=pytest.mark.extended)])
-def test_law_it_rarely_accuses_a_calibrated_model(n, power):
-    """Of 40 calibrated samples some 5 % have p < 0.05: 3 standard deviations more are 6. Of power 0 all are 0.7."""
+def test_law_it_rarely_accuses_a_calibrated_model():
+    """Of 40 calibrated samples some 5 % have p < 0.05: 3 standard deviations more are 6."""
     generator, accused = torch.Generator().manual_seed(0), 0
     for _ in range(40):
-        p = torch.rand(n, generator=generator) ** power * (1 if power else 0.7)
+        p = torch.rand(30, generator=generator) ** 4
         report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary", **QUICK)
         accused += "can be trusted" not in report.sentence
         assert ("can be trusted" in report.sentence) == (report.main_line.p_value >= 0.05)
