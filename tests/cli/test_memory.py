@@ -4,15 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
+from helpers.written import WRITERS
 from processes import quick_environment
-from safetensors.torch import save_file
 
 CLASSES = 1000
 MB = 2**20
@@ -63,33 +59,21 @@ print(json.dumps({name: peak_of(files) for name, files in many.items()}), file=s
 """
 
 
-def write(folder, n):
-    """Logits that are all 0, in every format: sparse on the disk or well compressed, where a format can be."""
-    folder.mkdir()
-    logits, targets = np.zeros((n, CLASSES), np.float32), np.arange(n) % CLASSES
-    with (folder / "logits.npy").open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": logits.shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + logits.nbytes)
-    np.save(folder / "targets.npy", targets)
-    with zipfile.ZipFile(folder / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name in ("logits.npy", "targets.npy"):
-            archive.write(folder / name, name)
-    tensors = {"logits": torch.from_numpy(logits), "targets": torch.from_numpy(targets)}
-    torch.save(tensors, folder / "a.pt")
-    save_file(tensors, folder / "a.safetensors")
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(logits.ravel()), CLASSES)
-    pq.write_table(pa.table({"logits": lists, "targets": targets}), folder / "a.parquet")  # one group of rows
-    few = CLASSES // 5  # and as many more digits for each
-    with (folder / "a.csv").open("w") as file:
-        file.write(",".join(f"logit_{k}" for k in range(few)) + ",target\n")
-        line = ",".join(["0.000000000"] * few)
-        file.writelines(f"{line},{k % few}\n" for k in range(n))
-    names = {"npy": ("logits.npy", "targets.npy"), **{end: (f"a.{end}",) for end in FORMATS if end != "npy"}}
-    return {end: [str(folder / name) for name in names[end]] for end in FORMATS}
-
-
 FORMATS = ("npy", "npz", "pt", "safetensors", "csv", "parquet")
+
+
+def write(folder, n):
+    """Write logits that are all 0 in every format, and return the files of each."""
+    folder.mkdir()
+    arrays = {"logits": np.zeros((n, CLASSES), np.float32), "targets": np.arange(n) % CLASSES}
+    few = CLASSES // 3  # in text, where a number takes as much as in binary
+    for suffix in FORMATS[1:]:
+        some = {"logits": arrays["logits"][:, :few], "targets": np.arange(n) % few} if suffix == "csv" else arrays
+        WRITERS[suffix](folder / f"a.{suffix}", some)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    files = {suffix: [str(folder / f"a.{suffix}")] for suffix in FORMATS}
+    return files | {"npy": [str(folder / f"{name}.npy") for name in arrays]}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read in the way of Linux")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.each import check_each
-from helpers.reports import QUICK as GIVEN
-from helpers.reports import QUICK_COMMAND as QUICK
+from helpers.reports import QUICK, QUICK_COMMAND, values_are
 from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
@@ -33,27 +32,29 @@ TENSORS = {  # of more than two axes, which tables have no layout for
     "votes of binary maps": ("binary", MAPS, RNG.multinomial(3, [0.5, 0.5], (N, 2, 3))),
     "a column": ("binary", RATES[:, None], (RNG.random((N, 1)) < 0.5).astype(np.int64)),
     "a column of votes": ("binary", RATES[:, None], RNG.multinomial(4, [0.5, 0.5], (N, 1))),
-}  # fmt: skip
+}
 FORMATS = [(suffix, name) for suffix in WRITERS for name in TARGETS]
 FORMATS += [(suffix, name) for suffix in ("npz", "pt", "safetensors") for name in TENSORS]
 
 
-def assert_same(found, expected):
-    """Equal words; numbers to 1e-12, for the pieces of a file are summed in another order."""
-    numbers = [{line.key: line.value for line in report.lines} for report in (found, expected)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=1e-12, abs=1e-12)
-    assert found.n == pytest.approx(expected.n, rel=1e-12)
-    assert (found.task, found.notes) == (expected.task, expected.notes)
+@pytest.fixture(autouse=True)
+def pieces_of_few_rows(monkeypatch):
+    monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 100)
 
 
 def agrees_with_report(folder, suffix, task, preds, target, **weights):
+    """Equal words; numbers to 1e-12, for the pieces of a file are summed in another order."""
     pytest.importorskip({"safetensors": "safetensors"}.get(suffix, "pyarrow" if "npz" != suffix != "pt" else "numpy"))
     WRITERS[suffix](folder / f"a.{suffix}", {"probs": preds, "targets": target, **weights})
     saved = folder / "state.pt"
-    assert main(["report", str(folder / f"a.{suffix}"), "--task", task, *QUICK, "--save-state", str(saved)]) == 0
-    options = {name: torch.from_numpy(values) for name, values in weights.items()}
-    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **GIVEN, **options)
-    assert_same(tc.load_report_state(saved).report(), expected)
+    options = ["--task", task, *QUICK_COMMAND, "--save-state", str(saved)]
+    assert main(["report", str(folder / f"a.{suffix}"), *options]) == 0
+    found = tc.load_report_state(saved).report()
+    given = {name: torch.from_numpy(values) for name, values in weights.items()}
+    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **QUICK, **given)
+    values_are(found, expected)
+    assert found.n == pytest.approx(expected.n, rel=1e-12)
+    assert (set(found), found.task, found.notes) == (set(expected), expected.task, expected.notes)
 
 
 @pytest.mark.parametrize(("suffix", "name"), FORMATS)
@@ -90,39 +91,29 @@ def test_systems_are_compared_on_votes_as_the_function_compares_them(tmp_path, n
         assert dict(line.values) == pytest.approx(dict(expected[line.key].values), rel=1e-12, abs=1e-12), line.key
 
 
-ASKED = {  # what is asked for where targets may be labels, one-hot labels or votes
-    "one-hot labels or labels apart": (
-        PROBS, ONE_HOT, (), "Pass --task multilabel, or --task multiclass (one-hot labels or vote counts)"
-    ),
-    "bool": (PROBS, ONE_HOT == 1, (), "Pass --task multilabel, or --task multiclass"),
-    "votes": (PROBS, TARGETS["votes of classes"][2], (), "The task must be told where shapes leave it open"),
-    "shares": (PROBS, PROBS, (), "--task multiclass (shares or vote counts)"),
-    "maps": (MAPS, MAPS > 0.5, (), "or --task binary"),
-    "no and yes, or two annotators": (
-        RATES, TARGETS["votes for no and yes"][2], (), "Pass --task binary for counts of no and yes, or name one target"
-    ),
-    "no and yes of labels": (
-        PROBS, TENSORS["votes for each label"][2], (), "Pass --task multilabel for counts of no and yes"
-    ),
-    "bool with classes": (
-        PROBS, ONE_HOT == 1, ("--task", "multiclass"), "must be whole numbers (vote counts, one-hot labels) or floating"
-    ),
-    "both classes of a binary task": (
-        PROBS[:, :2], ONE_HOT[:, :2], ("--task", "binary"), "Shapes must be (N,) or maps (N, H, ...)"
-    ),
-    "no votes": (PROBS, 0 * ONE_HOT, ("--task", "multiclass"), "must count at least 1 vote in every row, got 0"),
-    "negative counts": (PROBS, -ONE_HOT, ("--task", "multiclass"), "must be counts of votes, from 0 to 2^53 a row"),
-    "counts of each label": (PROBS, 2 * ONE_HOT, ("--task", "multilabel"), "got 2"),
-}  # fmt: skip
+ASKED = [  # what is asked for where targets may be labels, one-hot labels or votes
+    (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or vote counts)"),
+    (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
+    (PROBS, TARGETS["votes of classes"][2], "", "The task must be told where shapes leave it open"),
+    (PROBS, PROBS, "", "--task multiclass (shares or vote counts)"),
+    (MAPS, MAPS > 0.5, "", "or --task binary"),
+    (RATES, TARGETS["votes for no and yes"][2], "", "Pass --task binary for counts of no and yes, or name one target"),
+    (PROBS, TENSORS["votes for each label"][2], "", "Pass --task multilabel for counts of no and yes"),
+    (PROBS, ONE_HOT == 1, "multiclass", "must be whole numbers (vote counts, one-hot labels) or floating"),
+    (PROBS[:, :2], ONE_HOT[:, :2], "binary", "Shapes must be (N,) or maps (N, H, ...)"),
+    (PROBS, 0 * ONE_HOT, "multiclass", "must count at least 1 vote in every row, got 0"),
+    (PROBS, -ONE_HOT, "multiclass", "must be counts of votes, from 0 to 2^53 a row"),
+    (PROBS, 2 * ONE_HOT, "multilabel", "got 2"),
+]
 
 
 def test_what_may_be_meant_in_two_ways_is_asked_and_never_guessed(tmp_path, capsys):
-    def check(name):
-        preds, target, options, words = ASKED[name]
+    def check(case):
+        preds, target, task, words = case
         write_npz(tmp_path / "a.npz", {"probs": preds, "targets": target})
-        assert main(["report", str(tmp_path / "a.npz"), *options, *QUICK]) == 2
-        said = capsys.readouterr().err
-        assert words in said
-        assert said.count("\n") == 1
+        assert main(["report", str(tmp_path / "a.npz"), *(["--task", task] if task else []), *QUICK_COMMAND]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
 
     check_each(ASKED, check)

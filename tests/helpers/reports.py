@@ -1,6 +1,6 @@
 """Predictions for reports, cached reports, and comparisons of reports."""
 
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 
 import pytest
@@ -13,6 +13,9 @@ TASKS = ("binary", "multiclass", "multilabel")
 # Reductions with rank-based lines, the main one first; and the names of these lines
 REDUCTIONS = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
 IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
+# Functions of scores, by the keys of a report
+SCORES = {"nll": tc.nll, "brier": tc.brier_score, "ecd": tc.ecd, "accuracy": tc.accuracy}
+SCORES |= {"nce": partial(tc.nll, normalize="prior"), "nbs": partial(tc.brier_score, normalize="prior")}
 QUICK = {"with_calibration": False, "with_intervals": False}
 QUICK_COMMAND = ("--no-calibration", "--no-intervals")
 # Two orders of summing n float64 numbers differ by at most n eps sum |x|: 2e-13 of the mean for n = 1,000.

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from torchcalib import BinTable, TCETable, bin_table, binomial_test
+from torchcalib import BinTable, TCETable, bin_table, binomial_test, plots
 
 
 def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
@@ -22,12 +22,6 @@ def mixed_bins() -> BinTable:
     gap, frequency = table.gap.clone(), table.frequency.clone()
     gap[3], frequency[3] = 0.0, table.confidence[3]
     return replace(table, frequency=frequency, gap=gap)
-
-
-def random_bins(n_bins: int, n: int = 500) -> BinTable:
-    generator = torch.Generator().manual_seed(n_bins)
-    probs = torch.rand(n, generator=generator, dtype=torch.float64)
-    return bin_table(probs, (torch.rand(n, generator=generator) < probs).long(), task="binary", n_bins=n_bins)
 
 
 def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
@@ -89,3 +83,11 @@ def batch_of_blocks() -> TCETable:
 
 def texts(ax) -> list[str]:
     return [text.get_text() for text in ax.texts]
+
+
+def in_logits(table, ax=None, **options):
+    return plots.tce_diagram(table, ax, logit=True, **options)
+
+
+def two_binnings(table, ax=None, **options):
+    return plots.bin_comparison({"PAVA": table, "equal width": table}, ax, **options)

@@ -7,24 +7,15 @@ import matplotlib
 import pytest
 import torch
 from helpers.systems import compared as compared_systems
-from helpers.tables import batch_of_blocks, mixed_bins, simulated_blocks, small_blocks
+from helpers.tables import batch_of_blocks, in_logits, mixed_bins, simulated_blocks, small_blocks, two_binnings
 from helpers.trainings import epochs_of
 from matplotlib.figure import Figure
 
 from torchcalib import bin_table, plots
-from torchcalib.plots import DARK, LIGHT, bin_comparison, to_png, to_svg
-
-
-def in_logits(table, ax=None, **options):
-    return plots.tce_diagram(table, ax, logit=True, **options)
-
-
-def compared(table, ax=None, **options):
-    return bin_comparison({"PAVA": table, "equal width": table}, ax, **options)
-
+from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
 OF_BINS = [plots.reliability_diagram, plots.confidence_histogram]
-OF_BLOCKS = [plots.tce_diagram, in_logits, compared]
+OF_BLOCKS = [plots.tce_diagram, in_logits, two_binnings]
 DRAWINGS = [
     *((draw, mixed_bins) for draw in OF_BINS),
     *((draw, small_blocks) for draw in OF_BLOCKS),
@@ -49,8 +40,7 @@ def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_by
     assert to_png(first, dpi=50) == to_png(second, dpi=50)
     assert svg == to_svg(second), "saving another format first must not change the figure"
     assert "<dc:date>" not in svg
-    assert matplotlib.rcParams.copy() == before
-    assert pyplot.get_fignums() == open_figures
+    assert (matplotlib.rcParams.copy(), pyplot.get_fignums()) == (before, open_figures)
 
 
 def test_part_of_a_figure_saves_the_whole_figure():
@@ -60,21 +50,18 @@ def test_part_of_a_figure_saves_the_whole_figure():
     assert "on the right" in to_svg(ax)
 
 
-@pytest.mark.parametrize("draw", OF_BLOCKS)
-def test_batch_of_blocks_is_refused_and_one_of_them_drawn_without_what_fills_it_up(draw):
-    with pytest.raises(ValueError, match=r"must hold one series of bins, got a batch of shape \(2, 4\)\. Draw one of"):
-        draw(batch_of_blocks())
-    assert to_svg(draw(batch_of_blocks()[1])) == to_svg(draw(simulated_blocks([60])))
-    assert to_svg(draw(batch_of_blocks()[0])) == to_svg(draw(small_blocks()))
-
-
-@pytest.mark.parametrize("draw", OF_BINS)
-def test_batch_of_bins_is_refused_and_one_of_them_drawn(draw):
-    probs, outcomes = torch.rand(3, 40, generator=torch.Generator().manual_seed(0)), torch.arange(120).view(3, 40) % 2
-    tables = bin_table(probs, outcomes, task="binary")
-    with pytest.raises(ValueError, match=r"`table` must hold one series of bins, got a batch of shape \(3, 15\)\."):
-        draw(tables)
-    assert to_svg(draw(tables[1])) == to_svg(draw(bin_table(probs[1], outcomes[1], task="binary")))
+@pytest.mark.parametrize("draw", [*OF_BINS, *OF_BLOCKS])
+def test_a_batch_is_refused_and_one_of_it_drawn_without_what_fills_it_up(draw):
+    if draw in OF_BLOCKS:
+        batch, singles = batch_of_blocks(), [small_blocks(), simulated_blocks([60])]
+    else:
+        probs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
+        outcomes = (torch.arange(40) % 3).clamp(max=1)
+        batch = bin_table(probs, outcomes.expand(2, 40), task="binary")
+        singles = [bin_table(p, outcomes, task="binary") for p in probs]
+    with pytest.raises(ValueError, match=r"must hold one series of bins, got a batch of shape \(2, \d+\)\. Draw one"):
+        draw(batch)
+    assert [to_svg(draw(batch[k])) for k in (0, 1)] == [to_svg(draw(single)) for single in singles]
 
 
 def luminance(color: str) -> float:

@@ -1,14 +1,25 @@
 """Pictures of tested bins: they hold the tables' numbers, and nothing covers anything else."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
-from helpers.boxes import overlaps, written
-from helpers.tables import batch_of_blocks, blocks_of, no_blocks, simulated_blocks, small_blocks
+from helpers.tables import (
+    batch_of_blocks,
+    blocks_of,
+    in_logits,
+    no_blocks,
+    simulated_blocks,
+    small_blocks,
+    two_binnings,
+)
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 
-from torchcalib import plots
+from torchcalib import BinTable, plots
 from torchcalib.plots import DARK, bin_comparison, tce_diagram
+from torchcalib.plots.probability_axis import ProbabilityAxis, short
 
 CASES = {
     "small": small_blocks,
@@ -26,32 +37,35 @@ CASES = {
 }
 
 
-def in_logits(table, **options):
-    return tce_diagram(table, logit=True, **options)
+def drawn_texts(ax):
+    """Return all text that is drawn, each with its box in pixels."""
+    renderer = FigureCanvasAgg(ax.figure).get_renderer()
+    ax.figure.draw(renderer)
+    texts = []
+    for axes in (ax, *ax.child_axes):
+        texts += [*axes.texts, axes._left_title, *(axes.get_legend().get_texts() if axes.get_legend() else ())]
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            texts += [axis.label, *(label for label in axis.get_ticklabels() if label.get_visible())]
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text().strip()]
 
 
-def compared(table, **options):
-    return bin_comparison({"PAVA": table, "equal width": table}, **options)
+def overlaps(found) -> list[str]:
+    """Return pairs of texts whose boxes overlap by more than half a pixel."""
+    return [
+        f"{one!r} and {other!r}"
+        for (one, a), (other, b) in combinations(found, 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 0.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 0.5
+    ]
 
 
-@pytest.mark.parametrize(
-    ("draw", "cases"),
-    [(tce_diagram, CASES), (in_logits, CASES), (compared, list(CASES)[:4])],
-)
+@pytest.mark.parametrize(("draw", "cases"), [(tce_diagram, CASES), (in_logits, CASES), (two_binnings, list(CASES)[:4])])
 def test_edge_cases_are_drawn_and_no_text_covers_another(draw, cases):
     covered = {}
     for case in cases:
-        found = written(draw(CASES[case](), style=DARK, title="title"))
+        found = drawn_texts(draw(CASES[case](), style=DARK, title="title"))
         covered[case] = overlaps(found)
         assert ("no data" in [text for text, _ in found]) == (case == "no data"), case
     assert not any(covered.values()), covered
-
-
-def test_the_detector_of_overlaps_can_fail():
-    ax = tce_diagram(small_blocks())
-    ax.child_axes[2].text(0, 1.04, "covers", transform=ax.child_axes[2].transAxes)
-    (pair,) = overlaps(written(ax))
-    assert "covers" in pair
 
 
 def test_table_of_a_batch_is_indexed_written_and_read():
@@ -80,20 +94,13 @@ def test_panels_hold_extremes_frequencies_sizes_and_rejected_parts_and_count_eve
     assert [bar.get_height() for bar in sizes.patches] == [4, 0, 3, 5, 1, 0, 0, 5]
     assert [text.get_text() for text in sizes.texts] == ["■ rejected: 6 of 12, TCE 50%", "25%", "0%", "100%"]
     assert (histogram.get_ylim(), histogram.get_yscale()) == (violins.get_ylim(), violins.get_yscale())
-    table = CASES["12 bins"]()
-    bars = draw(table).child_axes[1].patches
+    bars = draw(CASES["12 bins"]()).child_axes[1].patches
     assert sum(bar.get_width() for bar in bars) == pytest.approx(6000)
-    middle = table.upper[5]  # below it lies half of the samples
-    assert sum(bar.get_width() for bar in bars if bar.get_y() + bar.get_height() <= middle) <= 3000
-    assert sum(bar.get_width() for bar in bars if bar.get_y() <= middle) >= 3000
 
 
 def marks(panel):
-    return {
-        line.get_marker(): line.get_xydata().tolist()
-        for line in panel.lines
-        if line.get_marker() in "Dv^" and len(line.get_xdata())
-    }
+    lines = [line for line in panel.lines if line.get_marker() in "Dv^" and len(line.get_xdata())]
+    return {line.get_marker(): line.get_xydata().tolist() for line in lines}
 
 
 def test_what_is_beyond_a_logit_axis_is_a_triangle_at_its_end():
@@ -103,18 +110,27 @@ def test_what_is_beyond_a_logit_axis_is_a_triangle_at_its_end():
     assert marks(violins) == {"v": [[0.5, low]], "^": [[1.5, high]]}
 
 
-def test_only_none_is_0_percent_and_only_all_is_100():
-    written = {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}
-    assert {share: plots.tce._percent(share) for share in written} == written
+@pytest.mark.parametrize("n", [0.5, 60, 3e9])
+def test_a_logit_axis_ends_where_samples_cannot_tell_probabilities_from_0_and_1_or_at_what_it_shows(n):
+    axis = ProbabilityAxis.logit_of(np.array([0.0, 1e-19, 0.3, 1.0]), n)
+    finest = min(0.1 / n, 0.01)
+    assert finest / 2 < axis.low < finest
+    assert finest / 2 < 1 - axis.high < finest
+    inside = np.array([0.02, 0.5, 0.98])
+    np.testing.assert_allclose(axis.value(axis.place(inside)), inside, rtol=1e-12)
+    axis = ProbabilityAxis.logit_of(np.array([0.2, 0.4]), 1e6)
+    np.testing.assert_allclose(axis.place(np.array([0.2, 0.4])) - axis.place(np.array(axis[:2])), [0.4, -0.4])
 
 
-def test_a_violin_is_as_wide_as_predictions_are_dense():
-    quantiles = np.linspace(-1, 1, 33) ** 3  # dense about 0, where their slope is 0
-    at, width = plots.tce._violin(quantiles)
-    assert (at[0], at[-1], width.max()) == (-1, 1, 1)
-    np.testing.assert_allclose(width, width[::-1])
-    assert (np.diff(width[: len(at) // 2 + 1]) > -1e-3).all()
-    assert width[0] < 0.2
+@pytest.mark.parametrize(
+    ("write", "written"),
+    [  # by their distance from 0 or 1; only none is 0 %, and only all is 100 %
+        (short, {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19", 1 - 1.3e-4: "1−1.3e−4"}),
+        (plots.tce._percent, {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}),
+    ],
+)
+def test_edges_and_shares_are_written_with_the_digits_that_tell_them_from_0_and_1(write, written):
+    assert {share: write(share) for share in written} == written
 
 
 def test_recorded_blocks_of_imagenet_dogs(recorded, expected):
@@ -128,3 +144,23 @@ def test_recorded_blocks_of_imagenet_dogs(recorded, expected):
         "■ rejected: 21,368 of 50,000, TCE 42.74%",
         *("0%", "0%", "25%", "100%", "100%", "100%", "89%", "95%", "81%"),
     ]
+
+
+def test_binnings_compared_are_steps_from_edge_to_edge_at_the_frequency_under_headings_that_count():
+    table = small_blocks()
+    plain = BinTable(*(getattr(table, name) for name in BinTable.__dataclass_fields__))
+    first, second, third = bin_comparison({"a": table, "$b": simulated_blocks([60]), "c": plain}).child_axes
+    for panel in (first, third):
+        (diagonal, steps), (rug,) = panel.lines, panel.collections
+        assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
+        np.testing.assert_array_equal(steps.get_xdata(), [0, 0.25, 0.25, 0.4, 0.4, 0.75, 0.75, 1])
+        np.testing.assert_array_equal(steps.get_ydata(), table.frequency.repeat_interleave(2))
+        assert [segment[0, 0] for segment in rug.get_segments()] == [0, 0.25, 0.4, 0.75, 1]
+    assert first.get_title(loc="left") == "a: 3 bins of 3 to 5 samples, 1 empty"
+    assert second.get_title(loc="left") == "$b: 1 bin of 60 samples"
+    assert not second._left_title.get_parse_math()
+    assert first.get_position().y0 > second.get_position().y1
+    with pytest.raises(ValueError, match=r"`tables` must hold at least one table, got none\."):
+        bin_comparison({})
+    with pytest.raises(ValueError, match=r"`tables\['b'\]` must hold one series of bins"):
+        bin_comparison({"a": small_blocks(), "b": batch_of_blocks()})

@@ -21,10 +21,11 @@ from torchcalib.report import kept
 RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def counted(name, calls):
-    """Record every call of a collective, and make it."""
-    original = getattr(dist, name)
-    setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
+def code_of(arguments):
+    try:
+        return main(arguments)
+    except SystemExit as left:
+        return left.code
 
 
 def run(folder):
@@ -32,17 +33,13 @@ def run(folder):
     collectives, said = [], []
     for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
         counted(name, collectives)
-    for call in json.loads(Path("calls.json").read_text()):
-        bounded.MOST_SAMPLES = call.get("most_in_order", 2**24)
-        kept.MOST_SAMPLES = call.get("most_kept", 2**20)
+    for arguments, most, port in json.loads(Path("calls.json").read_text()):
+        bounded.MOST_SAMPLES, kept.MOST_SAMPLES = most or 2**24, most or 2**20
         out, err = io.StringIO(), io.StringIO()
-        os.environ["MASTER_PORT"] = call["port"]  # one of its own: a rank may still be leaving the call before
+        os.environ["MASTER_PORT"] = port  # one of its own: a rank may still be leaving the call before
         collectives.clear()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = main(call["arguments"])
-            except SystemExit as left:
-                code = left.code
+            code = code_of(arguments)
         said.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
     Path(f"said-{RANK}.json").write_text(json.dumps(said))
 
@@ -62,6 +59,12 @@ def gather(folder):
     if RANK < N_RANKS - 1:
         assert builder.report().n == len(pieces[RANK]["targets"])
     dist.destroy_process_group()
+
+
+def counted(name, calls):
+    """Record every call of a collective, and make it."""
+    original = getattr(dist, name)
+    setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where samples in order are many they become a sketch, in bounded memory; and what shares leave out, with either."""
+"""Above a number of samples a report reads their order off a sketch, in bounded memory."""
 
 import pytest
 import torch
@@ -9,9 +9,9 @@ from torchcalib import bounded
 from torchcalib.report import ReportBuilder
 
 
-def in_pieces(task, logits, target, size=40, **options):
-    builder = ReportBuilder(task=task, **QUICK, **options)
-    for piece, labels in zip(logits.split(size), target.split(size), strict=True):
+def in_pieces(task, logits, target):
+    builder = ReportBuilder(task=task, from_logits=True, **QUICK)
+    for piece, labels in zip(logits.split(40), target.split(40), strict=True):
         builder.update(piece, labels)
     return builder
 
@@ -23,7 +23,7 @@ def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
     monkeypatch.setattr(bounded, "MOST_SAMPLES", 60 if task != "multilabel" else 300)
     monkeypatch.setattr(bounded, "_PIECE", 64)
     logits, target = predictions(task)
-    builder = in_pieces(task, logits, target, from_logits=True)
+    builder = in_pieces(task, logits, target)
     report, again = builder.report(), builder.report()
     assert ordered(report) == ordered(again), "looking changes nothing"
     assert report.settings["order_based"] == "sketch, 2,048 cells per unit of log-odds"
@@ -43,9 +43,7 @@ def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
 
 
 @pytest.mark.parametrize(("task", "dtype"), [("binary", torch.float16), ("multilabel", torch.bfloat16)])
-def test_the_sketch_of_half_precision_probabilities_is_exact_counts_copies_and_leaves_out_ignored_rows(
-    task, dtype, monkeypatch
-):
+def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_ignored_rows(task, dtype, monkeypatch):
     logits, target = predictions(task)
     target = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "ignore_index": -1, "weights": torch.arange(200) % 4, **QUICK}
@@ -58,17 +56,13 @@ def test_the_sketch_of_half_precision_probabilities_is_exact_counts_copies_and_l
         assert report.tests[reduction].rejected.tolist() == table.rejected.tolist()
 
 
-def test_a_sample_takes_nine_bytes_and_memory_stays_bounded(monkeypatch):
+def test_a_sample_takes_nine_bytes_memory_stays_bounded_and_many_labels_share_their_cells(monkeypatch):
     logits, target = predictions("multiclass", 1000)
     for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
         monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
-        held = in_pieces("multiclass", logits.float(), target, from_logits=True)._metrics["sample of top_label"].state
+        held = in_pieces("multiclass", logits.float(), target)._metrics["sample of top_label"].state
         size = sum(t.untyped_storage().nbytes() for part in held[:3] for t in part)
         assert size == n_bytes if most > 1000 else size <= n_bytes
-
-
-def test_many_labels_share_their_cells(monkeypatch):
-    monkeypatch.setattr(bounded, "MOST_SAMPLES", 100)
     preds, target = torch.rand(60, 40, generator=torch.Generator().manual_seed(0)), torch.ones(60, 40, dtype=torch.long)
     report = tc.report(preds, target, task="multilabel", **QUICK)
     assert report.settings["order_based"] == "sketch, 819 cells per unit of log-odds"
@@ -78,14 +72,15 @@ def test_many_labels_share_their_cells(monkeypatch):
 
 @pytest.mark.parametrize("most", [2**24, 60])
 @pytest.mark.parametrize("task", TASKS)
-def test_soft_targets_leave_out_what_counts_labels(task, most, monkeypatch):
+def test_soft_targets_leave_out_what_counts_labels_and_floating_labels_are_labels(task, most, monkeypatch):
     logits, labels = predictions(task)
-    soft = torch.nn.functional.one_hot(labels, 5).double() * 0.75 + 0.05
-    target = soft if task == "multiclass" else labels * 0.5 + 0.25
-    expected = values_in_order(logits, target, names=("ace", "ks"), task=task, from_logits=True)
+    floating = torch.nn.functional.one_hot(labels, 5).double() if task == "multiclass" else labels.double()
+    soft = floating * 0.75 + 0.05
+    given = {"task": task, "from_logits": True}
+    expected = values_in_order(logits, soft, names=("ace", "ks"), **given)
     monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
-    builder = in_pieces(task, logits, target, from_logits=True)
-    builder.update(logits[:0], (target[:0] if task == "multiclass" else target[:0].long()))  # forgets nothing
+    builder = in_pieces(task, logits, soft)
+    builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))  # which keeps what is known
     report = builder.report()
     assert set(ordered(report)) == set(expected)
     assert report.tests == {}
@@ -93,16 +88,8 @@ def test_soft_targets_leave_out_what_counts_labels(task, most, monkeypatch):
     assert len(report.notes) == 1 + (most == 60)
     for key, value in expected.items():
         assert report[key] == pytest.approx(value, abs=1e-12 if most > 60 else 0.01)
-
-
-@pytest.mark.parametrize(("weights", "most"), [(None, 2**24), (torch.arange(200) % 3, 60)])
-@pytest.mark.parametrize("task", TASKS)
-def test_floating_labels_are_labels(task, weights, most, monkeypatch):
-    monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
-    logits, target = predictions(task)
-    floating = torch.nn.functional.one_hot(target, 5).float() if task == "multiclass" else target.float()
-    given = {"task": task, "from_logits": True, "weights": weights, **QUICK}
-    report, expected = tc.report(logits, floating, **given), tc.report(logits, target, **given)
+    given |= {"weights": torch.arange(200) % 3 if most == 60 else None, **QUICK}
+    report, expected = tc.report(logits, floating, **given), tc.report(logits, labels, **given)
     assert {key.split("/")[0] for key in ordered(report)} == set(IN_ORDER)
     values_are(ordered(report), ordered(expected))
     assert set(report.tests) == set(report.tables)

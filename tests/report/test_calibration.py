@@ -1,4 +1,4 @@
-"""What a report says of a calibration stage: every gain is that of its function, or it says why there is none."""
+"""The calibration stage of a report: every gain is that of its function, or a note says why there is none."""
 
 import json
 import math
@@ -22,12 +22,10 @@ CALIBRATORS = {
 }
 SCORES = {"NLL": "nll", "Brier score": "brier"}
 AFFINE = ("temperature scaling", "DP calibration")
-NO_INTERVALS = {"with_intervals": False}
-LOGITS = {"from_logits": True, **NO_INTERVALS}
 
 
 def report_of(preds, target, **given):
-    return tc.report(preds, target, **given, **NO_INTERVALS)
+    return tc.report(preds, target, with_intervals=False, **given)
 
 
 def check_against_functions(report, preds, target, names=CALIBRATORS, **given):
@@ -50,8 +48,7 @@ def test_every_gain_is_that_of_its_function(task, from_logits):
     report, data = (calibrated(task), realistic(task)) if from_logits else (full(task), off(task))
     names = AFFINE if task == "multiclass" else tuple(CALIBRATORS)
     check_against_functions(report, *data, names, task=task, from_logits=from_logits)
-    assert (report.calibration.n_folds, report.calibration.seed) == (5, 0)
-    assert report.notes == ()
+    assert (report.calibration.n_folds, report.calibration.seed, report.notes) == (5, 0, ())
 
 
 # rcl_ce_txv, rcl_ce_dxv, rcl_bs_txv, rcl_bs_dxv of the authors' code, whose folds are others.
@@ -65,7 +62,7 @@ RECORDED = {
 def test_recorded_gains_but_for_the_deal_of_the_folds(recorded, system):
     data = recorded(f"{system}.npz")
     preds = data.get("logits", data.get("log_probs"))
-    report = tc.report(preds, data["targets"], task="multiclass", **LOGITS)
+    report = report_of(preds, data["targets"], task="multiclass", from_logits=True)
     gains, best = RECORDED[system]
     assert [gain.rcl for gain in report.calibration.gains] == pytest.approx(gains, abs=0.15)
     assert report.recommendation.best == report.calibration.name == best
@@ -74,11 +71,14 @@ def test_recorded_gains_but_for_the_deal_of_the_folds(recorded, system):
 @pytest.mark.parametrize("task", TASKS)
 def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces_are_not_kept(task):
     preds, target = realistic(task)
-    builder = ReportBuilder(task=task, **LOGITS)
+    builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
     x, y = torch.empty_like(preds[:100]), torch.empty_like(target[:100])
     builder.update(preds[:0], target[:0])
     for start in (0, 100, 200):
         builder.update(x.copy_(preds[start : start + 100]), y.copy_(target[start : start + 100]))
+        for bad in (math.nan, -0.5, math.inf):
+            with pytest.raises(ValueError, match="weights"):
+                builder.update(x, y, weights=torch.full((100,), bad))
         with pytest.raises(ValueError, match="NaN"):
             builder.update(x.fill_(torch.nan), y)
     report = builder.report()
@@ -88,26 +88,26 @@ def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces
     assert builder.report() == report, "looking changes nothing"
 
 
-def test_axes_classes_and_rows_are_read_as_everywhere():
+def test_sets_of_classes_and_rows_that_are_left_out():
     preds, target = realistic("multiclass")
-    expected = calibrated("multiclass").calibration
-    images, labels = preds.reshape(3, 100, 5).movedim(-1, 1), target.reshape(3, 100)
-    found = tc.report(images, labels, task="multiclass", class_axis=1, **LOGITS)
-    stages_are_equal(found.calibration, expected)
-    one_hot = torch.nn.functional.one_hot(target, 5).double()
-    stages_are_equal(tc.report(preds, one_hot, task="multiclass", **LOGITS).calibration, expected)
-    ignored = torch.cat((target, torch.full((7,), -100)))
-    padded = torch.cat((preds, torch.full((7, 5), torch.nan)))
-    given = {"task": "multiclass", "from_logits": True, "ignore_index": -100}
+    given = {"task": "multiclass", "from_logits": True}
+    some = {**given, "positive_classes": [1, 3]}
+    check_against_functions(report_of(preds, target, **some), preds, target, **some)
+    given["ignore_index"] = -100
+    ignored, padded = torch.cat((target, torch.full((7,), -100))), torch.cat((preds, torch.full((7, 5), torch.nan)))
     found = report_of(padded, ignored, **given)
-    assert found.calibration.raw == pytest.approx(expected.raw)
+    assert found.calibration.raw == pytest.approx(calibrated("multiclass").calibration.raw)
     check_against_functions(found, padded, ignored, AFFINE, **given)
-
-
-def test_weights_of_every_kind_and_sets_of_classes():
     preds, target = realistic("binary")
-    counts = torch.arange(300) % 3
-    given = {"task": "binary", "from_logits": True}
+    weights, absent = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0), torch.tensor([torch.nan, 0.5])
+    preds, target = torch.cat((preds, absent)), torch.cat((target, absent))  # floating labels
+    found = report_of(preds, target, task="binary", from_logits=True, weights=weights)
+    assert found.calibration.raw == pytest.approx(calibrated("binary").calibration.raw)
+
+
+def test_weights_of_every_kind():
+    preds, target = realistic("binary")
+    counts, given = torch.arange(300) % 3, {"task": "binary", "from_logits": True}
     report = report_of(preds, target, weights=counts, **given)
     check_against_functions(report, preds, target, weights=counts, **given)
     weights = counts + 0.5
@@ -115,49 +115,27 @@ def test_weights_of_every_kind_and_sets_of_classes():
     check_against_functions(report, preds, target, tuple(CALIBRATORS)[:3], weights=weights, **given)
     (note,) = report.calibration.notes
     assert note == "Isotonic calibration is not tried: it counts copies of a sample, and weights are no counts."
-    builder = ReportBuilder(**given, **NO_INTERVALS)
+    builder = ReportBuilder(**given, with_intervals=False)
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])
     mixed = torch.cat((torch.ones(100), weights[100:]))
     stages_are_equal(builder.report().calibration, report_of(preds, target, weights=mixed, **given).calibration)
-    preds, target = realistic("multiclass")
-    given = {"task": "multiclass", "from_logits": True, "positive_classes": [1, 3]}
-    check_against_functions(report_of(preds, target, **given), preds, target, **given)
-
-
-def test_labels_that_are_floating_are_labels_and_absent_rows_are_not_looked_at():
-    preds, target = realistic("binary")
-    expected = calibrated("binary").calibration
-    stages_are_equal(tc.report(preds, target.double(), task="binary", **LOGITS).calibration, expected)
-    weights = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0)
-    absent = torch.tensor([torch.nan, 0.5])
-    preds, target = torch.cat((preds, absent)), torch.cat((target, absent))
-    report = tc.report(preds, target, task="binary", weights=weights, **LOGITS)
-    assert report.calibration.raw == pytest.approx(expected.raw)
-
-
-# Words
 
 
 def test_remarks_of_fits_are_notes_of_the_section():
     preds, target = realistic("multiclass")
-    wider = torch.cat((preds, torch.zeros(300, 1)), -1)
-    (note,) = tc.report(wider, target, task="multiclass", **LOGITS).calibration.notes
-    assert note.startswith("DP calibration: target has no samples of class 5: calibrated predictions give it")
     right = (target > 1).unsqueeze(-1).expand(-1, 5)
     separable = torch.where(right, preds.abs(), -preds.abs())
-    (note,) = tc.report(separable, right.long(), task="multilabel", **LOGITS).calibration.notes
+    (note,) = report_of(separable, right.long(), task="multilabel", from_logits=True).calibration.notes
     assert note.startswith("Temperature scaling and DP calibration: alpha of 5 of 5 fits: no finite scale is best")
     assert "`" not in note
 
 
 LEFT_OUT = [
     ("binary", [0.1, 0.6, 0.3, 0.9], [0.1, 0.5, 0.2, 1.0], "targets are shares"),
-    ("binary", [0.1, 0.6, 0.3, 0.9], [0, 1, 0, 0], "and there is one of class 1."),
     ("binary", [0.1, 0.6, 0.3, 0.9], [1, 1, 1, 1], "all samples are of one class"),
     ("binary", [0.1], [1], "there is one of class 1"),
     ("multiclass", [[0.1, 0.6, 0.3]] * 4, [0, 1, 0, 2], "there is one of class 1, 2."),
-    ("multiclass", [[0.1, 0.6, 0.3]] * 2, [[0.1, 0.6, 0.3]] * 2, "targets are shares"),
     ("multilabel", [[0.1, 0.6]] * 4, [[1, 1], [0, 1], [1, 1], [0, 1]], "label 1 has fewer"),
 ]
 
@@ -166,11 +144,10 @@ def test_it_is_left_out_with_a_note():
     def check(case):
         task, preds, target, words = case
         report = report_of(torch.tensor(preds), torch.tensor(target), task=task)
-        assert report.calibration is report.recommendation is None
+        assert report.calibration is report.recommendation is json.loads(report.to_json())["calibration"] is None
         assert report.notes[-1].startswith("What a calibration stage would gain is left out: ")
         assert words in report.notes[-1]
         assert math.isfinite(report["nll"])
-        assert json.loads(report.to_json())["calibration"] is None
 
     check_each(LEFT_OUT, check)
 
@@ -180,10 +157,9 @@ def test_it_is_left_out_with_a_note():
     [("multiclass", "MOST_SAMPLES", 250), ("multiclass", "MOST_VALUES", 1250), ("multilabel", "MOST_SAMPLES", 1250)],
 )
 def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, most, monkeypatch):
-    whole = calibrated(task)  # before there are limits
     monkeypatch.setattr(kept, limit, most)
     preds, target = realistic(task)
-    builder = ReportBuilder(task=task, **LOGITS)
+    builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
     builder.update(preds[:250], target[:250])
     assert builder.report().calibration is not None
     builder.update(preds[250:], target[250:])
@@ -191,27 +167,22 @@ def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, m
     report = builder.report()
     assert report.calibration is None
     assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]
-    assert report["nll"] == pytest.approx(whole["nll"], rel=1e-12)
     with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
         builder.fit(tc.DPCalibration())
 
 
-def test_dp_calibration_of_very_many_classes_is_not_tried(monkeypatch):
+def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
     monkeypatch.setattr(module, "MOST_PRODUCTS", 300 * 5**2 - 1)
-    preds, target = realistic("multiclass", scale=1)
-    stage = tc.report(preds, target, task="multiclass", **LOGITS).calibration
+    stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
     assert stage.notes[0].startswith("DP calibration is not tried: with 5 classes it takes long.")
-    assert stage.recommendation.best is None
-    assert stage.calibrator == tc.Temperature()
+    assert (stage.recommendation.best, stage.calibrator) == (None, tc.Temperature())
 
-
-def test_without_memory_there_is_still_a_report(monkeypatch):
     def fail(*_):
         raise RuntimeError("DefaultCPUAllocator: not enough memory.\nC++ trace")
 
     monkeypatch.setattr(module, "out_of_fold", fail)
-    report = tc.report(*realistic("binary"), task="binary", **LOGITS)
+    report = report_of(*realistic("binary"), task="binary", from_logits=True)
     assert report.calibration is None
     assert report.notes[-1].endswith("failed with RuntimeError: DefaultCPUAllocator: not enough memory.")
 
@@ -219,17 +190,13 @@ def test_without_memory_there_is_still_a_report(monkeypatch):
 def test_infinite_and_undefined_scores_have_words_for_their_gain():
     p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
     p[1] = 0
-    said = report_of(p, y, task="binary").recommendation.text
-    assert said.startswith(
-        "Calibration would cut NLL by 100.0 %: add histogram binning; temperature scaling leaves it inf"
-    )
+    words = "Calibration would cut NLL by 100.0 %: add histogram binning; temperature scaling leaves it inf"
+    assert report_of(p, y, task="binary").recommendation.text.startswith(words)
     few = tc.recommend(p, y, task="binary")
     assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)
     certain = report_of(y.double(), y, task="binary")
     assert certain.recommendation.text == "NLL is 0: there is nothing to gain by calibration."
-    tried = list(CALIBRATORS.values())
-    made = tc.recommend(*realistic("binary"), task="binary", from_logits=True, calibrators=tried)
-    assert "makes it infinite" in made.text
+    assert "makes it infinite" in calibrated("binary").recommendation.text
     p[2] = torch.nan
     unknown = report_of(p, y, task="binary", validate_args=False)
     assert unknown.recommendation.text == "NLL is undefined, and with it what calibration would gain."

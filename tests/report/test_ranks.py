@@ -1,8 +1,7 @@
 """The report of several processes is that of one: real ones, which torchrun or another launcher has started."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from helpers.reports import QUICK_COMMAND
 from helpers.shards import add_to, assert_same, data_set, shards
 from helpers.written import write_npz
-from processes import SCRIPTS, environments_of_ranks, free_ports, quick_environment, run_together
+from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
 
 import torchcalib as tc
 from torchcalib import bounded
@@ -19,25 +18,10 @@ from torchcalib.files import share_of
 from torchcalib.report import kept
 
 
-def torchrun(n_ranks, folder, *arguments):
-    """The command of the README, but that a free port is chosen."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
-    return subprocess.run(
-        [*launcher, "-m", "torchcalib", *arguments],
-        cwd=folder,
-        env=quick_environment(PYTHONWARNINGS="ignore"),  # torchrun itself warns
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
 def launched(n_ranks, folder, calls):
     """Start ranks as any launcher does, by the environment alone, and return what each of them said to each call."""
     ports = free_ports(len(calls))
-    numbered = [{**call, "port": port} for call, port in zip(calls, ports, strict=True)]
-    (folder / "calls.json").write_text(json.dumps(numbered))
+    (folder / "calls.json").write_text(json.dumps([[*call, port] for call, port in zip(calls, ports, strict=True)]))
     environments = environments_of_ranks(n_ranks, ports[0], PYTHONWARNINGS="error")
     codes, said = run_together([[SCRIPTS / "report_ranks.py", folder]] * n_ranks, environments)
     assert codes == [0] * n_ranks, said
@@ -51,58 +35,33 @@ def with_sites(arrays):
     return {**arrays, "site": sites[(np.arange(n) // 17 + np.arange(n) % 2) % 4]}
 
 
-def written(folder):
-    return json.loads((folder / "report.json").read_text())
-
-
-@pytest.mark.extended
-def test_torchrun_as_in_the_readme(tmp_path, monkeypatch, capsys):
-    """Four ranks, uneven shards, an empty one, groups, calibrators and intervals, which depend on the order of rows."""
-    monkeypatch.chdir(tmp_path)
-    arrays, options = with_sites(data_set("multiclass", 120)), ["--groups", "site", "--save-calibrator"]
-    shards(tmp_path / "shards", arrays, 30, 30, 60, 100, 110, suffix="parquet")
-    done = torchrun(4, tmp_path, "report", "shards/shard-*.parquet", "--out", "out/", *options, "cal.pt")
-    assert done.returncode == 0, done.stderr
-    assert main(["report", "shards/whole.parquet", "--out", "one", *options, "one.pt"]) == 0
-    said = capsys.readouterr().out.replace("one/", "out/").replace("one.pt", "cal.pt")
-    names = ", ".join(f"shards/shard-{k}.parquet" for k in range(6))
-    assert done.stdout == said.replace("shards/whole.parquet", names)
-    assert_same(written(tmp_path / "out"), written(tmp_path / "one"))
-    assert sorted(written(tmp_path / "out")["groups"]["group"]) == ["Süd", "an island far away", "north"]
-    fits = [tc.load_calibrator(name)(torch.from_numpy(arrays["logits"])) for name in ("cal.pt", "one.pt")]
-    torch.testing.assert_close(*fits, rtol=1e-12, atol=1e-12)
-
-
 def calls_for(folder):
-    """Files of one process, patterns of several, options and limits of calls that succeed."""
-
-    def with_order(task, n, *ends, sites=False):
-        arrays = with_sites(data_set(task, n)) if sites else data_set(task, n)
-        return shards(folder / f"{task} {n} {ends} {sites}", arrays, *ends)
-
-    for task, weights, soft in (
-        ("binary", "counts", True),
-        ("multiclass", "real", True),
-        ("multilabel", "real", False),
+    """Yield files of one process, patterns of several, options, and the limit of samples, of calls that succeed."""
+    in_order = ["--no-intervals"]  # calibrators depend on the order of rows
+    saved = ["--right", "--save-calibrator", str(folder / "cal.pt")]
+    for k, (task, n, options, ends, most, changes) in enumerate(
+        (
+            ("binary", 120, QUICK_COMMAND, (5, 50, 100), None, {"weights": "counts", "soft": True}),
+            ("multiclass", 120, QUICK_COMMAND, (5, 50, 100), None, {"weights": "real", "soft": True}),
+            ("multilabel", 120, QUICK_COMMAND, (5, 50, 100), None, {"weights": "real"}),
+            ("binary", 120, [*QUICK_COMMAND, "--groups", "site"], (5, 50, 100), None, {}),
+            ("multilabel", 120, [*QUICK_COMMAND, "--groups", "site"], (5, 50, 100), None, {}),
+            ("binary", 60, [*in_order, "--n-bins", "9", *saved], (40,), None, {}),
+            ("binary", 60, QUICK_COMMAND, (), None, {}),
+            ("multiclass", 60, QUICK_COMMAND, (0, 0, 60), None, {}),
+            ("multiclass", 60, QUICK_COMMAND, (0, 20, 30), None, {}),
+            ("binary", 60, in_order, (20, 40), 59, {}),
+            ("binary", 60, in_order, (20, 40), 5, {}),
+        )
     ):
-        names = shards(folder / task, data_set(task, 120, weights, soft), 5, 50, 100)
-        yield names, [*QUICK_COMMAND, "--task", task], {}
-    options = ["--n-bins", "9", "--right", "--no-intervals"]  # calibrators depend on the order of rows
-    yield with_order("binary", 60, 40), options, {}
-    for task in ("binary", "multilabel"):
-        yield with_order(task, 120, 5, 50, 100, sites=True), [*QUICK_COMMAND, "--groups", "site", "--task", task], {}
-    yield with_order("binary", 60), QUICK_COMMAND, {}
-    yield with_order("multiclass", 60, 0, 0, 60), QUICK_COMMAND, {}
-    lines = shards(folder / "lines", data_set("multiclass", 60), 0, 20, 30, suffix="csv")
-    yield lines, QUICK_COMMAND, {}
-    for most in (59, 5):
-        too_many = with_order("binary", 60, 20, 40)
-        yield too_many, ["--no-intervals"], {"most_in_order": most, "most_kept": most}
-    pair = folder / "pair"
-    pair.mkdir()
+        arrays, suffix = data_set(task, n, **changes), "csv" if ends == (0, 20, 30) else "npz"
+        arrays = with_sites(arrays) if "--groups" in options else arrays
+        options = [*options, "--task", task] if n == 120 else options
+        yield shards(folder / str(k), arrays, *ends, suffix=suffix), options, most
+    (folder / "pair").mkdir()
     for name, array in data_set("multiclass", 30).items():
-        np.save(pair / f"{name}.npy", array)
-    yield [str(pair / "*.npy")] * 2, QUICK_COMMAND, {}
+        np.save(folder / "pair" / f"{name}.npy", array)
+    yield [str(folder / "pair" / "*.npy")] * 2, QUICK_COMMAND, None
 
 
 def failing_calls(folder):
@@ -133,25 +92,28 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
     def command(name, k, options):
         return ["report", name, *options, "--save-state", str(tmp_path / f"state {k}.pt")]
 
-    calls = [{"arguments": command(of[1], k, options), **limits} for k, (of, options, limits) in enumerate(good)]
-    calls += [{"arguments": ["report", *arguments]} for arguments, _ in bad]
+    def saved(k):
+        calibrators = [tc.load_calibrator(path)(torch.linspace(-3, 3, 9)) for path in tmp_path.glob("cal.pt")]
+        calibrated = [values.tolist() for values in calibrators]
+        return tc.load_report_state(tmp_path / f"state {k}.pt").report().to_dict() | {"calibrated": calibrated}
+
+    calls = [(command(files[1], k, options), most) for k, (files, options, most) in enumerate(good)]
+    calls += [(["report", *arguments], None) for arguments, _ in bad]
     answers = launched(n_ranks, tmp_path, calls)
-    for k, ((files, options, limits), answer) in enumerate(zip(good, answers, strict=False)):
+    for k, ((files, options, most), answer) in enumerate(zip(good, answers, strict=False)):
         with monkeypatch.context() as patch:
-            patch.setattr(bounded, "MOST_SAMPLES", limits.get("most_in_order", 2**24))
-            patch.setattr(kept, "MOST_SAMPLES", limits.get("most_kept", 2**20))
-            found = tc.load_report_state(tmp_path / f"state {k}.pt").report().to_dict()
+            for module in (bounded, kept):
+                patch.setattr(module, "MOST_SAMPLES", most or module.MOST_SAMPLES)
+            found = saved(k)
             assert main(command(files[0], k, options)) == 0, capsys.readouterr().err
-            assert_same(found, tc.load_report_state(tmp_path / f"state {k}.pt").report().to_dict(), files[0])
-        assert [rank["code"] for rank in answer] == [0] * n_ranks, answer
-        assert [rank["out"] for rank in answer] == [capsys.readouterr().out, *[""] * (n_ranks - 1)]
-        assert [rank["err"] for rank in answer] == [""] * n_ranks
-        for rank in answer:
-            assert sorted(rank["collectives"]) == [*["all_gather"] * 7, "all_to_all_single"]
+            assert_same(found, saved(k), files[0])
+        one = {"code": 0, "out": "", "err": "", "collectives": [*["all_gather"] * 7, "all_to_all_single"]}
+        names = ", ".join(sorted(map(str, Path(files[1]).parent.glob(Path(files[1]).name))))
+        expected = [{**one, "out": capsys.readouterr().out.replace(files[0], names)}, *[one] * (n_ranks - 1)]
+        assert [{**rank, "collectives": sorted(rank["collectives"])} for rank in answer] == expected
     for (_, words), answer in zip(bad, answers[len(good) :], strict=True):
-        assert [said["code"] for said in answer] == [2] * n_ranks, words
-        assert [said["out"] for said in answer] == [""] * n_ranks
-        assert [said["err"] for said in answer[1:]] == [""] * (n_ranks - 1)
+        assert [(rank["code"], rank["out"]) for rank in answer] == [(2, "")] * n_ranks, words
+        assert not any(rank["err"] for rank in answer[1:])
         assert words in answer[0]["err"], answer[0]["err"]
         assert answer[0]["err"].count("\n") == 1
     builder = tc.ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
@@ -161,8 +123,8 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
 
 def test_law_shares_are_runs_that_are_all_files_in_order_and_alike_in_size(tmp_path):
     rng = np.random.default_rng(0)
-    for n_files, n_ranks in ((1, 4), (3, 4), (7, 2), (40, 4), (40, 1)):
-        sizes = rng.integers(0, 1000, n_files)
+    for n_files, n_ranks, most in ((1, 4, 1000), (3, 4, 1000), (7, 2, 1000), (40, 4, 1000), (40, 1, 1000), (2, 3, 1)):
+        sizes = rng.integers(0, most, n_files)
         paths = [tmp_path / f"{n_files}-{k:02}.npz" for k in range(n_files)]
         for path, size in zip(paths, sizes, strict=True):
             path.write_bytes(bytes(int(size)))
@@ -170,9 +132,5 @@ def test_law_shares_are_runs_that_are_all_files_in_order_and_alike_in_size(tmp_p
         assert [path for share in shares for path in share] == paths
         for share in shares:
             assert abs(sum(path.stat().st_size for path in share) - sizes.sum() / n_ranks) <= sizes.max()
-    empty = [tmp_path / "a.npz", tmp_path / "b.npz"]
-    for path in empty:
-        path.write_bytes(b"")
-    assert sum((share_of(empty, rank, 3) for rank in range(3)), ()) == tuple(empty)
     pair = [tmp_path / "logits.npy", tmp_path / "targets.npy"]
     assert [share_of(pair, rank, 2) for rank in range(2)] == [tuple(pair), ()]
