@@ -7,16 +7,13 @@ import mpmath as mp
 import numpy as np
 import pytest
 import torch
+from helpers.binomial import tensor
 from oracles.binomial import beta_tail_by_series, beta_tails_50_digits, log_beta_density
 from scipy import special
 
 import torchcalib as tc
 
 F64 = torch.float64
-
-
-def tensor(values):
-    return torch.tensor(np.asarray(values), dtype=F64)
 
 
 def beta_points(count, seed, largest):
@@ -27,36 +24,6 @@ def beta_points(count, seed, largest):
     w = np.log(a / b) + rng.normal(size=count) * rng.choice([0.01, 1, 5, 15], count) * np.sqrt(1 / a + 1 / b)
     x = special.expit(w)
     return [point for point in zip(a.tolist(), b.tolist(), x.tolist(), strict=True) if 0 < point[2] < 1]
-
-
-def points_at_the_largest_parameters():
-    """From 8 deviations below the mean to 6 above it."""
-    for a, b, z in product((0.5, 1e8), (0.5, 1e4, 1e8), (-8, 0, 6)):
-        yield a, b, special.expit(special.logit(a / (a + b)) + z * math.sqrt(1 / a + 1 / b))
-
-
-def slope_50_digits(a, b, x):
-    with mp.workdps(50):
-        a, b, x = mp.mpf(a), mp.mpf(b), mp.mpf(x)
-        return mp.exp(log_beta_density(a, b, x) - mp.log(x) - mp.log(1 - x))
-
-
-def test_betainc_and_its_gradient_equal_50_digits():
-    """To a relative error of 1e-12 above 1e-15 and of 1e-11 below; the gradient to 1e-11."""
-    points = [*beta_points(250, 0, 1e3), *beta_points(60, 1, 1e8), *points_at_the_largest_parameters()]
-    a, b, x = (tensor(column) for column in zip(*points, strict=True))
-    x.requires_grad_()
-    lower, upper = tc.betainc(a, b, x), tc.betainc(b, a, 1 - x)
-    (slope,) = torch.autograd.grad(lower.sum(), x)
-    for i, point in enumerate(points):
-        exact = beta_tails_50_digits(*point)
-        # 1 - x is another number than x once it has been rounded; the upper tail is asked for where it has not been.
-        for got, want in zip((lower[i], upper[i]), exact if point[2] >= 0.5 else exact[:1], strict=False):
-            if want > 1e-300:
-                error = abs(mp.mpf(got.item()) / want - 1)
-                assert error < (1e-12 if want > 1e-15 else 1e-11), (point, got, want)
-        want = slope_50_digits(*point)
-        assert want < 1e-290 or abs(slope[i].item() / want - 1) < 1e-11, point
 
 
 def small_points(count, seed):
@@ -84,30 +51,39 @@ def tails_of_small_parameters(a, b, x):
         return 1 - upper, upper
 
 
-def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
-    """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
-    points = small_points(400, 6)
+def assert_digits(points, tails, of_tiny, of_slopes):
+    """Demand values to a relative error of 1e-12 above 1e-15 and of `of_tiny` below, and gradients to `of_slopes`."""
     a, b, x = (tensor(column) for column in zip(*points, strict=True))
     x.requires_grad_()
-    found = tc.betainc(a, b, x)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    assert found.isfinite().all()
-    for point, value, gradient in zip(points, found.tolist(), slope.tolist(), strict=True):
-        lower, _ = tails_of_small_parameters(*point)
-        assert lower < 1e-300 or abs(mp.mpf(value) / lower - 1) < 1e-12, point
-        want = slope_50_digits(*point)
-        assert not 1e-290 < want < 1e290 or abs(mp.mpf(gradient) / want - 1) < 1e-12, point
+    lower, upper = tc.betainc(a, b, x), tc.betainc(b, a, 1 - x)
+    (slopes,) = torch.autograd.grad(lower.sum(), x)
+    assert lower.isfinite().all()
+    for (a, b, x), *found, slope in zip(points, lower.tolist(), upper.tolist(), slopes.tolist(), strict=True):
+        # 1 - x is another number than x once it has been rounded; the upper tail is asked for where it has not been.
+        for got, want in zip(found, tails(a, b, x)[: 2 if x >= 0.5 else 1], strict=False):
+            assert want < 1e-300 or abs(mp.mpf(got) / want - 1) < (1e-12 if want > 1e-15 else of_tiny), (a, b, x)
+        with mp.workdps(50):
+            log_slope = log_beta_density(mp.mpf(a), mp.mpf(b), mp.mpf(x)) - mp.log(x) - mp.log(1 - mp.mpf(x))
+            want = mp.exp(log_slope)
+        assert not 1e-290 < want < 1e290 or abs(mp.mpf(slope) / want - 1) < of_slopes, (a, b, x)
 
 
-def test_betainc_of_small_parameters_equals_mpmath():
-    """mpmath 1.3.0 at 60 digits; the first is a row of Boost's table ibeta_large on which betainc was NaN."""
-    points = [(1e-5, 0.02, 0.2), (1e-6, 1e-6, 1e-300), (1e-6, 1.0, 1 - 1e-10), (1.0, 1e-6, 1 - 1e-10),
-              (1e-6, 0.4, 0.999), (0.4, 1e-6, 0.999), (0.003, 12.5, 1e-8), (12.5, 0.003, 0.25),
-              (0.49, 0.49, 0.5), (1e-3, 30.0, 0.7), (30.0, 1e-3, 0.7), (1e-6, 2.0, 0.3)]  # fmt: skip
+def test_betainc_and_its_gradient_equal_50_digits():
+    points = [*beta_points(250, 0, 1e3), *beta_points(60, 1, 1e8)]
+    for a, b, z in product((0.5, 1e8), (0.5, 1e4, 1e8), (-8, 0, 6)):  # deviations from the mean
+        points.append((a, b, special.expit(special.logit(a / (a + b)) + z * math.sqrt(1 / a + 1 / b))))
+    assert_digits(points, beta_tails_50_digits, of_tiny=1e-11, of_slopes=1e-11)
+
+
+def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
+    """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
+    # The first is a row of Boost's table ibeta_large on which betainc was NaN.
+    points = [(1e-5, 0.02, 0.2), (1e-6, 1e-6, 1e-300), (1e-6, 1.0, 1 - 1e-10), (1.0, 1e-6, 1 - 1e-10), (30.0, 1e-3, 0.7)]
     for a, b, x in points:
         with mp.workdps(60):
-            want = mp.betainc(a, b, 0, x, regularized=True)
-        assert abs(mp.mpf(tc.betainc(a, b, tensor(x)).item()) / want - 1) < 1e-12, (a, b, x)
+            by_mpmath = mp.betainc(a, b, 0, x, regularized=True)
+        assert abs(tails_of_small_parameters(a, b, x)[0] / by_mpmath - 1) < 1e-15
+    assert_digits([*points, *small_points(400, 6)], tails_of_small_parameters, of_tiny=1e-12, of_slopes=1e-12)
 
 
 def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
