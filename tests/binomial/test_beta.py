@@ -78,7 +78,13 @@ def test_betainc_and_its_gradient_equal_50_digits():
 def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
     """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
     # The first is a row of Boost's table ibeta_large on which betainc was NaN.
-    points = [(1e-5, 0.02, 0.2), (1e-6, 1e-6, 1e-300), (1e-6, 1.0, 1 - 1e-10), (1.0, 1e-6, 1 - 1e-10), (30.0, 1e-3, 0.7)]
+    points = [
+        (1e-5, 0.02, 0.2),
+        (1e-6, 1e-6, 1e-300),
+        (1e-6, 1.0, 1 - 1e-10),
+        (1.0, 1e-6, 1 - 1e-10),
+        (30.0, 1e-3, 0.7),
+    ]
     for a, b, x in points:
         with mp.workdps(60):
             by_mpmath = mp.betainc(a, b, 0, x, regularized=True)

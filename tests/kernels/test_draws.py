@@ -8,10 +8,6 @@ import torch
 from torchcalib.kernels import draws
 
 
-def counts_of(n_replicates, n):
-    return draws.multinomial_counts(0, torch.arange(n_replicates), n, torch.float64)
-
-
 def splitmix(z):
     """SplitMix64's finalizer in Python's whole numbers."""
     mask = 2**64 - 1
@@ -55,7 +51,7 @@ def test_poisson_counts_are_poisson_and_do_not_depend_on_how_they_are_cut_up():
 
 
 def test_multinomial_counts_draw_n_of_n():
-    counts = counts_of(2000, 50)
+    counts = draws.multinomial_counts(0, torch.arange(2000), 50, torch.float64)
     assert torch.equal(counts.sum(-1), torch.full((2000,), 50.0, dtype=torch.float64))
     assert abs(float(counts.var()) - (1 - 1 / 50)) < 0.03
     assert float((counts.mean(0) - 1).abs().max()) < 5 / math.sqrt(2000)

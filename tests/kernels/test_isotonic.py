@@ -1,7 +1,5 @@
 """Blocks of the sorted sample and isotonic regression, against slow loops, recorded blocks and scikit-learn."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
