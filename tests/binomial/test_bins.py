@@ -115,37 +115,28 @@ def scipys_test(k, n, p):
     return tensor([binomtest(a, b, q).pvalue if b else 1 for a, b, q in cases]).view(p.shape)
 
 
-def assert_a_test_of_every_sample(p, ends, weight, outcome, alpha, test):
-    """Demand `rejected_in_bins` of a test of each sample."""
-    k, n = sums_of(outcome * weight, ends), sums_of(weight, ends)
+# Wide and narrow bins, with many samples between two critical values and with few.
+SAMPLES = [((2, 3, 90), 8, dtype, power, scipys_test) for dtype in (torch.float32, F64) for power in (1, 9)]
+SAMPLES += [((4, 2000), n_bins, F64, power, tc.binomial_test) for power, n_bins in ((1, 200), (8, 3), (30, 20))]
+
+
+@pytest.mark.parametrize(("shape", "n_bins", "dtype", "power", "test"), SAMPLES)
+def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, power, test):
+    p, ends, counts, outcome = sorted_bins(shape, n_bins, power + n_bins, dtype, power)
+    if test is scipys_test:
+        p[..., :2], p[..., -2:] = torch.tensor([0.0, 1e-19]), torch.tensor([1.0, 1.0])
+        p[0] = (p[0] * 20).round() / 20  # ties
+        p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
     owner = torch.searchsorted(ends, torch.arange(p.shape[-1]).expand(p.shape).contiguous(), right=True)
-    rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
-    want = torch.zeros_like(k).scatter_add(-1, owner, rejected * weight)
-    assert 0 < want.sum() < weight.sum()
-    options = [weight] if (weight != 1).any() else [None, weight]
-    for counts in options:
-        found = rejected_in_bins(p, ends, k, n, alpha, counts)
+    levels = (0.05, 0.3) if test is scipys_test else (0.01, 0.05)
+    for alpha, weight in product(levels, (torch.ones_like(counts), counts, 50 * counts)):
+        k, n = sums_of(outcome * weight, ends), sums_of(weight, ends)
+        rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
+        want = torch.zeros_like(k).scatter_add(-1, owner, rejected * weight)
+        assert 0 < want.sum() < weight.sum()
+        found = rejected_in_bins(p, ends, k, n, alpha, None if (weight == 1).all() else weight)
         assert found.dtype == torch.int64
         assert torch.equal(found, want)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("power", [1, 9])
-def test_rejected_in_bins_equals_a_loop_over_scipy(dtype, power):
-    p, ends, counts, outcome = sorted_bins((2, 3, 90), 8, power, dtype, power)
-    p[..., :2], p[..., -2:] = torch.tensor([0.0, 1e-19]), torch.tensor([1.0, 1.0])
-    p[0] = (p[0] * 20).round() / 20  # ties
-    p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
-    for alpha, weight in product((0.05, 0.3), (torch.ones_like(counts), counts)):
-        assert_a_test_of_every_sample(p, ends, weight, outcome, alpha, scipys_test)
-
-
-@pytest.mark.parametrize(("power", "n_bins"), [(1, 200), (8, 3), (30, 20)])
-def test_rejected_in_bins_equals_the_test_of_every_sample(power, n_bins):
-    """Wide and narrow bins, with many samples between two critical values and with few."""
-    p, ends, counts, outcome = sorted_bins((4, 2000), n_bins, power + n_bins, F64, power)
-    for alpha, weight in product((0.01, 0.05), (torch.ones_like(counts), counts, 50 * counts)):
-        assert_a_test_of_every_sample(p, ends, weight, outcome, alpha, tc.binomial_test)
 
 
 def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():

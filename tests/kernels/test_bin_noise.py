@@ -89,19 +89,6 @@ def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft)
             torch.testing.assert_close(found, own.sums, rtol=1e-12, atol=1e-13)
 
 
-def test_law_noise_is_the_variance_of_outcomes_of_a_calibrated_model():
-    """Labels and shares of votes, drawn anew many times: the variance of the sum of outcomes of every bin."""
-    draws, n, n_votes = 4000, 200, 5
-    generator = torch.Generator().manual_seed(0)
-    preds, importance = torch.rand(2, n, generator=generator, dtype=F64)
-    votes = torch.rand(draws, n, n_votes, generator=generator) < preds.unsqueeze(-1)
-    recipe = EqualWidthBins("positive_class", N_BINS, False, with_noise=True)
-    for target in (votes[..., 0].long(), votes.double().mean(-1)):
-        b = recipe.of(read("binary", preds.expand(draws, n), target, importance.expand(draws, n)))
-        # A variance of 4,000 draws is off by about sqrt(2 / 4,000) = 2.2 % of it; four of these.
-        torch.testing.assert_close(b.outcomes.var(0), b.noise.mean(0), rtol=0.09, atol=0)
-
-
 def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     preds, target = data("binary")
     metric = tc.ECE(task="binary", n_bins=N_BINS, with_ecd=True)
