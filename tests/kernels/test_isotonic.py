@@ -97,35 +97,20 @@ def test_batches_at_default_bounds_are_those_of_a_slow_loop(step, backend, ties,
         assert_slow_loop(step, backend, ties, sample, bounds, lambda size: (max(1, size // 20), max(1, size // 5)))
 
 
-# Recorded blocks of the published code, and of a literal Algorithm 3.
-
-
-def recorded_blocks(expected):
-    for entry in expected:
-        folder = (entry["file"] or "").partition("_")[0]
-        kind = entry["case"].rpartition("/")[2]
-        if folder in ("imagenet", "sim") and kind in ("bins", "bins_alg3", "tce_alg3_literal"):
-            yield entry, "code" if kind == "bins" else "paper"
-
-
-def load(recorded, entry):
-    arrays = recorded(entry["file"])
-    case = entry["case"].split("/")
-    return (arrays[f"p_{case[2]}"], arrays[f"y_{case[2]}"]) if len(case) > 1 else (arrays["probs"], arrays["targets"])
-
-
 @of_ties
 @pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
 def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend, ties):
-    entries = list(recorded_blocks(expected))
+    """Blocks of the published code, and of a literal Algorithm 3."""
+    variants = {"bins": "code", "bins_alg3": "paper", "tce_alg3_literal": "paper"}
+    entries = [entry for entry in expected if (entry["file"] or "").startswith(("imagenet_", "sim_"))]
+    entries = [entry for entry in entries if entry["case"].rpartition("/")[2] in variants]
     assert len(entries) == 2 * 2 + 6 * 2
-    for entry, variant in entries:
-        scores, outcomes = load(recorded, entry)
-        n_min, n_max = entry["args"]["n_min"], entry["args"]["n_max"]
-        blocks = pava_bc(
-            pooled(scores, outcomes, ties=ties), n_min=n_min, n_max=n_max, variant=variant, backend=backend
-        )
-        value = entry["value"]
+    for entry in entries:
+        arrays, case, value = recorded(entry["file"]), entry["case"].split("/"), entry["value"]
+        names = (f"p_{case[2]}", f"y_{case[2]}") if len(case) > 1 else ("probs", "targets")
+        scores, outcomes = (arrays[name] for name in names)
+        bounds = {name: entry["args"][name] for name in ("n_min", "n_max")}
+        blocks = pava_bc(pooled(scores, outcomes, ties=ties), **bounds, variant=variants[case[-1]], backend=backend)
         assert blocks.n.tolist() == value["sizes"], entry["case"]
         assert blocks.positives.tolist() == value.get("positives", blocks.positives.tolist()), entry["case"]
         if "edges" in value:

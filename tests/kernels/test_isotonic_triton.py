@@ -9,6 +9,7 @@ from helpers.kernels import F64
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
+from benchmarks.cuda import conduct
 from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
 
 device = on_device
@@ -142,10 +143,6 @@ def test_all_blocks_stay_apart_or_fall_into_one_and_large_counts_are_exact(devic
 def test_isotonic_regression_never_waits_for_the_device():
     y = torch.randn(3, 100, device="cuda", dtype=F64)
     expected = isotonic_regression(y)  # compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with conduct.without_waiting(y.device):
         found = isotonic_regression(y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
