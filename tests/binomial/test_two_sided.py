@@ -5,7 +5,7 @@ import math
 import mpmath as mp
 import numpy as np
 import torch
-from helpers.binomial import ALPHAS, SPECIAL_P, tensor
+from helpers.binomial import SPECIAL_P, tensor
 from helpers.refusals import assert_refused
 from oracles.binomial import beta_tails_50_digits
 from scipy.stats import binomtest
@@ -21,9 +21,6 @@ def test_binomial_test_equals_scipy_for_every_count():
         got = tc.binomial_test(torch.arange(n + 1)[:, None], n, tensor(grid)).numpy()
         want = np.array([[binomtest(i, n, q).pvalue for q in grid] for i in range(n + 1)])
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-300)
-        for alpha in ALPHAS:
-            clear = abs(want - alpha) > 2e-12 * alpha
-            assert np.array_equal(got[clear] <= alpha, want[clear] <= alpha)
 
 
 def test_binomial_test_equals_50_digits():
