@@ -1,4 +1,4 @@
-"""Incomplete beta function against 50-digit arithmetic, closed forms and scipy."""
+"""Incomplete beta function against 50-digit arithmetic and closed forms."""
 
 import math
 from itertools import product
@@ -7,16 +7,13 @@ import mpmath as mp
 import numpy as np
 import pytest
 import torch
+from helpers.binomial import tensor
 from oracles.binomial import beta_tail_by_series, beta_tails_50_digits, log_beta_density
 from scipy import special
 
 import torchcalib as tc
 
 F64 = torch.float64
-
-
-def tensor(values):
-    return torch.tensor(np.asarray(values), dtype=F64)
 
 
 def beta_points(count, seed, largest):
@@ -27,36 +24,6 @@ def beta_points(count, seed, largest):
     w = np.log(a / b) + rng.normal(size=count) * rng.choice([0.01, 1, 5, 15], count) * np.sqrt(1 / a + 1 / b)
     x = special.expit(w)
     return [point for point in zip(a.tolist(), b.tolist(), x.tolist(), strict=True) if 0 < point[2] < 1]
-
-
-def points_at_the_largest_parameters():
-    """From 8 deviations below the mean to 6 above it."""
-    for a, b, z in product((0.5, 1e8), (0.5, 1e4, 1e8), (-8, 0, 6)):
-        yield a, b, special.expit(special.logit(a / (a + b)) + z * math.sqrt(1 / a + 1 / b))
-
-
-def slope_50_digits(a, b, x):
-    with mp.workdps(50):
-        a, b, x = mp.mpf(a), mp.mpf(b), mp.mpf(x)
-        return mp.exp(log_beta_density(a, b, x) - mp.log(x) - mp.log(1 - x))
-
-
-def test_betainc_and_its_gradient_equal_50_digits():
-    """To a relative error of 1e-12 above 1e-15 and of 1e-11 below; the gradient to 1e-11."""
-    points = [*beta_points(250, 0, 1e3), *beta_points(60, 1, 1e8), *points_at_the_largest_parameters()]
-    a, b, x = (tensor(column) for column in zip(*points, strict=True))
-    x.requires_grad_()
-    lower, upper = tc.betainc(a, b, x), tc.betainc(b, a, 1 - x)
-    (slope,) = torch.autograd.grad(lower.sum(), x)
-    for i, point in enumerate(points):
-        exact = beta_tails_50_digits(*point)
-        # 1 - x is another number than x once it has been rounded; the upper tail is asked for where it has not been.
-        for got, want in zip((lower[i], upper[i]), exact if point[2] >= 0.5 else exact[:1], strict=False):
-            if want > 1e-300:
-                error = abs(mp.mpf(got.item()) / want - 1)
-                assert error < (1e-12 if want > 1e-15 else 1e-11), (point, got, want)
-        want = slope_50_digits(*point)
-        assert want < 1e-290 or abs(slope[i].item() / want - 1) < 1e-11, point
 
 
 def small_points(count, seed):
@@ -84,30 +51,45 @@ def tails_of_small_parameters(a, b, x):
         return 1 - upper, upper
 
 
-def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
-    """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
-    points = small_points(400, 6)
+def assert_digits(points, tails, of_tiny, of_slopes):
+    """Demand values to a relative error of 1e-12 above 1e-15 and of `of_tiny` below, and gradients to `of_slopes`."""
     a, b, x = (tensor(column) for column in zip(*points, strict=True))
     x.requires_grad_()
-    found = tc.betainc(a, b, x)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    assert found.isfinite().all()
-    for point, value, gradient in zip(points, found.tolist(), slope.tolist(), strict=True):
-        lower, _ = tails_of_small_parameters(*point)
-        assert lower < 1e-300 or abs(mp.mpf(value) / lower - 1) < 1e-12, point
-        want = slope_50_digits(*point)
-        assert not 1e-290 < want < 1e290 or abs(mp.mpf(gradient) / want - 1) < 1e-12, point
+    lower, upper = tc.betainc(a, b, x), tc.betainc(b, a, 1 - x)
+    (slopes,) = torch.autograd.grad(lower.sum(), x)
+    assert lower.isfinite().all()
+    for (a, b, x), *found, slope in zip(points, lower.tolist(), upper.tolist(), slopes.tolist(), strict=True):
+        # 1 - x is another number than x once it has been rounded; the upper tail is asked for where it has not been.
+        for got, want in zip(found, tails(a, b, x)[: 2 if x >= 0.5 else 1], strict=False):
+            assert want < 1e-300 or abs(mp.mpf(got) / want - 1) < (1e-12 if want > 1e-15 else of_tiny), (a, b, x)
+        with mp.workdps(50):
+            log_slope = log_beta_density(mp.mpf(a), mp.mpf(b), mp.mpf(x)) - mp.log(x) - mp.log(1 - mp.mpf(x))
+            want = mp.exp(log_slope)
+        assert not 1e-290 < want < 1e290 or abs(mp.mpf(slope) / want - 1) < of_slopes, (a, b, x)
 
 
-def test_betainc_of_small_parameters_equals_mpmath():
-    """mpmath 1.3.0 at 60 digits; the first is a row of Boost's table ibeta_large on which betainc was NaN."""
-    points = [(1e-5, 0.02, 0.2), (1e-6, 1e-6, 1e-300), (1e-6, 1.0, 1 - 1e-10), (1.0, 1e-6, 1 - 1e-10),
-              (1e-6, 0.4, 0.999), (0.4, 1e-6, 0.999), (0.003, 12.5, 1e-8), (12.5, 0.003, 0.25),
-              (0.49, 0.49, 0.5), (1e-3, 30.0, 0.7), (30.0, 1e-3, 0.7), (1e-6, 2.0, 0.3)]  # fmt: skip
+def test_betainc_and_its_gradient_equal_50_digits():
+    points = [*beta_points(250, 0, 1e3), *beta_points(60, 1, 1e8)]
+    for a, b, z in product((0.5, 1e8), (0.5, 1e4, 1e8), (-8, 0, 6)):  # deviations from the mean
+        points.append((a, b, special.expit(special.logit(a / (a + b)) + z * math.sqrt(1 / a + 1 / b))))
+    assert_digits(points, beta_tails_50_digits, of_tiny=1e-11, of_slopes=1e-11)
+
+
+def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
+    """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
+    # The first is a row of Boost's table ibeta_large on which betainc was NaN.
+    points = [
+        (1e-5, 0.02, 0.2),
+        (1e-6, 1e-6, 1e-300),
+        (1e-6, 1.0, 1 - 1e-10),
+        (1.0, 1e-6, 1 - 1e-10),
+        (30.0, 1e-3, 0.7),
+    ]
     for a, b, x in points:
         with mp.workdps(60):
-            want = mp.betainc(a, b, 0, x, regularized=True)
-        assert abs(mp.mpf(tc.betainc(a, b, tensor(x)).item()) / want - 1) < 1e-12, (a, b, x)
+            by_mpmath = mp.betainc(a, b, 0, x, regularized=True)
+        assert abs(tails_of_small_parameters(a, b, x)[0] / by_mpmath - 1) < 1e-15
+    assert_digits([*points, *small_points(400, 6)], tails_of_small_parameters, of_tiny=1e-12, of_slopes=1e-12)
 
 
 def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
@@ -121,23 +103,12 @@ def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
         assert not torch.autograd.grad(value, t)[0].isnan()
 
 
-def test_betainc_equals_scipy():
-    """Of small parameters on the lower tail of a <= 1 and b <= 1, where scipy's series has positive terms."""
-    rng = np.random.default_rng(7)
-    small = *10 ** rng.uniform(-6, 0, (2, 5000)), rng.uniform(0, 0.5, 5000)
-    large = np.array(beta_points(20_000, 4, 3e3)).T
-    for (a, b, x), error in ((small, 1e-12), (large, 1e-10)):  # scipy's own error is 1e-11 of large ones
-        got, want = tc.betainc(tensor(a), tensor(b), tensor(x)).numpy(), special.betainc(a, b, x)
-        np.testing.assert_allclose(got[want > 1e-290], want[want > 1e-290], rtol=error)
-
-
 def test_betainc_closed_forms():
     x = torch.linspace(0, 1, 201, dtype=F64)
-    torch.testing.assert_close(tc.betainc(1, 1, x), x, rtol=1e-12, atol=0)
-    torch.testing.assert_close(tc.betainc(7.5, 1, x), x**7.5, rtol=1e-12, atol=0)
-    torch.testing.assert_close(tc.betainc(1, 7.5, x), -torch.expm1(7.5 * torch.log1p(-x)), rtol=1e-12, atol=0)
-    torch.testing.assert_close(tc.betainc(0.5, 0.5, x), x.sqrt().asin() * 2 / math.pi, rtol=1e-12, atol=0)
-    torch.testing.assert_close(tc.betainc(2, 3, x), 6 * x**2 - 8 * x**3 + 3 * x**4, rtol=1e-12, atol=0)
+    forms = [(1, 1, x), (7.5, 1, x**7.5), (1, 7.5, -torch.expm1(7.5 * torch.log1p(-x)))]
+    forms += [(0.5, 0.5, x.sqrt().asin() * 2 / math.pi), (2, 3, 6 * x**2 - 8 * x**3 + 3 * x**4)]
+    for a, b, want in forms:
+        torch.testing.assert_close(tc.betainc(a, b, x), want, rtol=1e-12, atol=0)
     torch.testing.assert_close(tc.betainc(x + 3, x + 3, torch.full_like(x, 0.5)), torch.full_like(x, 0.5))
 
 
@@ -171,14 +142,11 @@ def test_betainc_broadcasts_and_follows_the_dtype_of_x():
     assert tc.betainc(a[:0], 2.5, x[:1]).shape == (1, 0, 5)
 
 
-def test_betainc_gradcheck():
+def test_betainc_gradient_is_that_of_finite_differences_and_of_limits_at_the_ends():
     x = tensor([0.01, 0.2, 0.5, 0.9]).requires_grad_()
     a, b = tensor([[0.2], [1.0], [2.0], [30.0]]), tensor([3.0, 0.3, 1.0, 40.0])
     assert torch.autograd.gradcheck(lambda t: tc.betainc(a, b, t), x)
     assert torch.autograd.gradgradcheck(lambda t: tc.betainc(a, b, t), x)
-
-
-def test_betainc_gradient_at_the_ends_and_in_a_and_b():
     x = tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]).requires_grad_()
     a, b = tensor([0.5, 1, 2, 3, 3, 3]).requires_grad_(), tensor([3, 3, 3, 0.5, 1, 2])
     tc.betainc(a, b, x).sum().backward()

@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.binomial import ALPHAS, SPECIAL_P, tensor
 from oracles.binomial import scipy_p_value
-from scipy import special
-from scipy.stats import binom, binomtest
+from scipy.stats import binomtest
 
 import torchcalib as tc
 from torchcalib.binomial import bins as bins_module
@@ -69,24 +68,6 @@ def test_what_critical_values_promise_holds(n):
         assert not rejected[(p >= start) & (p <= end)].any()
 
 
-def test_the_far_tail_in_critical_values_does_not_grow_from_jump_to_jump():
-    """S_J(p_J) of the argument in `critical_values`, for every k < J <= n and n <= 60, and the bound on its rise."""
-    for n in range(2, 61):
-        s = [math.log((i + 1) / (n - i)) for i in range(n)]
-        for k in range(n - 1):
-            j = np.arange(k + 1, n + 1)
-            log_odds = np.cumsum([math.log1p(1e-7), *s[k:]])[1:] / (j - k)
-            assert np.all(np.diff(log_odds) > 0)
-            p = special.expit(log_odds)
-            far = binom.sf(j - 1, n, p)
-            assert np.all(np.diff(far) <= 1e-12 * far[:-1])
-            middle = special.expit((log_odds[:-1] + log_odds[1:]) / 2)  # between jumps, where it is J's turn
-            later, count = j[1:], j[1:] - k
-            common, rare = (1 + 1e-7) * binom.pmf(k, n, middle), binom.pmf(later, n, middle)
-            rise = later * (1 - middle) * (common - rare) / count
-            assert np.all(far[1:] <= (binom.sf(later - 1, n, middle) + rise) * (1 + 1e-12))
-
-
 def test_few_samples_need_the_test(monkeypatch):
     """Of samples spread over 20 standard deviations around k/n: fewer than one in 100 for levels in use."""
     tested = []
@@ -122,17 +103,10 @@ def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
     return p, ends, counts, outcome
 
 
-def of_bins(values, ends):
+def sums_of(values, ends):
     """Sums over the bins."""
     total = torch.cat((torch.zeros_like(values[..., :1]), values.cumsum(-1)), -1).gather(-1, ends)
     return total.diff(dim=-1, prepend=torch.zeros_like(total[..., :1]))
-
-
-def of_every_sample(p, ends, k, n, alpha, counts, test=tc.binomial_test):
-    """`rejected_in_bins` by a test of each sample."""
-    owner = torch.searchsorted(ends, torch.arange(p.shape[-1]).expand(p.shape).contiguous(), right=True)
-    rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
-    return torch.zeros_like(k).scatter_add(-1, owner, rejected * counts)
 
 
 def scipys_test(k, n, p):
@@ -141,31 +115,28 @@ def scipys_test(k, n, p):
     return tensor([binomtest(a, b, q).pvalue if b else 1 for a, b, q in cases]).view(p.shape)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("power", [1, 9])
-def test_rejected_in_bins_equals_a_loop_over_scipy(dtype, power):
-    p, ends, counts, outcome = sorted_bins((2, 3, 90), 8, power, dtype, power)
-    p[..., :2], p[..., -2:] = torch.tensor([0.0, 1e-19]), torch.tensor([1.0, 1.0])
-    p[0] = (p[0] * 20).round() / 20  # ties
-    p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
-    for alpha in (0.05, 0.3):
-        for weight in (torch.ones_like(counts), counts):
-            k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
-            got = rejected_in_bins(p, ends, k, n, alpha, None if weight is not counts else counts)
-            assert got.dtype == torch.int64
-            assert 0 < got.sum() < weight.sum()
-            assert torch.equal(got, of_every_sample(p, ends, k, n, alpha, weight, scipys_test))
+# Wide and narrow bins, with many samples between two critical values and with few.
+SAMPLES = [((2, 3, 90), 8, dtype, power, scipys_test) for dtype in (torch.float32, F64) for power in (1, 9)]
+SAMPLES += [((4, 2000), n_bins, F64, power, tc.binomial_test) for power, n_bins in ((1, 200), (8, 3), (30, 20))]
 
 
-@pytest.mark.parametrize(("power", "n_bins"), [(1, 200), (8, 3), (30, 20)])
-def test_rejected_in_bins_equals_the_test_of_every_sample(power, n_bins):
-    """Wide and narrow bins, with many samples between two critical values and with few."""
-    p, ends, counts, outcome = sorted_bins((4, 2000), n_bins, power + n_bins, F64, power)
-    for weight in (torch.ones_like(counts), counts, 50 * counts):
-        k, n = of_bins(outcome * weight, ends), of_bins(weight, ends)
-        for alpha in (0.01, 0.05):
-            want = of_every_sample(p, ends, k, n, alpha, weight)
-            assert torch.equal(rejected_in_bins(p, ends, k, n, alpha, weight), want)
+@pytest.mark.parametrize(("shape", "n_bins", "dtype", "power", "test"), SAMPLES)
+def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, power, test):
+    p, ends, counts, outcome = sorted_bins(shape, n_bins, power + n_bins, dtype, power)
+    if test is scipys_test:
+        p[..., :2], p[..., -2:] = torch.tensor([0.0, 1e-19]), torch.tensor([1.0, 1.0])
+        p[0] = (p[0] * 20).round() / 20  # ties
+        p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
+    owner = torch.searchsorted(ends, torch.arange(p.shape[-1]).expand(p.shape).contiguous(), right=True)
+    levels = (0.05, 0.3) if test is scipys_test else (0.01, 0.05)
+    for alpha, weight in product(levels, (torch.ones_like(counts), counts, 50 * counts)):
+        k, n = sums_of(outcome * weight, ends), sums_of(weight, ends)
+        rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
+        want = torch.zeros_like(k).scatter_add(-1, owner, rejected * weight)
+        assert 0 < want.sum() < weight.sum()
+        found = rejected_in_bins(p, ends, k, n, alpha, None if (weight == 1).all() else weight)
+        assert found.dtype == torch.int64
+        assert torch.equal(found, want)
 
 
 def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
@@ -179,42 +150,31 @@ def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
             assert torch.equal(rejected_in_bins(q, ends, successes, trials, alpha), want)
 
 
-def test_bins_that_pad_a_row_and_nan_beyond_the_last_end():
-    p, ends, _, outcome = sorted_bins((5, 400), 6, 0)
-    k, n = of_bins(outcome.long(), ends), of_bins(torch.ones_like(outcome, dtype=torch.long), ends)
-    want = rejected_in_bins(p, ends, k, n, 0.05)
-    assert want.sum() > 0
-    nan = torch.full((5, 100), math.nan, dtype=F64)
-    padded = [torch.cat((t, t[:, -1:].expand(-1, 4) * keep), -1) for t, keep in ((ends, 1), (k, 0), (n, 0))]
-    got = rejected_in_bins(torch.cat((p, nan), -1), *padded, 0.05)
-    assert torch.equal(got[:, :6], want)
-    assert not got[:, 6:].any()
-    for row in range(5):
-        assert torch.equal(rejected_in_bins(p[row], ends[row], k[row], n[row], 0.05), want[row])
-
-
-def test_rejected_in_bins_without_samples_or_bins():
-    none = torch.zeros(3, 2, dtype=torch.long)
-    assert torch.equal(rejected_in_bins(torch.zeros(3, 0), none, none, none, 0.05), none)
-    assert torch.equal(rejected_in_bins(torch.rand(3, 5), none, none, none, 0.05), none)
-    assert rejected_in_bins(torch.rand(3, 5), none[:, :0], none[:, :0], none[:, :0], 0.05).shape == (3, 0)
-    assert rejected_in_bins(torch.rand(0, 5), none[:0], none[:0], none[:0], 0.05).shape == (0, 2)
-    weightless = torch.tensor([[5, 5]]), torch.tensor([[0, 0]]), torch.tensor([[0, 0]])
-    assert not rejected_in_bins(torch.rand(1, 5).sort().values, *weightless, 0.05).any()
-
-
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rejected_in_bins_under_vmap_and_compile(weighted):
+def test_rejected_in_bins_under_vmap_and_compile_with_padded_rows(weighted):
+    """Of bins of no samples, and NaN beyond the last end, nothing is rejected."""
     p, ends, counts, outcome = sorted_bins((3, 200), 5, 1)
-    p, counts = torch.cat((p, torch.full((3, 2), math.nan, dtype=F64)), -1), torch.cat((counts, counts[:, :2]), -1)
     weight = counts if weighted else torch.ones_like(counts)
-    k, n = of_bins(outcome * weight[:, :-2], ends), of_bins(weight, ends)
-    inputs = (p, ends, k, n, *((counts,) if weighted else ()))
+    k, n = sums_of(outcome * weight, ends), sums_of(weight, ends)
+    alone = [rejected_in_bins(p[i], ends[i], k[i], n[i], 0.05, counts[i] if weighted else None) for i in range(3)]
+    nan = torch.full((3, 2), math.nan, dtype=F64)
+    inputs = [torch.cat((t, t[:, -1:].expand(-1, 4) * keep), -1) for t, keep in ((ends, 1), (k, 0), (n, 0))]
+    inputs = [torch.cat((p, nan), -1), *inputs, *([torch.cat((counts, counts[:, :2]), -1)] if weighted else [])]
 
     def call(p, ends, k, n, counts=None):
         return rejected_in_bins(p, ends, k, n, 0.05, counts)
 
-    want = call(*inputs)
+    want = torch.nn.functional.pad(torch.stack(alone), (0, 4))
     assert 0 < want.sum() < weight.sum()
-    assert torch.equal(torch.vmap(call)(*inputs), want)
-    assert torch.equal(torch.compile(call, fullgraph=True, backend="eager")(*inputs), want)
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for mode in (call, torch.vmap(call), compiled):
+        assert torch.equal(mode(*inputs), want)
+
+
+def test_rejected_in_bins_without_samples_or_bins():
+    none = torch.zeros(3, 2, dtype=torch.long)
+    for p, columns in ((torch.zeros(3, 0), none), (torch.rand(3, 5), none), (torch.rand(3, 5), none[:, :0]),
+                       (torch.rand(0, 5), none[:0])):  # fmt: skip
+        assert torch.equal(rejected_in_bins(p, columns, columns, columns, 0.05), columns)
+    weightless = torch.tensor([[5, 5]]), torch.tensor([[0, 0]]), torch.tensor([[0, 0]])
+    assert not rejected_in_bins(torch.rand(1, 5).sort().values, *weightless, 0.05).any()

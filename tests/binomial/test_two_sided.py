@@ -5,7 +5,7 @@ import math
 import mpmath as mp
 import numpy as np
 import torch
-from helpers.binomial import ALPHAS, SPECIAL_P, tensor
+from helpers.binomial import SPECIAL_P, tensor
 from helpers.refusals import assert_refused
 from oracles.binomial import beta_tails_50_digits
 from scipy.stats import binomtest
@@ -21,9 +21,6 @@ def test_binomial_test_equals_scipy_for_every_count():
         got = tc.binomial_test(torch.arange(n + 1)[:, None], n, tensor(grid)).numpy()
         want = np.array([[binomtest(i, n, q).pvalue for q in grid] for i in range(n + 1)])
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-300)
-        for alpha in ALPHAS:
-            clear = abs(want - alpha) > 2e-12 * alpha
-            assert np.array_equal(got[clear] <= alpha, want[clear] <= alpha)
 
 
 def test_binomial_test_equals_50_digits():
@@ -61,20 +58,22 @@ def test_binomial_test_of_what_has_no_value_is_nan():
 def test_binomial_test_under_vmap_and_compile():
     k, n, p = torch.arange(8), torch.full((8,), 9), torch.rand(8, generator=torch.Generator().manual_seed(0), dtype=F64)
     want = tc.binomial_test(k, n, p)
-    torch.testing.assert_close(torch.vmap(tc.binomial_test)(k, n, p), want, rtol=1e-12, atol=0)
-    compiled = torch.compile(tc.binomial_test, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(k, n, p), want, rtol=1e-12, atol=0)
+    for transform in (torch.vmap, lambda call: torch.compile(call, fullgraph=True, backend="eager")):
+        torch.testing.assert_close(transform(tc.binomial_test)(k, n, p), want, rtol=1e-12, atol=0)
 
 
 def test_wrong_types_raise():
     half = tensor(0.5)
+    of_integers = "must be an integer tensor or an int, got"
     calls = [
-        ("k", lambda: tc.binomial_test(half, 3, half), ["`k` must be an integer tensor or an int", "float64"]),
-        ("n", lambda: tc.binomial_test(1, 3.0, half), ["`n` must be an integer tensor or an int, got float"]),
-        ("bool", lambda: tc.binomial_test(1, torch.tensor(True), half), ["`n` must be", "torch.bool"]),
-        ("p", lambda: tc.binomial_test(1, 3, half + 1j), ["`p` must be a real tensor or number", "complex128"]),
-        ("x", lambda: tc.betainc(1, 1, 0.5), ["`x` must be a floating tensor, got float"]),
-        ("int", lambda: tc.betainc(1, 1, torch.tensor(1)), ["`x` must be a floating tensor", "torch.int64"]),
-        ("a", lambda: tc.betainc("1", 1, half), ["`a` must be a real tensor or number, got str"]),
+        (lambda: tc.binomial_test(half, 3, half), f"`k` {of_integers} a tensor of torch.float64"),
+        (lambda: tc.binomial_test(1, 3.0, half), f"`n` {of_integers} float"),
+        (lambda: tc.binomial_test(1, torch.tensor(True), half), f"`n` {of_integers} a tensor of torch.bool"),
+        (
+            lambda: tc.binomial_test(1, 3, half + 1j),
+            "`p` must be a real tensor or number, got a tensor of torch.complex128",
+        ),
+        (lambda: tc.betainc(1, 1, 0.5), "`x` must be a floating tensor, got float"),
+        (lambda: tc.betainc("1", 1, half), "`a` must be a real tensor or number, got str"),
     ]
-    assert_refused((what, call, TypeError, parts) for what, call, parts in calls)
+    assert_refused((words, call, TypeError, [words]) for call, words in calls)

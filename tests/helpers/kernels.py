@@ -1,28 +1,37 @@
 """Implementations, random events and rows, and thread counts for tests of kernels."""
 
-import contextlib
 import importlib.util
 
 import pytest
 import torch
 
+from torchcalib.kernels.bin_op import class_bins, event_bins
+from torchcalib.kernels.row_op import rows
+
 NUMBA = ["numba"] if importlib.util.find_spec("numba") else []
 BACKENDS = ["torch", *NUMBA]
+KERNELS = [*BACKENDS, "masked"]  # of bins; the last runs on devices that must not be waited for
+of_backends = pytest.mark.parametrize("backend", BACKENDS)
+of_kernels = pytest.mark.parametrize("backend", KERNELS)
+of_either_input = pytest.mark.parametrize("from_logits", [True, False])
 NO_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
 F64 = torch.float64
 # `rows` documents a relative error of 2e-6 for float32 probabilities, and sums of positive terms keep it.
 SUMS_OF_FLOAT32 = {"rtol": 2e-6, "atol": 1e-12}
 
 
-@contextlib.contextmanager
-def threads_of_torch(number):
-    """Use `number` threads within the context."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
+def same_on_any_number_of_threads(read):
+    """Return the tensors of `read()`. Demand the same bits on 1, 2 and 3 threads of torch, and again on 3."""
+    before, found = torch.get_num_threads(), []
     try:
-        yield
+        for number in (1, 2, 3, 3):
+            torch.set_num_threads(number)
+            found.append(read())
     finally:
         torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+    return found[0]
 
 
 def events(n, dtype=torch.float32, seed=0):
@@ -50,15 +59,16 @@ def class_case(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
     return values, target, weights
 
 
-def assert_compiled_and_mapped(value, x, backend, **tolerance):
-    """Demand that `value(x)` is the same compiled whole, with its gradient, and mapped over any axis."""
-    torch.compiler.reset()
-    a, b = (x.clone().requires_grad_() for _ in range(2))
-    compiled, expected = torch.compile(value, fullgraph=True, backend=backend)(a), value(b)
-    torch.testing.assert_close(compiled, expected, **tolerance)
-    for found in (compiled, expected):
-        found.sum().backward()
-    torch.testing.assert_close(a.grad, b.grad, **tolerance)
-    for axis in range(x.dim() + 1):
-        mapped = torch.vmap(value, in_dims=axis)(torch.stack((x, x / 2), axis))
-        torch.testing.assert_close(mapped, torch.stack((value(x), value(x / 2))), **tolerance)
+def assert_nothing_sums_to_zero(shape, backend, device="cpu"):
+    """Demand sums of zero of events and of rows of which there are none, and gradients of their shape."""
+    nothing = torch.zeros(shape, device=device)
+    leaf = torch.zeros(*shape, 5, device=device, requires_grad=True)
+    of_rows = rows(leaf, nothing.long(), from_logits=True, backend="torch" if backend == "masked" else backend)
+    assert all(x.shape == shape for x in of_rows)
+    options = {"n_bins": 4, "backend": backend}
+    found = event_bins(nothing, nothing, **options)
+    of_classes = class_bins(leaf, nothing.long(), None, of_rows, from_logits=True, **options)
+    for sums, width in ((found, ()), (of_classes, (5,))):
+        assert torch.equal(sums.cpu(), torch.zeros(*shape[:-1], *width, 3, 4, dtype=F64))
+    (of_rows.log_prob.sum() + of_classes.sum()).backward()
+    assert leaf.grad.shape == leaf.shape

@@ -6,7 +6,6 @@ import oracles
 import pytest
 import torch
 from cases import N_CLASSES
-from helpers.bins import N_BINS, REDUCTIONS, WEIGHTS, data, weights_of
 from helpers.kernels import F64
 
 import torchcalib as tc
@@ -15,15 +14,30 @@ from torchcalib.binnings import Binning
 from torchcalib.predictions import read_input
 from torchcalib.statistics import EqualWidthBins
 
+N_BINS, N_GROUPS = 5, 6
+REDUCTIONS = [("binary", "positive_class"), ("binary", "top_label"), ("multiclass", "top_label"),
+              ("multiclass", "classwise"), ("multilabel", "classwise")]  # fmt: skip
 
-@pytest.fixture(params=REDUCTIONS, ids="-".join)
-def how(request):
-    return request.param
+
+def data(task, n=50, soft=False):
+    """Return probabilities, and labels or soft targets."""
+    generator = torch.Generator().manual_seed(0)
+    if task == "multiclass":
+        preds, shares = (torch.randn(n, N_CLASSES, generator=generator, dtype=F64).softmax(-1) for _ in range(2))
+        return preds, shares if soft else torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    shape = (n,) if task == "binary" else (n, 3)
+    preds, shares = (torch.rand(shape, generator=generator, dtype=F64) for _ in range(2))
+    return preds, shares if soft else (shares < preds).long()
 
 
-def bins_of(preds, target, task, reduction, weights=None, with_ecd=False, **options):
-    p = read_input(task, preds, target, {**options, "weights": weights})
-    return EqualWidthBins(reduction, N_BINS, False, with_ecd, with_noise=True).of(p)
+def weights_of(kind, n=50):
+    generator = torch.Generator().manual_seed(3)
+    copies = torch.randint(0, 4, (n,), generator=generator)
+    return {"none": None, "copies": copies, "importance": copies * torch.rand(n, generator=generator, dtype=F64)}[kind]
+
+
+def read(task, preds, target, weights, held=slice(None)):
+    return read_input(task, preds[held], target[held], {"weights": None if weights is None else weights[held]})
 
 
 def pairs_of(preds, target, task, reduction):
@@ -41,11 +55,18 @@ def pairs_of(preds, target, task, reduction):
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["labels", "shares"])
-def test_slow_loop_noise_of_bins(how, soft):
-    preds, target = data(how[0], soft=soft)
-    for kind, with_ecd in itertools.product(WEIGHTS, (False, True)):
+@pytest.mark.parametrize("how", REDUCTIONS, ids="-".join)
+def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft):
+    task, reduction = how
+    preds, target = data(task, soft=soft)
+    groups = torch.arange(50) % (N_GROUPS - 1)  # the last has no rows
+    width = 3 if task == "multilabel" else N_CLASSES
+    for kind, with_ecd in itertools.product(("none", "copies", "importance"), (False, True)):
         weights = weights_of(kind)
-        b = bins_of(preds, target, *how, weights, with_ecd)
+        p = read(task, preds, target, weights)
+        recipe = EqualWidthBins(reduction, N_BINS, False, with_ecd, with_noise=True)
+        b = recipe.of(p)
+        assert b.sums.shape == recipe.shape(task, width)
         w = [1.0] * 50 if weights is None else weights.tolist()
         expected = [
             oracles.noise_of_bins(pairs, w, N_BINS, copies=kind != "importance", soft=soft)
@@ -53,25 +74,19 @@ def test_slow_loop_noise_of_bins(how, soft):
         ]
         expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(2, *b.n.shape)
         torch.testing.assert_close(torch.stack((b.spread, b.noise)), expected, rtol=1e-12, atol=1e-15)
-        p = read_input(how[0], preds, target, {"weights": weights})
-        without = EqualWidthBins(how[1], N_BINS, False, with_ecd).of(p)
+        without = EqualWidthBins(reduction, N_BINS, False, with_ecd).of(p)
         assert torch.stack((without.spread, without.noise)).isnan().all()
         for name in ("n", "confidence", "frequency", "gap", "ecd"):
             torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
-
-
-def test_law_noise_is_the_variance_of_outcomes_of_a_calibrated_model():
-    """Labels and shares of votes, drawn anew many times: the variance of the sum of outcomes of every bin."""
-    draws, n, n_votes = 4000, 200, 5
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(n, generator=generator, dtype=F64)
-    importance = torch.rand(n, generator=generator, dtype=F64)
-    votes = torch.rand(draws, n, n_votes, generator=generator) < preds.unsqueeze(-1)
-    many = preds.expand(draws, n)
-    for target in (votes[..., 0].long(), votes.double().mean(-1)):
-        b = bins_of(many, target, "binary", "positive_class", importance.expand(draws, n))
-        # A variance of 4,000 draws is off by about sqrt(2 / 4,000) = 2.2 % of it; four of these.
-        torch.testing.assert_close(b.outcomes.var(0), b.noise.mean(0), rtol=0.09, atol=0)
+        cells = recipe.cells(p)
+        index = cells.index.unsqueeze(-2).expand(cells.columns.shape)
+        sums = cells.columns.new_zeros((*cells.columns.shape[:-1], N_BINS)).scatter_add(-1, index, cells.columns)
+        torch.testing.assert_close(sums, b.sums)
+        by_group = recipe.of_groups(p, groups[None] if task == "multilabel" else groups, N_GROUPS).sums
+        assert not by_group[-1].any()
+        for g, found in enumerate(by_group[:-1]):
+            own = recipe.of(read(task, preds, target, weights, groups == g))
+            torch.testing.assert_close(found, own.sums, rtol=1e-12, atol=1e-13)
 
 
 def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
@@ -80,7 +95,8 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     for some in torch.arange(50).split(13):
         metric.update(preds[some], target[some])
     b = metric.statistic()
-    whole = bins_of(preds, target, "binary", "positive_class", with_ecd=True)
+    recipe = EqualWidthBins("positive_class", N_BINS, False, True, with_noise=True)
+    whole = recipe.of(read("binary", preds, target, None))
     torch.testing.assert_close(b.sums, whole.sums)
     assert b.has_noise
     assert (b + b).has_noise
@@ -90,15 +106,3 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     replicates = tc.Bootstrapped(metric, n_replicates=50)
     assert not replicates.recipe.with_noise
     assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 1
-
-
-def test_cells_are_what_the_sums_are_made_of(how):
-    for kind in WEIGHTS:
-        preds, target = data(how[0])
-        p = read_input(how[0], preds, target, {"weights": weights_of(kind)})
-        recipe = EqualWidthBins(how[1], N_BINS, False, with_ecd=True, with_noise=True)
-        cells = recipe.cells(p)
-        index = cells.index.unsqueeze(-2).expand(cells.columns.shape)
-        sums = cells.columns.new_zeros((*cells.columns.shape[:-1], N_BINS)).scatter_add(-1, index, cells.columns)
-        torch.testing.assert_close(sums, recipe.of(p).sums)
-        assert recipe.of(p).sums.shape == recipe.shape(how[0], 3 if how[0] == "multilabel" else N_CLASSES)

@@ -14,50 +14,34 @@ from torchcalib.kernels import dispatch
 from torchcalib.kernels.isotonic import equal_mass, pava, pava_bc, pooled
 from torchcalib.kernels.sorting import order_bits, stable_sort
 
-# Errors.
+TRITON = importlib.util.find_spec("triton")
 
 
 def test_wrong_arguments_of_blocks_are_refused():
     blocks, one = pooled(torch.linspace(0, 1, 40), torch.zeros(40)), pooled(torch.tensor([0.3]), torch.tensor([1]))
-    scores, outcomes = torch.tensor([0.1, 0.2]), torch.tensor([0, 1])
-    bounds = [
-        ({"n_min": 40, "n_max": 40}, ValueError, "`n_min` must be below the number of samples, got 40 for 40 samples."),
-        ({"n_min": 9, "n_max": 8}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
-        ({"n_min": 9}, ValueError, "`n_min` must be at most `n_max`, got 9 and 8"),
-        ({"n_min": 0}, ValueError, "`n_min` must be positive, got 0."),
-        ({"n_max": 0}, ValueError, "`n_max` must be positive, got 0."),
-        ({"n_min": 2.0}, TypeError, "`n_min` must be an integer, got float."),
-        ({"n_max": True}, TypeError, "`n_max` must be an integer, got bool."),
-        ({"variant": "book"}, ValueError, "`variant` must be 'code' or 'paper', got 'book'."),
-        ({"backend": "rounds"}, ValueError, "`backend` must be one of 'auto', 'numba', 'python' for pava_bc on cpu,"),
+
+    def weighed(w, ties):
+        return partial(pooled, torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), torch.tensor(w), ties=ties)
+
+    bounds = partial(pava_bc, blocks)
+    calls = [
+        (partial(bounds, n_min=40, n_max=40), "`n_min` must be below the number of samples, got 40 for 40 samples."),
+        (partial(pava_bc, one, n_min=1), "below the number of samples, got 1 for 1 samples"),
+        (partial(bounds, n_min=9, n_max=8), "`n_min` must be at most `n_max`, got 9 and 8"),
+        (partial(bounds, n_min=9), "`n_min` must be at most `n_max`, got 9 and 8"),
+        (partial(bounds, n_min=0), "`n_min` must be positive, got 0."),
+        (partial(bounds, n_min=2.0), "`n_min` must be an integer, got float."),
+        (partial(bounds, n_max=True), "`n_max` must be an integer, got bool."),
+        (partial(bounds, variant="book"), "`variant` must be 'code' or 'paper', got 'book'."),
+        (partial(bounds, backend="rounds"), "must be one of 'auto', 'numba', 'python' for pava_bc on cpu,"),
+        (weighed([1.0, 0.5], "pool"), "`weights` must be whole numbers, got 0.5."),
+        (weighed([1.0, torch.nan], "pool"), "`weights` must be whole numbers, got nan."),
+        (weighed([1, 2], "split"), "`weights` must be 0 or 1 with ties='split', got 2."),
+        (weighed([1, 1], "join"), "`ties` must be 'pool' or 'split', got 'join'."),
+        (partial(equal_mass, blocks, 0), "`n_bins` must be positive, got 0"),
     ]
-    columns = [
-        ([1.0, 0.5], "pool", "`weights` must be whole numbers, got 0.5."),
-        ([1.0, torch.nan], "pool", "`weights` must be whole numbers, got nan."),
-        ([1, 2], "split", "`weights` must be 0 or 1 with ties='split', got 2."),
-        ([1, 1], "join", "`ties` must be 'pool' or 'split', got 'join'."),
-    ]
-    table_of_errors = [
-        (str(given), partial(pava_bc, blocks, **given), error, [words]) for given, error, words in bounds
-    ]
-    table_of_errors += [
-        (str(w), partial(pooled, scores, outcomes, torch.tensor(w), ties=ties), ValueError, [words])
-        for w, ties, words in columns
-    ]
-    table_of_errors += [
-        (
-            "one sample",
-            partial(pava_bc, one, n_min=1),
-            ValueError,
-            ["below the number of samples, got 1 for 1 samples"],
-        ),
-        ("no bins", partial(equal_mass, blocks, 0), ValueError, ["`n_bins` must be positive, got 0"]),
-    ]
-    assert_refused(table_of_errors)
+    assert_refused((words, call, TypeError if "integer" in words else ValueError, [words]) for call, words in calls)
     assert pava_bc(one).n.tolist() == [1]  # one sample is a block unless more are asked for
-
-
-# Which implementation runs.
 
 
 @pytest.fixture
@@ -94,18 +78,16 @@ def test_without_packages_a_forced_choice_raises_and_an_automatic_one_falls_back
 
 
 def test_first_choices_of_devices():
-    for device in ("cuda", "mps"):
-        assert dispatch.choose("pava", torch.device(device)) == ("rounds", "")
-    if importlib.util.find_spec("triton"):
+    choices = [("pava", "cuda", "rounds"), ("pava", "mps", "rounds")]
+    choices += [(op, "cpu", "numba") for op in ("pava", "pava_bc", "rows") if NUMBA]
+    choices += [(op, "cuda", "triton") for op in ("pava_bc", "isotonic_regression") if TRITON]
+    for op, device, backend in choices:
+        assert dispatch.choose(op, torch.device(device)) == (backend, "")
+    if TRITON:
         assert dispatch.choose("pava", torch.device("cuda"), "triton") == ("triton", "")
-        for op in ("pava_bc", "isotonic_regression"):
-            assert dispatch.choose(op, torch.device("cuda")) == ("triton", "")
-    if NUMBA:
-        for op in ("pava", "pava_bc", "rows"):
-            assert dispatch.choose(op, torch.device("cpu")) == ("numba", "")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+@pytest.mark.skipif(not TRITON, reason="triton is not installed")
 def test_where_triton_cannot_launch_another_runs(without, monkeypatch):
     """A machine with a CUDA device and no driver that triton can build."""
     without()
@@ -138,12 +120,9 @@ def test_on_cuda_blocks_are_those_of_the_cpu(distinct):
             assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
 
 
-# The sort.
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_sort_by_bits_is_the_stable_sort_of_floats(dtype):
-    special = [0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0, 1e-40, -1e-40, 0.5, torch.nan, -torch.nan]
+    special = [0.5, *(sign * x for x in (0.0, torch.inf, 1.0, 1e-40, torch.nan) for sign in (1, -1))]
     special = torch.tensor(special, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     for shape in ((6,), (2, 6), (3, 2500), (5000,)):

@@ -8,10 +8,6 @@ import torch
 from torchcalib.kernels import draws
 
 
-def counts_of(n_replicates, n):
-    return draws.multinomial_counts(0, torch.arange(n_replicates), n, torch.float64)
-
-
 def splitmix(z):
     """SplitMix64's finalizer in Python's whole numbers."""
     mask = 2**64 - 1
@@ -31,19 +27,6 @@ def test_words_are_those_of_whole_numbers_of_any_size(seed):
             assert int(words[i, j]) == splitmix((key + counter * golden) & mask) >> 32
 
 
-def test_words_are_uniform_and_streams_independent():
-    words = draws.random_words(3, torch.arange(64), torch.arange(4096)).double() / 2**32
-    for axis in (0, 1):
-        spread = words.mean(axis) - 0.5
-        assert float(spread.abs().max()) < 5 * math.sqrt(1 / 12 / words.shape[axis])
-    cells = torch.histc(words, bins=256, min=0, max=1)
-    chi_square = float(((cells - words.numel() / 256) ** 2 / (words.numel() / 256)).sum())
-    assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
-    assert float((torch.corrcoef(words) - torch.eye(64)).abs().max()) < 5 / math.sqrt(4096)
-    neighbours = draws.random_words(4, torch.arange(64), torch.arange(4096)).double()
-    assert float(torch.corrcoef(torch.stack([words.flatten(), neighbours.flatten()]))[0, 1].abs()) < 5 / 512
-
-
 def test_poisson_counts_are_poisson_and_do_not_depend_on_how_they_are_cut_up():
     counts = draws.poisson_counts(0, torch.arange(50), torch.arange(40_000), torch.float64)
     for k in range(7):
@@ -55,7 +38,7 @@ def test_poisson_counts_are_poisson_and_do_not_depend_on_how_they_are_cut_up():
 
 
 def test_multinomial_counts_draw_n_of_n():
-    counts = counts_of(2000, 50)
+    counts = draws.multinomial_counts(0, torch.arange(2000), 50, torch.float64)
     assert torch.equal(counts.sum(-1), torch.full((2000,), 50.0, dtype=torch.float64))
     assert abs(float(counts.var()) - (1 - 1 / 50)) < 0.03
     assert float((counts.mean(0) - 1).abs().max()) < 5 / math.sqrt(2000)

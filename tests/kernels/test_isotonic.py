@@ -1,6 +1,4 @@
-"""Bins of the sorted sample, against slow loops, recorded blocks, scikit-learn and laws."""
-
-from itertools import product
+"""Blocks of the sorted sample and isotonic regression, against slow loops, recorded blocks and scikit-learn."""
 
 import numpy as np
 import pytest
@@ -14,67 +12,105 @@ from helpers.blocks import (
     random_sample,
     table,
 )
+from helpers.kernels import F64
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import ranked as oracle
 
-from torchcalib.kernels.isotonic import Blocks, equal_mass, equal_mass_cuts, pava, pava_bc, pooled
+from torchcalib.kernels.isotonic import (
+    Blocks,
+    equal_mass,
+    equal_mass_cuts,
+    isotonic_regression,
+    pava,
+    pava_bc,
+    pooled,
+)
+
+of_pava = pytest.mark.parametrize("backend", PAVA_BACKENDS)
+STEPS = [("pooled", ""), ("equal_mass", ""), *(("pava", backend) for backend in PAVA_BACKENDS)]
+STEPS += [(variant, backend) for variant in VARIANTS for backend in PAVA_BC_BACKENDS]
+of_steps = pytest.mark.parametrize(("step", "backend"), STEPS)
+of_ties = pytest.mark.parametrize("ties", TIES)
 
 
-def members(blocks, weights=None):
-    """Samples of positive weight of every block of one row, as sets."""
-    out = {}
-    for i, block in enumerate(blocks.index.tolist()):
-        if weights is None or weights[i] > 0:
-            out.setdefault(block, set()).add(i)
-    return [out[block] for block in sorted(out)]
+def assert_slow_loop(step, backend, ties, sample, bounds, own_bounds):
+    """Demand the blocks of a slow loop, each with its samples, of scores, outcomes and weights of rows `(R, N)`."""
+    *columns, weights = sample
+    columns = [x.double().masked_fill(weights == 0, torch.nan) for x in columns]  # not read
+    blocks = pooled(*columns, weights, ties=ties)
+    if step == "pava":
+        blocks = pava(blocks, backend=backend)
+    elif step == "equal_mass":
+        blocks = equal_mass(blocks, **bounds)
+    elif step in VARIANTS:
+        blocks = pava_bc(blocks, **bounds, variant=step, backend=backend)
+    of_rows = [x.tolist() for x in (*sample, blocks.index, blocks.n, blocks.positives)]
+    for scores, outcomes, weights, index, *found in zip(*of_rows, strict=True):
+        counted, parts = oracle.Sample(outcomes, weights), oracle.groups(scores, outcomes, weights, ties)
+        if step == "pava":
+            parts = oracle.pava(counted, parts)
+        elif step == "equal_mass":
+            parts = oracle.equal_mass(counted, parts, **bounds)
+        elif step in VARIANTS:
+            parts = oracle.pava_bc(counted, parts, *own_bounds(sum(weights)), step)
+        if step != "equal_mass":  # rows of fewer blocks than others end in blocks of no samples
+            assert not any(found[0][len(parts) :])
+            found = [column[: len(parts)] for column in found]
+        assert tuple(found) == counted.table(parts)
+        members = [{i for i, at in enumerate(index) if at == b and weights[i]} for b in range(len(parts))]
+        assert members == [set(part) for part in parts]
 
 
-@st.composite
-def samples(draw, max_weight):
-    """A small sample with many ties: scores, outcomes, weights."""
-    n = draw(st.integers(1, 24))
-    distinct = draw(st.integers(1, 30))
-    scores = draw(st.lists(st.integers(0, distinct), min_size=n, max_size=n))
-    outcomes = draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
-    weights = draw(st.lists(st.integers(0, max_weight), min_size=n, max_size=n))
-    return [s / 32 for s in scores], outcomes, weights
+@of_ties
+@of_steps
+@given(data=st.data())
+@settings(max_examples=200)
+def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
+    """Of a small sample with many ties."""
+    n, distinct = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 30))
+    most = (distinct, 1, 3 if ties == "pool" else 1)
+    columns = [data.draw(st.lists(st.integers(0, top), min_size=n, max_size=n)) for top in most]
+    sample = torch.tensor(columns)[:, None]
+    total = int(sample[2].sum())
+    bounds, own_bounds = {}, None
+    if step == "equal_mass":
+        bounds = {"n_bins": data.draw(st.integers(1, 30))}
+    elif step in VARIANTS:
+        assume(total > 1)
+        n_min = data.draw(st.integers(1, total - 1))
+        n_max = data.draw(st.integers(n_min, total + 2))
+        bounds, own_bounds = {"n_min": n_min, "n_max": n_max}, lambda _: (n_min, n_max)
+    assert_slow_loop(step, backend, ties, sample, bounds, own_bounds)
 
 
-def tensors(sample):
-    scores, outcomes, weights = sample
-    return torch.tensor(scores, dtype=torch.float64), torch.tensor(outcomes), torch.tensor(weights)
+@pytest.mark.parametrize("n", [2, 500])
+@of_ties
+@of_steps
+def test_batches_at_default_bounds_are_those_of_a_slow_loop(step, backend, ties, n):
+    """N // 20 and N // 5 of every row as in [TCE] Table 5, and at least 1."""
+    for distinct in (None, 40):
+        scores, outcomes, weights = random_sample(n, lead=(4,), distinct=distinct, weighted=True)
+        weights = weights.clamp(1, None if ties == "pool" else 1)
+        bounds = {"n_bins": 4} if step == "equal_mass" else {}
+        sample = scores, outcomes, weights
+        assert_slow_loop(step, backend, ties, sample, bounds, lambda size: (max(1, size // 20), max(1, size // 5)))
 
 
-# Recorded blocks of the published code, and of a literal Algorithm 3.
-
-
-def recorded_blocks(expected):
-    for entry in expected:
-        folder = (entry["file"] or "").partition("_")[0]
-        kind = entry["case"].rpartition("/")[2]
-        if folder in ("imagenet", "sim") and kind in ("bins", "bins_alg3", "tce_alg3_literal"):
-            yield entry, "code" if kind == "bins" else "paper"
-
-
-def load(recorded, entry):
-    arrays = recorded(entry["file"])
-    case = entry["case"].split("/")
-    return (arrays[f"p_{case[2]}"], arrays[f"y_{case[2]}"]) if len(case) > 1 else (arrays["probs"], arrays["targets"])
-
-
-@pytest.mark.parametrize("ties", TIES)
+@of_ties
 @pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
 def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend, ties):
-    entries = list(recorded_blocks(expected))
+    """Blocks of the published code, and of a literal Algorithm 3."""
+    variants = {"bins": "code", "bins_alg3": "paper", "tce_alg3_literal": "paper"}
+    entries = [entry for entry in expected if (entry["file"] or "").startswith(("imagenet_", "sim_"))]
+    entries = [entry for entry in entries if entry["case"].rpartition("/")[2] in variants]
     assert len(entries) == 2 * 2 + 6 * 2
-    for entry, variant in entries:
-        scores, outcomes = load(recorded, entry)
-        n_min, n_max = entry["args"]["n_min"], entry["args"]["n_max"]
-        blocks = pava_bc(
-            pooled(scores, outcomes, ties=ties), n_min=n_min, n_max=n_max, variant=variant, backend=backend
-        )
-        value = entry["value"]
+    for entry in entries:
+        arrays, case, value = recorded(entry["file"]), entry["case"].split("/"), entry["value"]
+        names = (f"p_{case[2]}", f"y_{case[2]}") if len(case) > 1 else ("probs", "targets")
+        scores, outcomes = (arrays[name] for name in names)
+        bounds = {name: entry["args"][name] for name in ("n_min", "n_max")}
+        blocks = pava_bc(pooled(scores, outcomes, ties=ties), **bounds, variant=variants[case[-1]], backend=backend)
         assert blocks.n.tolist() == value["sizes"], entry["case"]
         assert blocks.positives.tolist() == value.get("positives", blocks.positives.tolist()), entry["case"]
         if "edges" in value:
@@ -82,42 +118,6 @@ def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend,
             ordered = scores.sort().values
             middle = (ordered[cuts - 1] + ordered[cuts]) / 2
             torch.testing.assert_close(middle.tolist(), value["edges"][1:-1], rtol=1e-12, atol=0)
-
-
-# Slow loops.
-
-
-STEPS = [("pooled", ""), ("equal_mass", ""), *(("pava", backend) for backend in PAVA_BACKENDS)]
-STEPS += [(variant, backend) for variant in VARIANTS for backend in PAVA_BC_BACKENDS]
-
-
-@pytest.mark.parametrize("ties", TIES)
-@pytest.mark.parametrize(("step", "backend"), STEPS)
-@given(data=st.data())
-@settings(max_examples=200)
-def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
-    sample = data.draw(samples(3 if ties == "pool" else 1))
-    _, outcomes, weights = sample
-    counted, expected = oracle.Sample(outcomes, weights), oracle.groups(*sample, ties)
-    scores, labels, copies = tensors(sample)
-    scores[copies == 0] = torch.nan  # not read
-    labels = labels.double().masked_fill(copies == 0, torch.nan)
-    blocks = pooled(scores, labels, copies, ties=ties)
-    if step == "pava":
-        expected, blocks = oracle.pava(counted, expected), pava(blocks, backend=backend)
-    elif step == "equal_mass":
-        n_bins = data.draw(st.integers(1, 30))
-        expected, blocks = oracle.equal_mass(counted, expected, n_bins), equal_mass(blocks, n_bins)
-    elif step in VARIANTS:
-        n = sum(weights)
-        assume(n > 1)
-        n_min = data.draw(st.integers(1, n - 1))
-        n_max = data.draw(st.integers(n_min, n + 2))
-        expected = oracle.pava_bc(counted, expected, n_min, n_max, step)
-        blocks = pava_bc(blocks, n_min=n_min, n_max=n_max, variant=step, backend=backend)
-    found = (blocks.n.tolist(), blocks.positives.tolist()) if step == "equal_mass" else table(blocks)
-    assert found == counted.table(expected)
-    assert members(blocks, weights) == [set(block) for block in expected if block]
 
 
 def test_equal_mass_cut_inside_a_tie_goes_to_its_end_paper_arithmetic():
@@ -129,58 +129,7 @@ def test_equal_mass_cut_inside_a_tie_goes_to_its_end_paper_arithmetic():
     assert equal_mass(pooled(scores, torch.zeros(8), ties="split"), 2).n.tolist() == [4, 4]
 
 
-# Parity with scikit-learn.
-
-
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
-def test_pava_parity_with_scikit_learn(backend):
-    isotonic = pytest.importorskip("sklearn.isotonic")
-    for distinct, weighted in ((None, False), (40, False), (40, True)):
-        scores, outcomes, weights = random_sample(2000, distinct=distinct, weighted=weighted)
-        blocks = pava(pooled(scores, outcomes, weights), backend=backend)
-        keep = torch.ones(2000, dtype=torch.bool) if weights is None else weights > 0
-        fitted = blocks.frequency.gather(-1, blocks.index)[keep]
-        rows = (scores[keep].numpy(), outcomes[keep].double().numpy())
-        own = None if weights is None else weights[keep].numpy()
-        expected = isotonic.IsotonicRegression().fit(*rows, sample_weight=own).predict(rows[0])
-        np.testing.assert_allclose(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
-
-
-# Laws.
-
-
-@pytest.mark.parametrize("n", [37, 3000])  # short rows are sorted together, long ones one by one
-@pytest.mark.parametrize("ties", TIES)
-def test_law_batch_axis_is_a_loop(n, ties):
-    scores, outcomes, weights = random_sample(n, lead=(2, 3), distinct=n // 3, weighted=ties == "pool")
-    steps = [pava, lambda b: pava(b, backend="rounds"), lambda b: pava(b, backend="python")]
-    steps += [pava_bc, lambda b: pava_bc(b, variant="paper"), lambda b: equal_mass(b, 4), lambda b: b]
-    for step in steps:
-        blocks = step(pooled(scores, outcomes, weights, ties=ties))
-        for i, j in product(range(2), range(3)):
-            own = None if weights is None else weights[i, j]
-            one = step(pooled(scores[i, j], outcomes[i, j], own, ties=ties))
-            width = one.n.shape[-1]
-            assert torch.equal(blocks.n[i, j, :width], one.n)
-            assert torch.equal(blocks.positives[i, j, :width], one.positives)
-            assert not blocks.n[i, j, width:].any()
-            assert torch.equal(blocks.index[i, j], one.index)
-
-
-@pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
-@pytest.mark.parametrize("n", [2, 500])
-def test_pava_bc_slow_loop_at_default_bounds(backend, n):
-    """N // 20 and N // 5 as in [TCE] Table 5, and at least 1."""
-    for variant, ties, distinct in product(VARIANTS, TIES, (None, 40)):
-        scores, outcomes, _ = random_sample(n, distinct=distinct)
-        counted = oracle.Sample(outcomes.tolist())
-        parts = oracle.groups(scores.tolist(), outcomes.tolist(), ties=ties)
-        expected = counted.table(oracle.pava_bc(counted, parts, max(1, n // 20), max(1, n // 5), variant))
-        blocks = pava_bc(pooled(scores, outcomes, ties=ties), variant=variant, backend=backend)
-        assert table(blocks) == expected, (variant, ties, distinct)
-
-
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
+@of_pava
 def test_rows_without_data_have_no_blocks(backend):
     steps = [lambda b: b, lambda b: pava(b, backend=backend), lambda b: equal_mass(b, 3)]
     steps += [lambda b: pava_bc(b, backend=backend)] if backend in PAVA_BC_BACKENDS else []
@@ -194,7 +143,7 @@ def test_rows_without_data_have_no_blocks(backend):
             assert not found.n.any()
 
 
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
+@of_pava
 def test_counts_per_cell_are_blocks_too(backend):
     """A table of counts, empty cells among them, gives the blocks of the samples it counts."""
     scores, outcomes, _ = random_sample(600, distinct=64)
@@ -213,6 +162,59 @@ def test_counts_per_cell_are_blocks_too(backend):
         assert (blocks.n.tolist(), blocks.index.tolist()) == ([30, 8, 5], [0, 0, 0, 1, 2, 2])
 
 
-@pytest.mark.parametrize("backend", PAVA_BACKENDS)
+@of_pava
 def test_large_counts_are_exact(backend):
     assert_large_counts_are_exact("cpu", backend)
+
+
+# Real targets.
+
+
+@of_pava
+def test_isotonic_regression_parity_with_scikit_learn(backend):
+    isotonic = pytest.importorskip("sklearn.isotonic")
+    generator = np.random.default_rng(0)
+    y = generator.standard_normal(3000) + np.linspace(0, 2, 3000)
+    w = generator.random(3000) + 0.1
+    fitted = isotonic_regression(torch.from_numpy(y), torch.from_numpy(w), backend=backend)
+    expected = isotonic.isotonic_regression(y, sample_weight=w)
+    torch.testing.assert_close(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+@of_pava
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.1, 5)), min_size=1, max_size=25))
+def test_isotonic_regression_slow_loop(backend, rows):
+    fitted = isotonic_regression(*torch.tensor(rows, dtype=F64).T, backend=backend)
+    np.testing.assert_allclose(fitted.numpy(), oracle.weighted_isotonic(*zip(*rows, strict=True)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("lead", [(), (2, 3)])
+@of_pava
+def test_isotonic_regression_gradcheck(lead, backend):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(*lead, 9, generator=generator, dtype=F64, requires_grad=True)
+    w = (torch.rand(*lead, 9, generator=generator, dtype=F64) + 0.5).requires_grad_()
+
+    def fit(y, w):
+        return isotonic_regression(y, w, backend=backend)
+
+    assert torch.autograd.gradcheck(fit, (y, w))
+    assert torch.autograd.gradgradcheck(fit, (y, w))
+
+
+@of_pava
+def test_isotonic_regression_of_any_shape_dtype_and_weight_zero(backend):
+    def fit(*columns):
+        return isotonic_regression(*columns, backend=backend)
+
+    y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)) + torch.linspace(0, 2, 50)
+    expected = torch.stack([fit(row) for row in y.view(6, 50)])
+    # Sums of up to 50 terms may be taken in another order.
+    torch.testing.assert_close(fit(y).view(6, 50), expected, rtol=1e-6, atol=1e-6)
+    for lead in ((), (3,)):
+        assert fit(torch.empty(*lead, 0)).shape == (*lead, 0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, F64):
+        assert torch.equal(fit(torch.tensor([1, 3, 2, 4], dtype=dtype)), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
+    y, w = torch.tensor([[9.0, 1.0, 5.0, torch.nan, 3.0], [0.0, 1.0, 1.0, 0.0, 0.0]], dtype=F64)
+    assert fit(y, w).tolist() == [1, 1, 5, 5, 5]  # the block before
+    assert fit(y, 0 * w).isnan().all()

@@ -5,19 +5,19 @@ from functools import partial
 import pytest
 import torch
 from helpers.blocks import VARIANTS, assert_large_counts_are_exact, random_sample
+from helpers.kernels import F64
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
+from benchmarks.cuda import conduct
 from torchcalib.kernels.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
 
+device = on_device
 pytestmark = NEEDS_TRITON
 
 # Rows and samples in each: short for the interpreter, and on a GPU around powers of two, long, and many.
 SHAPES = [(3, 2), (2, 41)] if INTERPRETED else [(3, 2), (9, 31), (5, 1025), (1000, 1000), (1, 100_000)]
 SAMPLES = {"distinct": {}, "tied": {"distinct": 20}, "weighted": {"distinct": 20, "weighted": True}}
-
-
-device = on_device
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,6 @@ def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch,
     assert_compiles("isotonic_triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
 
 
-# The same blocks as the loops.
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_pava_and_pava_bc_are_the_loop(device, shape, kind):
@@ -87,21 +84,18 @@ def test_pava_bc_with_its_own_bounds_in_every_row_is_the_loop(device, paper):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_isotonic_regression_is_the_loop(device, shape, weighted):
     generator = torch.Generator().manual_seed(0)
-    y = torch.randn(shape, generator=generator, dtype=torch.float64) + torch.linspace(0, 3, shape[-1])
+    y = torch.randn(shape[::-1], generator=generator, dtype=F64).movedim(0, -1) + torch.linspace(0, 3, shape[-1])
     w = None
     if weighted:
-        w = (torch.rand(shape, generator=generator, dtype=torch.float64) - 0.2).clamp(min=0)
+        w = (torch.rand(shape, generator=generator, dtype=F64) - 0.2).clamp(min=0)
         y[w == 0] = torch.nan  # not read
-    found = isotonic_regression(y.to(device), None if w is None else w.to(device), backend="triton")
     expected = isotonic_regression(y, w, backend="python")
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
+    for layout in (y, y.contiguous()):
+        found = isotonic_regression(layout.to(device), None if w is None else w.to(device), backend="triton")
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
 def test_columns_in_any_layout_make_the_same_blocks(device):
-    y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).T
-    assert not y.is_contiguous()
-    found = isotonic_regression(y.to(device), backend="triton")
-    torch.testing.assert_close(found.cpu(), isotonic_regression(y, backend="python"), rtol=1e-12, atol=1e-13)
     scores, outcomes, weights = random_sample(9, lead=(3,), distinct=5, weighted=True)
     blocks = pooled(scores, outcomes, weights + 3)  # at least 3 samples in every row
     for turn in (lambda column: torch.stack((column, column), -1)[..., 0], lambda column: column.T.contiguous().T):
@@ -111,23 +105,20 @@ def test_columns_in_any_layout_make_the_same_blocks(device):
 
 def test_isotonic_regression_gradcheck(device):
     generator = torch.Generator().manual_seed(0)
-    y = torch.randn(2, 4, generator=generator, dtype=torch.float64).to(device).requires_grad_()
-    w = (torch.rand(2, 4, generator=generator, dtype=torch.float64) + 0.5).to(device).requires_grad_()
+    y, w = torch.randn(2, 2, 4, generator=generator, dtype=F64).to(device)
+    leaves = y.requires_grad_(), (w.abs() + 0.5).requires_grad_()
     # On a GPU, sums over a block are taken in any order.
     tolerance = 0 if INTERPRETED else 1e-12
-    assert torch.autograd.gradcheck(lambda *c: isotonic_regression(*c, backend="triton"), (y, w), nondet_tol=tolerance)
-
-
-# Edge cases.
+    assert torch.autograd.gradcheck(lambda *c: isotonic_regression(*c, backend="triton"), leaves, nondet_tol=tolerance)
 
 
 def test_no_data_gives_no_blocks(device):
     for shape in ((0,), (3, 0), (0, 3)):
-        blocks = pooled(torch.empty(shape, device=device), torch.empty(shape, device=device))
+        nothing = torch.empty(shape, device=device)
+        blocks = pooled(nothing, nothing)
         for one in (pava(blocks, backend="triton"), pava_bc(blocks, backend="triton")):
-            assert one.index.shape == shape
-            assert one.n.shape == (*shape[:-1], 0)
-        assert isotonic_regression(torch.empty(shape, device=device), backend="triton").shape == shape
+            assert (one.index.shape, one.n.shape) == (shape, (*shape[:-1], 0))
+        assert isotonic_regression(nothing, backend="triton").shape == shape
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -140,9 +131,9 @@ def test_cells_of_one_row_and_of_none(device, variant):
 
 def test_all_blocks_stay_apart_or_fall_into_one_and_large_counts_are_exact(device):
     """As many blocks as samples, more than are marked at once; then one target that merges the whole stack."""
-    y = torch.arange(300, dtype=torch.float64)
+    y = torch.arange(300, dtype=F64)
     assert torch.equal(isotonic_regression(y.to(device), backend="triton").cpu(), y)
-    y = torch.arange(50, dtype=torch.float64)
+    y = torch.arange(50, dtype=F64)
     y[49] = -49 * 24 - 50  # with the 49 others, of mean 24, the mean is -1
     assert isotonic_regression(y.to(device), backend="triton").tolist() == [-1] * 50
     assert_large_counts_are_exact(device, "triton")
@@ -150,12 +141,8 @@ def test_all_blocks_stay_apart_or_fall_into_one_and_large_counts_are_exact(devic
 
 @pytest.mark.cuda
 def test_isotonic_regression_never_waits_for_the_device():
-    y = torch.randn(3, 100, device="cuda", dtype=torch.float64)
+    y = torch.randn(3, 100, device="cuda", dtype=F64)
     expected = isotonic_regression(y)  # compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with conduct.without_waiting(y.device):
         found = isotonic_regression(y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)

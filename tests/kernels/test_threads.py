@@ -4,14 +4,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.kernels import threads_of_torch
 
 from torchcalib.kernels import threads
 
 
-def test_threads_write_into_what_a_caller_in_inference_mode_made(monkeypatch):
+@pytest.fixture(autouse=True)
+def on_three_threads(monkeypatch):
     monkeypatch.setattr(threads, "_PER_THREAD", 1)
-    with threads_of_torch(3), torch.inference_mode():
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+
+def test_threads_write_into_what_a_caller_in_inference_mode_made():
+    with torch.inference_mode():
         out = torch.zeros(10)
         threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
     assert torch.equal(out, torch.ones(10))
@@ -31,8 +35,6 @@ def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(t
             return super().submit(*arguments)
 
     done = []
-    monkeypatch.setattr(threads, "_PER_THREAD", 1)
     monkeypatch.setattr(threads, "_others", Ending)
-    with threads_of_torch(3):
-        threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
+    threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
     assert sorted(done) == list(range(10))
