@@ -63,7 +63,10 @@ def test_transforms_have_gradients_and_compile_and_map(calibrator, from_logits):
     if calibrator in AFFINE:
         assert torch.autograd.gradcheck(transform, (preds[:6] + 1e-3).requires_grad_())
         rows, labels = data(40, 3)
-        assert torch.autograd.gradcheck(calibrator.fit(rows, labels, **multi), rows[:4].clone().requires_grad_())
+        of_rows = calibrator.fit(rows, labels, **multi)
+        assert torch.autograd.gradcheck(of_rows, rows[:4].clone().requires_grad_())
+        certain = of_rows(torch.tensor([[math.inf, 0, 0]], dtype=torch.float64)).softmax(-1)
+        assert certain.tolist() == [[1, 0, 0]]
     ends = torch.tensor([-math.inf, math.inf] if from_logits else [0.0, 1.0], dtype=torch.float64)
     leaf = torch.cat((preds, ends)).requires_grad_()
     found = transform(leaf)

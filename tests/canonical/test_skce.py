@@ -31,6 +31,19 @@ def test_slow_loop_skce(task, estimator, kernel, bandwidth):
         close(found.reshape(-1), torch.tensor(expected, dtype=F64))
 
 
+@pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
+def test_gradients_in_predictions_and_weights_are_those_of_finite_differences(kernel):
+    """Each value of a batch by itself, so that the incoming gradients differ."""
+    preds, target = data("binary", 9, lead=(2,))
+    weights = torch.linspace(0.5, 2, 18, dtype=F64).reshape(2, 9).requires_grad_()
+
+    def value(preds, weights):
+        found = tc.skce(preds, target, task="binary", estimator="biased", kernel=kernel, weights=weights, chunk=4)
+        return found * torch.tensor([2.0, 3.0])
+
+    assert torch.autograd.gradcheck(value, (preds.requires_grad_(), weights))
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_single_sample_is_nan_and_never_infinite_but_for_the_biased_estimator(task, estimator):

@@ -45,7 +45,14 @@ def test_law_rows_of_weight_zero_are_never_read(path):
     spoiled, bad_target, weights = preds.clone(), target.clone(), torch.ones(20)
     spoiled[3], bad_target[3], weights[3] = torch.nan, 99, 0
     keep = torch.arange(20) != 3
-    close(path.call(spoiled, bad_target, weights=weights), path.call(preds[keep], target[keep]))
+    a, b = spoiled.requires_grad_(), preds[keep].requires_grad_()
+    value, expected = path.call(a, bad_target, weights=weights), path.call(b, target[keep])
+    close(value, expected)
+    if path.differentiable:
+        value.sum().backward()
+        expected.sum().backward()
+        assert not a.grad[3].any()
+        close(a.grad[keep], b.grad)
 
 
 def test_law_ignored_rows_are_dropped(path):

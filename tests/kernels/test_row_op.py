@@ -1,12 +1,15 @@
 """The row op against float64 formulas over whole tensors: values, gradients of any order, and bits that do not move."""
 
 import itertools
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
 from helpers.kernels import BACKENDS, NO_WARNING, NUMBA, of_backends, of_either_input, same_on_any_number_of_threads
 from helpers.rows import close, equal, layouts, oracle, rows_of_which_some_are_no_distribution, sample, with_gradient
+from processes import quick_environment
 
 from torchcalib.kernels.bin_op import class_bins
 from torchcalib.kernels.row_op import Rows, rows
@@ -230,3 +233,32 @@ def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(backend, 
         assert scores.all(0).nonzero().squeeze(-1).tolist() == broken
     trusted, kept = rows(q, target, from_logits=False, backend=backend), [0, 1, 2, 4]
     assert trusted.confidence[kept].tolist() == q[kept].amax(-1).tolist()
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(sys.platform != "linux", reason="`ru_maxrss` is in kB on Linux")
+@of_backends
+def test_forward_needs_10_mb_beyond_its_outputs(backend):
+    """For an input of 100 MB, which one copy would double: in a process that has never held more."""
+    program = f"""
+import resource, torch
+from torchcalib.kernels.row_op import rows
+from torchcalib.kernels.bin_op import class_bins, event_bins
+
+def run(values):
+    target = torch.zeros(len(values), dtype=torch.int64)
+    options = {{"backend": {backend!r}}}
+    found = rows(values, target, from_logits=True, **options)
+    event_bins(found.confidence, found.top == target, n_bins=15, **options)
+    class_bins(values, target, None, found, from_logits=True, n_bins=15, **options)
+
+values = torch.randn(25_000, 1000)
+run(values[:2000])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(values)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=True)
+    outputs = 25_000 * (4 * 8 + 8) * 3  # scores, found sums of the same number, and their copies
+    assert int(done.stdout) * 1024 < 10e6 + outputs

@@ -55,6 +55,10 @@ class SpiegelhalterRecipe(EventSums[Sums]):
     def events(self, p: Predictions) -> Events:
         """Return the events of `p`, with complements if P(y=0) is known more exactly than as 1 - P(y=1)."""
         events = super().events(p)
+        if p.absent is not None:  # products of NaN have NaN derivatives, even times a weight of 0
+            per_class = p.task == "multiclass" and self.reduction == "classwise"
+            absent = p.absent.unsqueeze(-2) if per_class else p.absent
+            events = replace(events, confidence=events.confidence.masked_fill(absent, 0.5))
         if p.task == "multiclass" or not (p.from_logits or p.rest is not None):
             return events
         if self.reduction == "top_label":

@@ -41,6 +41,7 @@ class Predictions:
         sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
         n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
             sums' dtype; None where targets were not counts of votes.
+        absent: rows whose weight is 0 in all replicates `(..., N)`; None without weights.
         rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in the dtype of sums. None if
             P(y=0) is 1 - P(y=1).
         computed: row quantities that were asked for, so that each is computed once.
@@ -60,15 +61,20 @@ class Predictions:
     n_votes: Tensor | None = None
     copies: bool = True
     groups: Tensor | None = None
+    absent: Tensor | None = None
     rest: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
     def values(self) -> Tensor:
         """What was given, in `dtype`, and of logits without +inf; binary and multi-label in the wide dtype."""
-        if self.task != "multiclass":
-            return self._wide(self.given)
-        values = self.given.to(self.dtype)
+        per_class = self.task == "multiclass"
+        values = self.given.to(self.dtype) if per_class else self._wide(self.given)
+        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even times a weight of 0
+            absent = self.absent.unsqueeze(-1) if per_class else self.absent
+            values = values.masked_fill(absent, 0 if self.from_logits else 0.5)
+        if not per_class:
+            return values
         return row_stats.spread_infinite_logits(values) if self.from_logits else values
 
     @once

@@ -132,11 +132,6 @@ class InputFormat:
         absent = None if weights is None else in_all_replicates(weights == 0, samples)
         if absent is not None and hard:  # an absent row's label must not index anything
             target = target.masked_fill(absent, 0)
-        per_class = self.task == "multiclass"
-        skipped = per_class and hard and self.positive_classes is None  # by the row operation of classes
-        if absent is not None and preds.requires_grad and not skipped:
-            # The derivative at NaN is NaN, even times a weight of 0.
-            preds = preds.masked_fill(absent.unsqueeze(-1) if per_class else absent, 0 if self.from_logits else 0.5)
         tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
         p = Predictions(
             self.task,
@@ -151,6 +146,7 @@ class InputFormat:
             tolerance,
             n_votes=n_votes,
             copies=copies,
+            absent=absent,
         )
         if self.nan_policy == "drop":
             p = self._complete(p, absent, target_tolerance, wait and not drop_invalid)
