@@ -22,10 +22,11 @@ def test_slow_loop_canonical_error(task, p, bandwidth):
         expected = [oracle.canonical_error(q, t, copies, p, bandwidth) for q, t in rows_of(task, preds, target)]
         given = {"p": p, "bandwidth": bandwidth, "weights": weights, **TASKS[task]}
         close(error(preds, target, task, chunk=5, **given).reshape(-1), torch.tensor(expected, dtype=F64))
-    if task == "multiclass":
-        soft = preds.flip(0)
-        expected = oracle.canonical_error(preds.tolist(), soft.tolist(), [1] * 23, p, bandwidth)
-        close(error(preds, soft, p=p, bandwidth=bandwidth), torch.tensor(expected, dtype=F64))
+    soft = preds.flip(0)
+    sets = [(preds.tolist(), soft.tolist())] if task == "multiclass" else rows_of(task, preds, soft)
+    expected = [oracle.canonical_error(q, t, [1] * 23, p, bandwidth) for q, t in sets]
+    found = error(preds, soft, task, p=p, bandwidth=bandwidth, **TASKS[task])
+    close(found.reshape(-1), torch.tensor(expected, dtype=F64))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

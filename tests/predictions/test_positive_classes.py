@@ -82,6 +82,18 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
             assert metric.compute().item() == pytest.approx(z, rel=1e-9)
 
 
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_slow_loop_soft_targets_of_a_batch(from_logits):
+    logits = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    q, t = logits.softmax(-1), logits.flip(1).softmax(-1)
+    found = tc.nll(logits if from_logits else q, t, from_logits=from_logits, task="multiclass", positive_classes=[0, 2])
+    expected = []
+    for rows_of_series, targets in zip(q.tolist(), t.tolist(), strict=True):
+        pairs = [(p[0] + p[2], y[0] + y[2]) for p, y in zip(rows_of_series, targets, strict=True)]
+        expected.append(sum(-y * math.log(p) - (1 - y) * math.log(1 - p) for p, y in pairs) / 5)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-12, atol=0)
+
+
 def test_rows_are_not_normalised():
     """As in plain multi-class scores: a row that sums to 0.98 keeps both of its sums."""
     row, y = torch.tensor([[0.5, 0.25, 0.23]]).bfloat16(), torch.tensor([0, 1])
