@@ -139,15 +139,17 @@ def tests_by_function(data: CoverageData) -> dict[tuple[str, str], set[str]]:
 def selected(mutant: Mutant, tests: dict[tuple[str, str], set[str]]) -> list[str]:
     """Return the tests to run for a mutant, those of its own folder first.
 
-    Coverage does not measure loops that numba compiles: for these, use the tests of the folder and of the contract. The
-    tests of a file may share what runs in the set-up of one of them: in that case, use the whole file.
+    Coverage does not measure loops that numba compiles, nor processes that tests start: for functions that run only
+    there, use the tests of the folder and of the contract. The tests of a file may share what runs in the set-up of
+    one of them: in that case, use the whole file.
     """
-    contexts = tests.get((mutant.file, mutant.function)) or tests.get((mutant.file, "")) or set()
+    contexts = tests.get((mutant.file, mutant.function), set())
     chosen = {context.rpartition("|")[0] for context in contexts if context.endswith("|run")}
     chosen |= {context.partition("::")[0] for context in contexts if not context.endswith("|run")}
     folder = mutant.file.split("/")[1].removesuffix(".py")
     if not chosen:
-        chosen = {"tests/" + folder, "tests/contract"}
+        own = (f"tests/{folder}", f"tests/test_{folder}.py", "tests/contract")
+        chosen = {path for path in own if (ROOT / path).exists()}
     whole = {name for name in chosen if "::" not in name}
     chosen = whole | {name for name in chosen if name.partition("::")[0] not in whole}
     return sorted(chosen, key=lambda name: (f"/{folder}/" not in name, "contract" not in name, name))
