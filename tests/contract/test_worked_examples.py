@@ -216,6 +216,10 @@ def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
     torch.testing.assert_close(
         tc.nees(Normal(mean[:, 0], scale[:, 0]), x[:, 0]), ((x - mean) / scale)[:, 0].square().mean()
     )
+    single = MultivariateNormal(torch.zeros(d), torch.eye(d))  # one distribution for all values
+    torch.testing.assert_close(tc.nees(single, x), x.square().sum(-1).mean())
+    with pytest.raises(ValueError, match="`target` must have the distribution's batch and event shape"):
+        tc.nees(single, torch.zeros(7, d + 1))
 
 
 def test_closed_form_ecd_of_a_categorical_distribution_is_the_multiclass_ecd():

@@ -67,6 +67,14 @@ def test_expected_cost_of_bayes_decisions_is_the_bayes_risk(priors, normalize):
     torch.testing.assert_close(tc.expected_cost(decisions, h, cost=cost, **given), expected, rtol=1e-13, atol=0)
 
 
+def test_closed_form_priors_that_float32_rounds_are_normalised():
+    """Each of two classes has one sample, so that the value is the mean of two losses at equal priors."""
+    preds, h = torch.tensor([[0.2, 0.8], [0.3, 0.7]], dtype=F64), torch.tensor([0, 1])
+    priors = torch.full((2,), 0.5 * (1 - 2**-23))
+    expected = -(torch.tensor([0.2, 0.7], dtype=F64).log()).mean()
+    torch.testing.assert_close(tc.nll(preds, h, priors=priors, **multi), expected, rtol=1e-15, atol=0)
+
+
 def test_expected_cost_by_hand():
     decisions, h = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int8), torch.tensor([0, 1, 1, 1, 0])
     cost = [[0, 1, 0.25], [8, 0, 0.25]]
