@@ -14,7 +14,6 @@ KERNELS = [*BACKENDS, "masked"]  # of bins; the last runs on devices that must n
 of_backends = pytest.mark.parametrize("backend", BACKENDS)
 of_kernels = pytest.mark.parametrize("backend", KERNELS)
 of_either_input = pytest.mark.parametrize("from_logits", [True, False])
-NO_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
 F64 = torch.float64
 # `rows` documents a relative error of 2e-6 for float32 probabilities, and sums of positive terms keep it.
 SUMS_OF_FLOAT32 = {"rtol": 2e-6, "atol": 1e-12}

@@ -10,7 +10,6 @@ from helpers.kernels import (
     BACKENDS,
     F64,
     KERNELS,
-    NO_WARNING,
     SUMS_OF_FLOAT32,
     assert_nothing_sums_to_zero,
     class_case,
@@ -122,7 +121,6 @@ def slope_of(sums):
     return torch.randn(sums.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
 
 
-@NO_WARNING
 @of_operations
 def test_derivatives_of_every_order_and_mode_are_those_of_finite_differences(name):
     """Rows of probabilities are moved off the simplex: each entry has a derivative of its own."""
@@ -135,7 +133,6 @@ def test_derivatives_of_every_order_and_mode_are_those_of_finite_differences(nam
     assert torch.autograd.gradgradcheck(of_leaves, floating(columns))
 
 
-@NO_WARNING
 @of_implementations
 def test_every_way_to_differentiate_agrees_with_backward_and_noise_is_a_constant(name, backend):
     call, columns = OPERATIONS[name](6)
@@ -169,7 +166,6 @@ def test_every_way_to_differentiate_agrees_with_backward_and_noise_is_a_constant
         torch.testing.assert_close(tangents.to(expected.dtype), expected.sum().expand(2), **wider)
 
 
-@NO_WARNING
 @pytest.mark.parametrize(("name", "backend"), [case for case in IMPLEMENTATIONS if case[0] not in OF_ROWS])
 def test_what_weight_0_leaves_out_is_in_no_sum_and_no_derivative(name, backend):
     call, columns = OPERATIONS[name](6)

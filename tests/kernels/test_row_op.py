@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, NO_WARNING, NUMBA, of_backends, of_either_input, same_on_any_number_of_threads
+from helpers.kernels import BACKENDS, NUMBA, of_backends, of_either_input, same_on_any_number_of_threads
 from helpers.rows import close, equal, layouts, oracle, rows_of_which_some_are_no_distribution, sample, with_gradient
 from processes import quick_environment
 
@@ -197,7 +197,6 @@ def test_threads_change_no_bit(backend):
     same_on_any_number_of_threads(read)
 
 
-@NO_WARNING
 @pytest.mark.parametrize(
     ("from_logits", "unreadable"), [(True, [torch.nan, 1]), (True, [-INF, -INF]), (False, [-0.5, 1.5])]
 )

@@ -69,7 +69,6 @@ def test_law_long_samples_are_cut_as_short_ones(monkeypatch):
         torch.testing.assert_close(getattr(again, column), getattr(table, column), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on the way to its forward mode
 @pytest.mark.parametrize("function", [tc.ace, tc.ks, corp_part, partial(tc.rmsce, bins="equal_mass", n_bins=4)])
 def test_law_that_every_way_to_differentiate_agrees_with_backward(function):
     preds, target = sample(12)
