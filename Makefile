@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
 QUIET := -q --no-header -p no:cacheprovider
 # Tests of numerical code, which run in every environment of `make matrix`
-NUMERICAL := tests/kernels tests/binomial tests/contract tests/streaming
+NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 
 .PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz statistics mutants tables install clean
 
@@ -57,7 +57,7 @@ coverage: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
 
 soak: $(VENV)/.dev
-	$(PYTEST) -m long tests/streaming/test_faults.py
+	$(PYTEST) -m long tests/metrics/streaming/test_faults.py
 
 fuzz: $(VENV)/.dev
 	$(PYTEST) -m long tests/contract/test_fuzz.py

@@ -1,6 +1,6 @@
 """Check torchcalib on a real GPU: `python cuda_check.py [--out FILE.json] [--strict] [--no-speed]`.
 
-- Every op of `torchcalib.kernels`, in float32, bfloat16, float16 and float64, over rows of 2 to 128,256 classes with
+- Every op of `torchcalib.ops`, in float32, bfloat16, float16 and float64, over rows of 2 to 128,256 classes with
   ties, saturation and infinite logits, against float64: outputs and gradients.
 - How they behave: no op and no `update` of a collection waits for the device, both pass
   `torch.use_deterministic_algorithms`, give the same bits in two runs, and can be captured in a CUDA graph.

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from torchcalib import simulate
+from benchmarks import simulate
+from torchcalib.metrics.tested import TestedMetric
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = (200, 1_000, 5_000)
@@ -81,7 +82,7 @@ MODELS: dict[str, Callable[[int, int], Data]] = {
     "TCE paper, 1 % trained, 2 % tested": partial(discriminant, 0.01, 0.02),
 }
 
-ERRORS: dict[str, Callable[..., tc.consistency.TestedMetric]] = {
+ERRORS: dict[str, Callable[..., TestedMetric]] = {
     "ECE": tc.ECE,
     "ESCE": tc.ESCE,
     "MCE": tc.MCE,
@@ -97,7 +98,7 @@ LARGEST = {"TCE": 200}
 """Up to this size, for minutes rather than hours: each of its replicates takes thousands of exact tests."""
 
 
-def share_rejected(error: Callable[..., tc.consistency.TestedMetric], preds: Tensor, target: Tensor) -> float:
+def share_rejected(error: Callable[..., TestedMetric], preds: Tensor, target: Tensor) -> float:
     """Return the share of data sets `(D, N)` with a p-value of at most 5 %."""
     metric = error(task="binary", batch_shape=(len(preds),))
     metric.update(preds, target)
@@ -119,7 +120,7 @@ SMALL_MODELS: dict[str, Callable[[int, int], Data]] = {
     "calibrated: tenths": partial(tenths, 1.0, 0.0),
     "tenths, temperature 3": partial(tenths, 3.0, 0.0),
 }
-SMALL_ERRORS: dict[str, tuple[Callable[..., tc.consistency.TestedMetric], Callable[..., Tensor]]] = {
+SMALL_ERRORS: dict[str, tuple[Callable[..., TestedMetric], Callable[..., Tensor]]] = {
     "ECE": (tc.ECE, tc.ece),
     "ESCE": (tc.ESCE, tc.esce),
 }

@@ -34,7 +34,7 @@ def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
 
 def rejections_alone(n: int = 50_000) -> Sides:
     """The tests of samples that are sorted, in blocks that are known."""
-    from torchcalib.binomial import rejected_in_bins
+    from torchcalib.special.bin_tests import rejected_in_bins
 
     preds, target = like_imagenet_dogs(n)
     table = tc.tce_table(preds, target, task="binary")
@@ -46,7 +46,7 @@ def rejections_alone(n: int = 50_000) -> Sides:
 
 def pava_bc_loop(n: int = 50_000_000) -> Sides:
     """The loop of PAVA-BC as the library calls it: columns in the order of the score, buffers made within."""
-    from torchcalib.kernels.dispatch import implementation
+    from torchcalib.ops.dispatch import implementation
 
     generator = torch.Generator().manual_seed(0)
     rising = torch.linspace(0, 1, n, dtype=torch.float32)

@@ -3,7 +3,7 @@
     python -m benchmarks.tables                 all of them
     python -m benchmarks.tables tce-2 epsr-1    some; --help names them
 
-Simulated tables come from `torchcalib.simulate`; those of real systems, and recorded numbers, from the data in
+Simulated tables come from `benchmarks.simulate`; those of real systems, and recorded numbers, from the data in
 $TORCHCALIB_DATA (or ../shared/data), and are left out, in words, where it is missing. A number agrees if it rounds to
 what was printed. Where a paper draws a picture, or its number is not at hand, the number beside was recorded from the
 authors' code or from loops in numpy, and is marked so. The exit code is 1 if one does not agree that should.
@@ -27,8 +27,8 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 import torchcalib as tc
-from torchcalib import simulate
-from torchcalib.calibrators import Calibrator
+from benchmarks import simulate
+from torchcalib.calibration.calibrator import Calibrator
 
 DATA = Path(os.environ.get("TORCHCALIB_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

@@ -9,146 +9,111 @@ capitals (`NLL`, `ECE`, `TCE`, `CalibrationCollection`).
 from typing import TYPE_CHECKING, Any
 
 from torchcalib._version import __version__
-from torchcalib.binless import (
-    ICI,
-    Cox,
-    CoxCalibration,
-    SmECE,
-    Spiegelhalter,
-    SpiegelhalterTest,
-    cox,
-    ici,
-    smece,
-    smece_width,
-    spiegelhalter,
-)
-from torchcalib.binned import (
-    ACE,
-    ECE,
-    ESCE,
-    MCE,
-    RMSCE,
-    ace,
-    bin_table,
-    ece,
-    esce,
-    mce,
-    rmsce,
-)
-from torchcalib.binomial import betainc, binomial_test
-from torchcalib.bins import BinTable, TCETable
-from torchcalib.bootstrap import Bootstrapped, Interval, bootstrap
-from torchcalib.calibration_loss import (
-    Recommendation,
-    ScoreDivergence,
-    calibrated,
-    calibration_loss,
-    rcl,
-    recommend,
-    score_divergence,
-)
-from torchcalib.calibrators import (
-    DPCalibration,
-    HistogramBinning,
-    Isotonic,
-    Temperature,
-    load_calibrator,
-    save_calibrator,
-)
-from torchcalib.canonical import SKCE, CalibrationTest, canonical_error, skce, skce_test
-from torchcalib.comparison import Comparison, compare
-from torchcalib.consistency import Evidence, evidence
-from torchcalib.losses import (
-    CanonicalLoss,
-    ECELoss,
-    MMCELoss,
-    SKCELoss,
-    SoftBinnedECELoss,
-    mmce,
-    soft_binned_ece,
-)
-from torchcalib.monitoring import History, Monitor, OverConfidenceWarning
-from torchcalib.predictions import InputOptions
-from torchcalib.ranked import (
-    CORP,
-    GCE,
-    KS,
-    TCE,
-    CORPCurve,
-    CORPDecomposition,
-    corp,
-    corp_curve,
-    gce,
-    ks,
-    tce,
-    tce_table,
-)
-from torchcalib.reductions import TopK
-from torchcalib.report import (
-    Report,
-    ReportBuilder,
-    gather_report,
-    load_report_state,
-    report,
-    save_report_state,
-)
-from torchcalib.scores import (
-    ECD,
-    NLL,
-    Accuracy,
+from torchcalib.calibration.affine import DPCalibration, Temperature
+from torchcalib.calibration.cross_validation import calibrated
+from torchcalib.calibration.divergence import ScoreDivergence, score_divergence
+from torchcalib.calibration.gain import calibration_loss, rcl
+from torchcalib.calibration.histogram import HistogramBinning
+from torchcalib.calibration.isotonic import Isotonic
+from torchcalib.calibration.recommendation import Recommendation, recommend
+from torchcalib.calibration.saving import load_calibrator, save_calibrator
+from torchcalib.core.arguments import InputOptions
+from torchcalib.core.bins import BinTable, TCETable
+from torchcalib.core.events import TopK
+from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.interval import Interval
+from torchcalib.inference.percentile import bootstrap
+from torchcalib.losses.binned_ece import ECELoss
+from torchcalib.losses.canonical import CanonicalLoss, SKCELoss
+from torchcalib.losses.mmce import MMCELoss, mmce
+from torchcalib.losses.soft_binned_ece import SoftBinnedECELoss, soft_binned_ece
+from torchcalib.metrics.binned.ace import ACE, ace
+from torchcalib.metrics.binned.ece import ECE, ece
+from torchcalib.metrics.binned.esce import ESCE, esce
+from torchcalib.metrics.binned.mce import MCE, mce
+from torchcalib.metrics.binned.rmsce import RMSCE, rmsce
+from torchcalib.metrics.binned.table import bin_table
+from torchcalib.metrics.bootstrapped import Bootstrapped
+from torchcalib.metrics.collection import CalibrationCollection
+from torchcalib.metrics.distributed_sampler import distinct_rows
+from torchcalib.metrics.groups.function import by_group
+from torchcalib.metrics.groups.streaming import ByGroup
+from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.metrics.kernel.blocks import CalibrationTest
+from torchcalib.metrics.kernel.error import canonical_error
+from torchcalib.metrics.kernel.skce import SKCE, skce
+from torchcalib.metrics.kernel.testing import skce_test
+from torchcalib.metrics.ranked.corp import CORP, CORPDecomposition, corp
+from torchcalib.metrics.ranked.corp_curve import CORPCurve, corp_curve
+from torchcalib.metrics.ranked.gce import GCE, gce
+from torchcalib.metrics.ranked.ks import KS, ks
+from torchcalib.metrics.ranked.tce import TCE, tce, tce_table
+from torchcalib.metrics.scores.accuracy import Accuracy, accuracy
+from torchcalib.metrics.scores.bayes_risk import (
     BayesRisk,
-    BayesRiskCurve,
-    Brier,
-    CostMatrix,
-    EntropyDifference,
-    KLDivergence,
-    TotalVariation,
-    VotesDistance,
-    accuracy,
     bayes_decisions,
     bayes_risk,
+    bayes_risk_per_sample,
+    expected_cost,
+)
+from torchcalib.metrics.scores.brier import Brier, brier_per_sample, brier_score
+from torchcalib.metrics.scores.costs import CostMatrix
+from torchcalib.metrics.scores.ecd import ECD, ecd, ecd_per_sample
+from torchcalib.metrics.scores.gaussian import nees, nees_per_sample
+from torchcalib.metrics.scores.nll import NLL, nll, nll_per_sample
+from torchcalib.metrics.scores.risk_curve import (
+    BayesRiskCurve,
     bayes_risk_area,
     bayes_risk_curve,
-    bayes_risk_per_sample,
-    brier_per_sample,
-    brier_score,
-    ecd,
-    ecd_per_sample,
+    optimal_threshold_cost,
+)
+from torchcalib.metrics.scores.votes.entropy_difference import (
+    EntropyDifference,
     entropy_difference,
     entropy_difference_per_sample,
-    expected_cost,
-    kl_divergence,
-    kl_divergence_per_sample,
-    nees,
-    nees_per_sample,
-    nll,
-    nll_per_sample,
-    optimal_threshold_cost,
+)
+from torchcalib.metrics.scores.votes.kl_divergence import KLDivergence, kl_divergence, kl_divergence_per_sample
+from torchcalib.metrics.scores.votes.total_variation import (
+    TotalVariation,
     total_variation,
     total_variation_per_sample,
-    votes_distance,
-    votes_distance_per_sample,
 )
-from torchcalib.streaming import CalibrationCollection, distinct_rows
-from torchcalib.subgroups import ByGroup, GroupTable, by_group
+from torchcalib.metrics.scores.votes.votes_distance import VotesDistance, votes_distance, votes_distance_per_sample
+from torchcalib.metrics.smooth.cox import Cox, CoxCalibration, cox
+from torchcalib.metrics.smooth.ici import ICI, ici
+from torchcalib.metrics.smooth.smece import SmECE, smece, smece_width
+from torchcalib.metrics.smooth.spiegelhalter import Spiegelhalter, SpiegelhalterTest, spiegelhalter
+from torchcalib.metrics.tested import evidence
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.comparison.building import compare
+from torchcalib.reporting.comparison.data import Comparison
+from torchcalib.reporting.data import Report
+from torchcalib.reporting.function import report
+from torchcalib.reporting.monitoring.history import History
+from torchcalib.reporting.monitoring.monitor import Monitor
+from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
+from torchcalib.reporting.ranks import gather_report
+from torchcalib.reporting.saving import load_report_state, save_report_state
+from torchcalib.special.beta import betainc
+from torchcalib.special.binomial import binomial_test
 
 if TYPE_CHECKING:
-    from torchcalib.html import save_comparison as save_comparison
-    from torchcalib.html import save_report as save_report
     from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
-    from torchcalib.plots import bin_comparison as bin_comparison
-    from torchcalib.plots import confidence_histogram as confidence_histogram
-    from torchcalib.plots import corp_diagram as corp_diagram
-    from torchcalib.plots import difference_plot as difference_plot
-    from torchcalib.plots import ecd_curve as ecd_curve
-    from torchcalib.plots import reliability_diagram as reliability_diagram
-    from torchcalib.plots import tce_diagram as tce_diagram
-    from torchcalib.plots import training_curve as training_curve
+    from torchcalib.plots.comparison import bin_comparison as bin_comparison
+    from torchcalib.plots.corp import corp_diagram as corp_diagram
+    from torchcalib.plots.differences import difference_plot as difference_plot
+    from torchcalib.plots.ecd import ecd_curve as ecd_curve
+    from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
+    from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
+    from torchcalib.plots.tce import tce_diagram as tce_diagram
+    from torchcalib.plots.training import training_curve as training_curve
+    from torchcalib.reporting.html.comparison import save_comparison as save_comparison
+    from torchcalib.reporting.html.report import save_report as save_report
 
 # Public names whose modules need an extra: imported when they are first used, and not by `import *`.
 _LAZY = {
-    "save_report": "torchcalib.html",
-    "save_comparison": "torchcalib.html",
+    "save_report": "torchcalib.reporting.html",
+    "save_comparison": "torchcalib.reporting.html",
     "CalibrationMonitor": "torchcalib.integrations.lightning",
     "bin_comparison": "torchcalib.plots",
     "confidence_histogram": "torchcalib.plots",

@@ -11,9 +11,9 @@ from torch import Tensor
 import torchcalib as tc
 from benchmarks.cuda.check import Check, guarded, relative_error
 from benchmarks.cuda.ops import predictions
-from torchcalib.kernels.bin_op import class_bins, event_bins
-from torchcalib.kernels.dispatch import Backend
-from torchcalib.kernels.row_op import rows
+from torchcalib.ops.bin_sums import class_bins, event_bins
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.softmax_stats import rows
 
 MEMBERS: tuple[Callable[..., Any], ...] = (tc.NLL, tc.Brier, tc.ECD, tc.Accuracy, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)
 N_BINS = 15

@@ -16,10 +16,10 @@ from torch import Tensor
 import torchcalib as tc
 from benchmarks.cuda.check import Check, guarded, label_of, relative_error
 from benchmarks.cuda.conduct import without_waiting
-from torchcalib.kernels.dispatch import Backend
-from torchcalib.kernels.draws import random_words
-from torchcalib.kernels.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
-from torchcalib.streaming import StreamingMetric
+from torchcalib.metrics.base import StreamingMetric
+from torchcalib.ops.counter_rng import random_words
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
 
 N, N_CLASSES = 4096, 11
 # Rows and elements of each for the isotonic kernels, which mark 128 blocks at once.

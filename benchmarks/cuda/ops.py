@@ -1,4 +1,4 @@
-"""The ops of `torchcalib.kernels` against float64 tensor operations: outputs and gradients, by dtype and shape.
+"""The ops of `torchcalib.ops` against float64 tensor operations: outputs and gradients, by dtype and shape.
 
 The reference repeats no formula of the kernels: softmax and autograd over whole tensors, and a sum for each bin.
 """
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.cuda.check import Check, elementwise_error, guarded, label_of
-from torchcalib.kernels.bin_op import class_bins, event_bins
-from torchcalib.kernels.dispatch import Backend
-from torchcalib.kernels.row_op import Rows, rows
+from torchcalib.ops.bin_sums import class_bins, event_bins
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.softmax_stats import Rows, rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 N_BINS = 15

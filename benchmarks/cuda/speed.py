@@ -19,9 +19,9 @@ import torchcalib as tc
 from benchmarks import peers
 from benchmarks.cuda.check import label_of
 from benchmarks.cuda.conduct import captured, collection
-from torchcalib.kernels.bin_op import class_bins, event_bins
-from torchcalib.kernels.dispatch import Backend
-from torchcalib.kernels.row_op import Rows, rows
+from torchcalib.ops.bin_sums import class_bins, event_bins
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.softmax_stats import Rows, rows
 
 SHAPES = ((50_000, 1000), (8192, 128_256))
 N_EVENTS = 10**7

@@ -28,7 +28,7 @@ def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsy
     np.save("preds.npy", logits["calibrated"].numpy())
     np.save("target.npy", target.numpy())
     monkeypatch.setattr("torchcalib.cli.compare.PIECE_BYTES", 700)
-    monkeypatch.setattr("torchcalib.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
     assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out"]) == 0
     assert "too [red]sure is worse calibrated than a" in capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
@@ -66,7 +66,7 @@ def test_it_gives_every_system_a_name_of_its_own_and_refuses_what_does_not_fit_i
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchcalib.comparison.system.REPLICATES_IN_ORDER", 39)
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         saved(f"{folder}/a.npz", "binary")

@@ -18,12 +18,12 @@ SCRIPT = """
 import ctypes, json, sys, threading, time
 from pathlib import Path
 import pyarrow
-import torchcalib.cli.report, torchcalib.files.tables
+import torchcalib.cli.report, torchcalib.io.tables
 from torchcalib.cli import main
 
 MB = 2**20
 torchcalib.cli.report.PIECE_BYTES = MB // 2
-torchcalib.files.tables._BLOCK = MB // 16  # a row must fit in; arrow reads some thirty of them ahead
+torchcalib.io.tables._BLOCK = MB // 16  # a row must fit in; arrow reads some thirty of them ahead
 
 def resident():
     # of memory that is no mapped file, which the system takes back as it likes

@@ -76,9 +76,9 @@ def test_weights_and_votes_of_every_dtype_are_read_as_the_function_reads_them(tm
 
 @pytest.mark.parametrize("name", ["votes of classes", "one-hot labels", "votes for no and yes"])
 def test_systems_are_compared_on_votes_as_the_function_compares_them(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("torchcalib.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
     compared = []
-    monkeypatch.setattr("torchcalib.html.save_comparison", lambda one, folder: compared.append(one) or ())
+    monkeypatch.setattr("torchcalib.reporting.html.save_comparison", lambda one, folder: compared.append(one) or ())
     task, preds, votes = TARGETS[name]
     systems = {"a": preds, "b": np.roll(preds, 1, 0)}
     files = [str(tmp_path / f"{system}.npz") for system in systems]

@@ -9,9 +9,10 @@ import torch
 from helpers.reports import TASKS, calibrated, realistic
 
 import torchcalib as tc
-from torchcalib.calibrators import AffineTransform
+from torchcalib.calibration.affine import AffineTransform
 from torchcalib.cli import main
-from torchcalib.report import ReportBuilder, kept
+from torchcalib.reporting import kept
+from torchcalib.reporting.building import ReportBuilder
 
 
 @pytest.fixture

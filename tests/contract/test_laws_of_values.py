@@ -11,7 +11,7 @@ import torch
 from cases import CASES, N_CLASSES, differentiable, formulas, path_of, paths
 
 import torchcalib as tc
-from torchcalib.streaming import StreamingMetric
+from torchcalib.metrics.base import StreamingMetric
 
 with_gradient = pytest.mark.parametrize("formula", formulas(differentiable))
 

@@ -10,8 +10,8 @@ from cases import CASES, N_CLASSES, Case, differentiable
 from oracles import input as slow
 
 import torchcalib as tc
-from torchcalib.binless import EventMetric
-from torchcalib.states import SumsKind
+from torchcalib.core.state import SumsKind
+from torchcalib.metrics.smooth.reading import EventMetric
 
 ADDITIVE = [
     case

@@ -248,7 +248,7 @@ def test_closed_form_ecd_of_other_distributions():
 def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype, right, n_bins):
     from oracles import bin_of
 
-    from torchcalib.kernels.bin_sums import bin_index
+    from torchcalib.ops.segments import bin_index
 
     edges = (torch.arange(n_bins + 1, dtype=F64) / n_bins).to(dtype)
     values = torch.cat(

@@ -3,7 +3,7 @@
 import torch
 from helpers.kernels import NUMBA
 
-from torchcalib.kernels.isotonic import Blocks, pava
+from torchcalib.ops.isotonic import Blocks, pava
 
 PAVA_BACKENDS = ["python", "rounds", *NUMBA]
 PAVA_BC_BACKENDS = ["python", *NUMBA]

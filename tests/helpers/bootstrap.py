@@ -3,7 +3,7 @@
 import torch
 from cases import CASES
 
-from torchcalib.kernels import draws
+from torchcalib.ops import counter_rng
 
 BINARY = next(case for case in CASES if case.name == "nll-binary-probs")
 
@@ -13,4 +13,4 @@ def close(a, b, **tolerance):
 
 
 def counts_of(n_replicates, n, seed=0):
-    return draws.multinomial_counts(seed, torch.arange(n_replicates), n, torch.float64)
+    return counter_rng.multinomial_counts(seed, torch.arange(n_replicates), n, torch.float64)

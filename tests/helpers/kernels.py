@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 import torch
 
-from torchcalib.kernels.bin_op import class_bins, event_bins
-from torchcalib.kernels.row_op import rows
+from torchcalib.ops.bin_sums import class_bins, event_bins
+from torchcalib.ops.softmax_stats import rows
 
 NUMBA = ["numba"] if importlib.util.find_spec("numba") else []
 BACKENDS = ["torch", *NUMBA]

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 import torchcalib as tc
-from torchcalib.statistics import BinStats
+from torchcalib.core.sums import BinStats
 
 F64 = torch.float64
 FIELDS = ("value", "noise_floor", "p_value", "low", "high")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.report import ReportBuilder
+from torchcalib.reporting.building import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
 # Reductions with rank-based lines, the main one first; and the names of these lines

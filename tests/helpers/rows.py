@@ -2,7 +2,7 @@
 
 import torch
 
-from torchcalib.kernels.row_op import Rows, rows
+from torchcalib.ops.softmax_stats import Rows, rows
 
 
 def oracle(values, target, from_logits):

@@ -35,7 +35,7 @@ def assert_compiles(module, kernel, types, constants, monkeypatch, cache, **opti
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    function = getattr(importlib.import_module(f"torchcalib.kernels.{module}"), kernel)
+    function = getattr(importlib.import_module(f"torchcalib.ops.{module}"), kernel)
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     signature = {name: "constexpr" if name in constants else types[name] for name in function.arg_names}
     compiled = triton.compile(ASTSource(function, signature, constants), target=GPUTarget("cuda", 90, 32), **options)

@@ -8,8 +8,8 @@ from helpers.tables import texts
 from helpers.trainings import epochs_of
 
 from torchcalib import plots
-from torchcalib.monitoring import History, HistoryRow
 from torchcalib.plots import DARK, ecd_curve, to_svg, training_curve
+from torchcalib.reporting.monitoring.history import History, HistoryRow
 
 
 def test_closed_form_of_the_ecd_with_its_minimum_marked():

@@ -11,7 +11,7 @@ from cases import CASES, paths
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 import torchcalib as tc
-from torchcalib.kernels.draws import poisson_counts
+from torchcalib.ops.counter_rng import poisson_counts
 
 
 def close(a, b, bound=1e-12):

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from helpers.shards import add_to, cut, data_set
 
 import torchcalib
-from torchcalib import bounded
 from torchcalib.cli import main
-from torchcalib.report import kept
+from torchcalib.reporting import bounded, kept
 
 RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib import terminal
 from torchcalib.cli import main
-from torchcalib.files import write_whole
-from torchcalib.html.page import filled
-from torchcalib.report import ReportBuilder
-from torchcalib.subgroups import GroupTable
+from torchcalib.io.writing import write_whole
+from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.reporting import terminal
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.html.page import filled
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}", "{% raw %}", "../../../outside",
@@ -37,8 +37,8 @@ def assert_harmless(text):
 
 
 def test_names_of_systems_are_escaped_on_pages_in_pictures_and_in_the_terminal(compared, capsys):
-    from torchcalib.html import render_comparison
     from torchcalib.plots import difference_plot, to_svg
+    from torchcalib.reporting.html.comparison import render_comparison
 
     page, svg = render_comparison(compared), to_svg(difference_plot(compared))
     for markup in (*HOSTILE[:2], "<script", "<img"):

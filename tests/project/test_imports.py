@@ -16,9 +16,9 @@ OPTIONAL = {
 }
 EXTRAS = {  # the extra that a module needs, and a package of it
     "plots": ("matplotlib", "plot"),
-    "html": ("jinja2", "report"),
-    "terminal": ("rich", "report"),
-    "demo": ("sklearn", "demo"),
+    "reporting.html": ("jinja2", "report"),
+    "reporting.terminal": ("rich", "report"),
+    "cli.demo_report": ("sklearn", "demo"),
     "integrations.huggingface": ("accelerate", "huggingface"),
 }
 # torchmetrics imports optional packages that it finds installed; here it must find none.

@@ -23,7 +23,7 @@ from processes import ROOT, quick_environment
 
 import torchcalib
 from torchcalib.cli import main
-from torchcalib.streaming import StreamingMetric
+from torchcalib.metrics.base import StreamingMetric
 
 # of Lightning: what it thinks of a tiny data set, and a name of torch that it still uses
 LIGHTNING = ("ignore:The '.*_dataloader' does not have many workers", "ignore:.*isinstance.treespec, LeafSpec.*")

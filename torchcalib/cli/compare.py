@@ -12,10 +12,12 @@ from torch import Tensor
 
 from torchcalib.cli.reading import PIECE_BYTES, add_input_options, in_rows, opened
 from torchcalib.cli.results import make_folder
-from torchcalib.comparison import ComparisonBuilder
-from torchcalib.files import PredictionFiles, expanded, printable
-from torchcalib.predictions import check_count
-from torchcalib.report import check_size
+from torchcalib.core.arguments import check_count
+from torchcalib.io.finding import expanded
+from torchcalib.io.opening import PredictionFiles
+from torchcalib.io.reader import printable
+from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.reporting.metrics import check_size
 
 
 def add_to(commands: Any) -> None:
@@ -42,10 +44,10 @@ def add_to(commands: Any) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from torchcalib import terminal  # needs the extra `report`, as does the page
+    from torchcalib.reporting import terminal  # needs the extra `report`, as does the page
 
     if arguments.out is not None:
-        from torchcalib import html
+        from torchcalib.reporting import html
 
         make_folder(arguments.out)
     check_count("n_bins", arguments.n_bins)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcalib.cli.results import make_folder
-from torchcalib.predictions import check_count
-from torchcalib.report import Report
+from torchcalib.core.arguments import check_count
+from torchcalib.reporting.data import Report
 
 
 def add_to(commands: Any) -> None:
@@ -24,11 +24,12 @@ def add_to(commands: Any) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    from torchcalib import demo, html, terminal  # need the extra `demo`
+    from torchcalib.cli import demo_report
+    from torchcalib.reporting import html, terminal  # need the extra `demo`
 
     check_count("epochs", arguments.epochs)
     make_folder(arguments.out)
-    run = demo.Demo(arguments.seed)
+    run = demo_report.Demo(arguments.seed)
     terminal.show_epochs(run.epochs(arguments.epochs), title="Validation, epoch by epoch")
     terminal.show_warnings(run.monitor.history)
     finished: Report = run.report()

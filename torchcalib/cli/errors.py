@@ -3,7 +3,7 @@
 import re
 import sys
 
-from torchcalib.files import printable
+from torchcalib.io.reader import printable
 
 
 def line_of(error: Exception) -> str:

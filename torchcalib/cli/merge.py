@@ -7,8 +7,9 @@ from typing import Any
 
 from torchcalib.cli.ranks import together
 from torchcalib.cli.results import add_result_options, check_places, finish
-from torchcalib.files import expanded
-from torchcalib.report import ReportBuilder, load_report_state
+from torchcalib.io.finding import expanded
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.saving import load_report_state
 
 
 def add_to(commands: Any) -> None:
@@ -31,7 +32,7 @@ def add_to(commands: Any) -> None:
 
 
 def _merge(arguments: argparse.Namespace) -> None:
-    from torchcalib import terminal  # noqa: F401 - needs the extra `report`, as does the page
+    from torchcalib.reporting import terminal  # noqa: F401 - needs the extra `report`, as does the page
 
     with together() as ranks, ranks.agreed():
         if ranks.is_first:  # the others, should a launcher have started them, have nothing to do
@@ -44,7 +45,7 @@ def _merge(arguments: argparse.Namespace) -> None:
 
 def _merged(paths: Sequence[Path]) -> ReportBuilder:
     """Read parts one by one, and add them up."""
-    from torchcalib import terminal
+    from torchcalib.reporting import terminal
 
     with terminal.progress(len(paths), "merging") as advance:
         whole = load_report_state(paths[0])

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchcalib.cli.errors import fail, line_of
-from torchcalib.streaming.gathering import gathered_bytes, gathered_numbers
+from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells its processes, and `torch.distributed` reads."""

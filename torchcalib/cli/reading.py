@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
-from torchcalib.files import PredictionFiles, open_predictions
-from torchcalib.predictions import NanPolicy, Task
+from torchcalib.core.arguments import NanPolicy, Task
+from torchcalib.io.opening import PredictionFiles, open_predictions
 
 PIECE_BYTES = 4 * 2**20
 """Predictions that are worked on at a time. A class-wise bin needs some 40 bytes for every 4-byte prediction."""

@@ -10,10 +10,12 @@ from typing import Any
 from torchcalib.cli.ranks import Ranks, together
 from torchcalib.cli.reading import PIECE_BYTES, add_input_options, in_rows, opened
 from torchcalib.cli.results import add_result_options, check_places, finish, no_calibrator
-from torchcalib.files import NoSamplesError, PredictionFiles, existing, expanded, share_of
-from torchcalib.predictions import check_count
-from torchcalib.report import ReportBuilder, check_size
-from torchcalib.report.ranks import parts_of_ranks
+from torchcalib.core.arguments import check_count
+from torchcalib.io.finding import expanded, share_of
+from torchcalib.io.opening import NoSamplesError, PredictionFiles, existing
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.metrics import check_size
+from torchcalib.reporting.ranks import parts_of_ranks
 
 
 def add_to(commands: Any) -> None:
@@ -49,7 +51,7 @@ def add_to(commands: Any) -> None:
 def _report(arguments: argparse.Namespace) -> None:
     with together() as ranks:
         with ranks.agreed():
-            from torchcalib import terminal  # noqa: F401 - needs the extra `report`, as does the page
+            from torchcalib.reporting import terminal  # noqa: F401 - needs the extra `report`, as does the page
 
             check_count("n_bins", arguments.n_bins)
             paths = existing(expanded(arguments.files))
@@ -80,7 +82,7 @@ def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path], ranks: R
 
 def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks) -> ReportBuilder:
     """Read the files of this rank, out of so many in all."""
-    from torchcalib import terminal
+    from torchcalib.reporting import terminal
 
     check_size(files.task, files.shape[-1], arguments.n_bins)  # before the first row is read
     builder = ReportBuilder(

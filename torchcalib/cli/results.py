@@ -6,8 +6,11 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchcalib.calibrators import Transform, save_calibrator
-from torchcalib.report import Report, ReportBuilder, save_report_state
+from torchcalib.calibration.calibrator import Transform
+from torchcalib.calibration.saving import save_calibrator
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.data import Report
+from torchcalib.reporting.saving import save_report_state
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -31,7 +34,7 @@ def add_result_options(parser: argparse.ArgumentParser) -> argparse._MutuallyExc
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
     """Find out before the work is done whether results can be written, and what is needed for that is installed."""
     if arguments.out is not None:
-        from torchcalib import html  # noqa: F401 - needs the extra `report`
+        from torchcalib.reporting import html  # noqa: F401 - needs the extra `report`
 
         make_folder(arguments.out)
     for option in ("save_calibrator", "save_state"):
@@ -52,7 +55,7 @@ def make_folder(out: str) -> None:
 
 def finish(builder: ReportBuilder, arguments: argparse.Namespace) -> None:
     """Write and print what was asked for. Before anything is printed all is written."""
-    from torchcalib import terminal
+    from torchcalib.reporting import terminal
 
     save = arguments.save_calibrator
     if arguments.save_state is not None:
@@ -65,7 +68,7 @@ def finish(builder: ReportBuilder, arguments: argparse.Namespace) -> None:
         save_calibrator(_fitted(builder, finished), save)
     paths: tuple[Path, ...] = ()
     if arguments.out is not None:
-        from torchcalib import html
+        from torchcalib.reporting import html
 
         paths = html.save_report(finished, arguments.out)
     terminal.show(finished)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from torchcalib.calibrators import Calibrator, Transform
-from torchcalib.predictions import InputFormat
-from torchcalib.report.kept import KeptSamples
-from torchcalib.streaming.gathering import gathered_bytes, rank_and_size
+from torchcalib.calibration.calibrator import Calibrator, Transform
+from torchcalib.core.inputs import InputFormat
+from torchcalib.metrics.gathering import gathered_bytes, rank_and_size
+from torchcalib.reporting.kept import KeptSamples
 
 
 class SharedSamples:

@@ -8,10 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.binned import ECE
-from torchcalib.scores import ECD, NLL, Accuracy, Brier
-from torchcalib.streaming import CalibrationCollection, StreamingMetric
-from torchcalib.streaming.gathering import rank_and_size
+from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.collection import CalibrationCollection
+from torchcalib.metrics.gathering import rank_and_size
+from torchcalib.metrics.scores.accuracy import Accuracy
+from torchcalib.metrics.scores.brier import Brier
+from torchcalib.metrics.scores.ecd import ECD
+from torchcalib.metrics.scores.nll import NLL
 
 try:
     from accelerate.state import GradientState

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from torchcalib.calibrators import CHECKPOINT_KEY, Calibrator, Transform, transform_of
+from torchcalib.calibration.calibrator import Calibrator, Transform
+from torchcalib.calibration.saving import CHECKPOINT_KEY, transform_of
+from torchcalib.core.arguments import Task, check_count
 from torchcalib.integrations.fitting import SharedSamples
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
-from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.monitoring import History, Monitor
-from torchcalib.plots import reliability_diagram
-from torchcalib.predictions import Task, check_count
-from torchcalib.streaming import StreamingMetric
-from torchcalib.streaming.repeats import distinct_rows
+from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.distributed_sampler import distinct_rows
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.plots.reliability import reliability_diagram
+from torchcalib.reporting.monitoring.history import History
+from torchcalib.reporting.monitoring.monitor import Monitor
 
 
 def _callback_classes() -> tuple[type, ...]:
@@ -71,7 +73,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         get: `get(outputs, batch)` returns (preds, target) or (preds, target, weights), from what `validation_step`
             returned and its batch. By default they are found by their usual names; see
             `torchcalib.integrations.outputs.found_by`.
-        metrics: what to measure, by name, in place of `torchcalib.monitoring.usual_metrics`.
+        metrics: what to measure, by name, in place of `torchcalib.reporting.monitoring.monitor.usual_metrics`.
         prefix: put before every name that is logged.
         threshold: by how much over-confidence must have grown to be warned of, in nats; see `torchcalib.Monitor`.
         diagrams_every: give a diagram to the loggers at the first and then every so many validations; 0 for none.

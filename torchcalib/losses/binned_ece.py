@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcalib.binned.reading import BinReading
-from torchcalib.binnings import Binning
-from torchcalib.bins import ece_from_bins
+from torchcalib.core.arguments import Task
+from torchcalib.core.bins import ece_from_bins
+from torchcalib.core.events import Reduction
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.ranked_bins import Binning
 from torchcalib.losses.engine import PenaltyLoss, reduction_of
-from torchcalib.predictions import Predictions, Task
-from torchcalib.reductions import Reduction
+from torchcalib.metrics.binned.reading import BinReading
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchcalib.canonical.error import DirichletReading
-from torchcalib.canonical.skce import KernelReading
-from torchcalib.kernels.pair_op import Kernel
-from torchcalib.kernels.row_stats import wide_dtype
+from torchcalib.core.arguments import Task, check_task, task_read_as
+from torchcalib.core.predictions import Predictions
 from torchcalib.losses.engine import PenaltyLoss
-from torchcalib.predictions import Predictions, Task, check_task, task_read_as
+from torchcalib.metrics.kernel.error import DirichletReading
+from torchcalib.metrics.kernel.skce import KernelReading
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.pairwise import Kernel
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchcalib.kernels.row_stats import wide_dtype
-from torchcalib.predictions import (
-    Average,
-    InputFormat,
-    InputOptions,
-    NanPolicy,
-    Predictions,
-    Task,
-    by_replicates,
-    check_task,
-    in_all_replicates,
-    read_input,
-    task_read_as,
-)
-from torchcalib.reductions import Reduction, reduce_to_events, resolve_reduction
+from torchcalib.core.arguments import Average, InputOptions, NanPolicy, Task, check_task, task_read_as
+from torchcalib.core.events import Reduction, reduce_to_events, resolve_reduction
+from torchcalib.core.inputs import InputFormat, read_input
+from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
+from torchcalib.ops.logs import wide_dtype
 
 
 class Penalty(Protocol):

@@ -6,18 +6,11 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.bins import root
+from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, check_positive
+from torchcalib.core.bins import root
+from torchcalib.core.events import Reduction, n_events
+from torchcalib.core.predictions import Predictions
 from torchcalib.losses.engine import PenaltyLoss, averaged, claims, evaluate, reduction_of
-from torchcalib.predictions import (
-    Average,
-    InputOptions,
-    Predictions,
-    Task,
-    check_average,
-    check_flag,
-    check_positive,
-)
-from torchcalib.reductions import Reduction, n_events
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.bins import ece_from_bins, rmsce_from_bins
-from torchcalib.losses.engine import PenaltyLoss, averaged, claims, evaluate, reduction_of
-from torchcalib.predictions import (
+from torchcalib.core.arguments import (
     Average,
     InputOptions,
-    Predictions,
     Task,
     check_average,
     check_choice,
     check_count,
     check_positive,
 )
-from torchcalib.reductions import Reduction, n_events
-from torchcalib.statistics import BinStats
+from torchcalib.core.bins import ece_from_bins, rmsce_from_bins
+from torchcalib.core.events import Reduction, n_events
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import BinStats
+from torchcalib.losses.engine import PenaltyLoss, averaged, claims, evaluate, reduction_of
 
 Norm = Literal["l1", "l2"]
 

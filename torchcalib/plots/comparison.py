@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 
-from torchcalib.bins import BinTable
+from torchcalib.core.bins import BinTable
 from torchcalib.plots.canvas import LIGHT, Style, dress, height_in_points, new_axes, say_no_data
 from torchcalib.plots.probability_axis import ProbabilityAxis
 from torchcalib.plots.series import Bins, columns_of

@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.axes import Axes
 
+from torchcalib.metrics.ranked.corp_curve import CORPCurve
 from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data
-from torchcalib.ranked import CORPCurve
 
 _N_BARS = 40
 

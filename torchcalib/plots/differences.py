@@ -1,16 +1,21 @@
 """How far several systems lie from the first one, number by number."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from torchcalib.comparison import ComparedLine, Comparison, Difference
-from torchcalib.files import printable
+from torchcalib.io.reader import printable
 from torchcalib.plots.canvas import LIGHT, Style, dress, height_in_points, new_axes, width_in_points
+
+if TYPE_CHECKING:
+    from torchcalib.reporting.comparison.data import ComparedLine, Comparison, Difference
 
 MAX_NAME = 28  # letters of a system's name that are written
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
+from torchcalib.metrics.scores.ecd import ecd_per_sample
 from torchcalib.plots.canvas import LIGHT, Style, dress, new_axes
-from torchcalib.scores import ecd_per_sample
 
 ECD_MINIMUM = -0.27846454276107380
 """-W(1/e), the least ECD of one binary datum; it is reached at p = 1 / (1 + W(1/e)) if x = 1. [ECD] fig. 2."""

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from torchcalib.bins import BinTable
+from torchcalib.core.bins import BinTable
 from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data, width_in_points
 from torchcalib.plots.series import Bins, columns_of
 

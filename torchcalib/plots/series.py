@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchcalib.bins import BinTable
+from torchcalib.core.bins import BinTable
 
 Column = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from torchcalib.bins import TCETable
+from torchcalib.core.bins import TCETable
 from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data, width_in_points
 from torchcalib.plots.probability_axis import ProbabilityAxis, short
 from torchcalib.plots.series import Column, columns_of

@@ -1,15 +1,19 @@
 """Calibration over the epochs of a training."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from torchcalib.monitoring import History
 from torchcalib.plots.canvas import LIGHT, Style, dress, new_axes, say_no_data
+
+if TYPE_CHECKING:
+    from torchcalib.reporting.monitoring.history import History
 
 Column = NDArray[np.float64]
 
@@ -45,7 +49,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         The `ax` that was drawn on; its figure is `ax.figure`.
 
     Example:
-        >>> from torchcalib.monitoring import HistoryRow
+        >>> from torchcalib.reporting.monitoring.history import HistoryRow
         >>> rows = [HistoryRow(k, k, {"nll": 0.5, "ecd": -0.1, "ece": 0.1, "accuracy": 0.8}) for k in (1, 2, 3)]
         >>> [panel.get_ylabel() for panel in training_curve(History(tuple(rows))).child_axes]
         ['nats', 'nats', 'of samples', 'probability']

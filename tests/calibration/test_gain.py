@@ -1,0 +1,149 @@
+"""Calibration loss: against slow loops over folds, closed forms and laws."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from helpers.fits import ALL, D, binary, data, multi, name, single, turns
+
+import torchcalib as tc
+from torchcalib.ops.newton.fits import fit_dp
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+@pytest.mark.parametrize("score", ["nll", "brier"])
+def test_cross_validated_loss_is_a_loop_over_folds(calibrator, score):
+    logits, target = single(100)
+    folds = turns(100)
+    after = torch.empty_like(logits)
+    for f in range(5):
+        fit = calibrator.fit(logits[folds != f], target[folds != f], **binary)
+        after[folds == f] = fit(logits[folds == f])
+    function = {"nll": tc.nll, "brier": tc.brier_score}[score]
+    raw, cal = function(logits, target, **binary), function(after, target, **binary)
+    given = {"score": score, "calibrator": calibrator, "folds": folds, **binary}
+    assert tc.calibrated(logits, target, calibrator=calibrator, folds=folds, **binary).allclose(after, atol=1e-8)
+    assert tc.calibration_loss(logits, target, **given).item() == pytest.approx((raw - cal).item(), abs=1e-9)
+    assert tc.rcl(logits, target, **given).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-7)
+
+
+def test_losses_without_folds_are_one_fit():
+    """To the test set itself, or to another set with or without weights; the gradient is at a fixed transform."""
+    logits, target = data(100, 3)
+    x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss = tc.calibration_loss(x, target, train_on_test=True, **multi)
+    expected = tc.nll(y, target, **multi) - tc.nll(D.fit(logits, target, **multi)(y), target, **multi)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-14)
+    assert loss >= 0
+    loss.backward()
+    expected.backward()
+    assert x.grad.allclose(y.grad, atol=1e-14)
+    other, labels = data(50, 3, seed=1)
+    for weights in ((), (torch.arange(50.0),)):
+        given = {"calibration": (other, labels, *weights), "weights": torch.rand(100)}
+        expected = D.fit(other, labels, weights=weights[0] if weights else None, **multi)(logits)
+        assert tc.calibrated(logits, target, **given, **multi).allclose(expected, atol=1e-12)
+
+
+def test_infinite_scores_have_a_relative_loss():
+    preds = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5])
+    target = torch.tensor([0, 1, 1, 1, 0, 1])
+    given = {"task": "binary", "train_on_test": True}
+    assert tc.rcl(preds, target, calibrator=tc.HistogramBinning(n_bins=3), **given) == 100  # only raw is infinite
+    assert tc.rcl(preds, target, **given).isnan()  # under DP the sample that was excluded stays so
+    halves = torch.tensor([0.1, 0.1, 0.2, 0.9, 0.9, 0.8])
+    labels, folds = torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 1, 2])
+    found = tc.rcl(halves, labels, task="binary", calibrator=tc.HistogramBinning(n_bins=2), folds=folds)
+    assert found == -math.inf  # only calibrated is infinite: 0 of 2 in the bin of the one that is 1
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll, tc.bayes_risk])
+@pytest.mark.parametrize("n", [0, 6])
+def test_no_data_give_nan(score, n):
+    preds, target = torch.full((n,), 0.3), torch.zeros(n, dtype=torch.int64)
+    given = {"task": "binary", "weights": torch.zeros(n), "score": score}
+    assert tc.calibration_loss(preds, target, **given).isnan()
+    assert tc.rcl(preds, target, **given).isnan()
+    assert all(value.isnan() for value in tc.score_divergence(preds, target, **given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype):
+    """Probabilities of a set and of its complement give what their logarithms, as logits, give."""
+    logits, target = data(100)
+    logits[0], target[0] = torch.tensor([30.0, 0, -1, 29]), 1  # P(class 0 or 3) rounds to 1
+    probs = logits.softmax(-1).to(dtype)
+    of_logits = partial(tc.rcl, probs.double().log(), target, task="multiclass", from_logits=True, folds=turns(100))
+    of_probs = partial(tc.rcl, probs, target, task="multiclass", folds=turns(100))
+    tolerance = 100 * torch.finfo(dtype).eps  # rows of probabilities sum to 1 but for the rounding of their dtype
+    for calibrator in ALL[:3]:
+        for classes in ([0, 3], [1, 2]):
+            given = {"positive_classes": classes, "calibrator": calibrator}
+            assert of_probs(**given).item() == pytest.approx(of_logits(**given).item(), abs=tolerance)
+    given = {"task": "multiclass", "positive_classes": [0, 3], "train_on_test": True}
+    calibrated = tc.calibrated(probs, target, **given)
+    transform = D.fit(probs, target, task="multiclass", positive_classes=[0, 3])
+    expected = transform(probs[1:, [0, 3]].double().sum(-1))
+    torch.testing.assert_close(calibrated[1:].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("function", [tc.calibration_loss, tc.rcl])
+def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
+    logits, target = data(80, 4, lead=(2,))
+    expected = [function(*series, seed=3, **multi).item() for series in zip(logits, target, strict=True)]
+    assert function(logits, target, seed=3, **multi).tolist() == pytest.approx(expected, abs=1e-7)
+    turned = function(logits[0].T, target[0], class_axis=0, seed=3, **multi)
+    assert turned.item() == pytest.approx(expected[0], abs=1e-9)
+    logs = logits[0].log_softmax(-1)
+    inside = logs[:, [1, 3]].logsumexp(-1) - logs[:, [0, 2]].logsumexp(-1)
+    given = {"folds": turns(80)}
+    of_set = function(logits[0], target[0], positive_classes=[1, 3], **given, **multi)
+    assert of_set.item() == pytest.approx(function(inside, target[0] % 2, **given, **binary).item(), abs=1e-8)
+    logits, target = single(80, lead=(3,))
+    for of in (tc.calibration_loss, lambda *data, **options: tc.score_divergence(*data, **options).divergence):
+        values = [of(*label, **given, **binary) for label in zip(logits, target, strict=True)]
+        found = of(logits.T, target.T, task="multilabel", from_logits=True, **given)
+        assert found.item() == pytest.approx(torch.stack(values).mean().item(), abs=1e-9)
+
+
+def test_law_integer_weights_are_repeats_and_absent_rows_do_not_matter():
+    logits, target = data(80, 3)
+    counts, folds = torch.arange(80) * 7 % 4, turns(80)
+    repeats, labels, of_repeats = (x.repeat_interleave(counts, 0) for x in (logits, target, folds))
+    expected = tc.rcl(repeats, labels, folds=of_repeats, **multi).item()
+    gone = counts == 0
+    unread, no_label = logits.masked_fill(gone[:, None], math.nan), target.masked_fill(gone, -1)
+    found = tc.rcl(unread, no_label, weights=counts, folds=folds, **multi)
+    assert found.item() == pytest.approx(expected, abs=1e-8)
+    expected = tc.rcl(logits[~gone], target[~gone], folds=folds[~gone], **multi)
+    found = tc.rcl(logits, no_label, ignore_index=-1, folds=folds, **multi)
+    assert found.item() == pytest.approx(expected.item(), abs=1e-8)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        value = tc.rcl(logits.to(dtype), target, **multi)
+        assert value.dtype == torch.promote_types(dtype, torch.float32)
+        assert value.item() == pytest.approx(tc.rcl(logits.to(dtype).double(), target, **multi).item(), abs=2e-3)
+
+
+@pytest.mark.parametrize("calibrator", ALL, ids=name)
+def test_fits_map(calibrator):
+    logits, target = single(60, lead=(3,))
+
+    def loss(logits, target):
+        return tc.calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
+
+    expected = loss(logits, target)
+    assert torch.vmap(loss)(logits, target).allclose(expected, atol=1e-12)
+    assert torch.vmap(loss, in_dims=(1, 1))(logits.T, target.T).allclose(expected, atol=1e-12)
+    logits[1, 5] = math.nan
+    assert torch.vmap(loss)(logits, target).isnan().tolist() == [False, True, False]
+
+
+def test_a_fit_compiles_to_one_operation():
+    """Unrolled, its rounds took minutes to trace."""
+    logits, target = data(60, 3)
+    p = D.read(logits, target, task="multiclass", options={"from_logits": True})
+    given = p.values[None], p.target[None], torch.ones(2, 1, 60, dtype=torch.float64)
+    found = torch.compile(fit_dp, fullgraph=True, backend="eager")(*given)
+    for a, b in zip(found, fit_dp(*given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a fit ends within 1e-9 of its optimum

@@ -1,0 +1,172 @@
+"""Targets that are all 0 or 1 are labels, whatever their dtype and in whatever pieces: the evidence is the same."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import oracles
+import pytest
+import torch
+from cases import CASES, N_CLASSES, covering, path_of
+from helpers import null_distribution
+from helpers.null_distribution import F64, FEW
+
+import torchcalib as tc
+from torchcalib.metrics.tested import TestedMetric
+
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, F64]
+same = partial(null_distribution.same, rtol=1e-9)
+TESTED = [
+    case
+    for case in CASES
+    if issubclass(case.cls, TestedMetric)
+    and not case.format.hard_targets
+    and case.options.get("component", "ici") == "ici"
+    and case.cls is not tc.SmECE  # of many cells, whose sums are looked at below
+]
+
+
+def floating(case, target, dtype=F64):
+    """The same labels as soft targets."""
+    return torch.nn.functional.one_hot(target, N_CLASSES).to(dtype) if case.task == "multiclass" else target.to(dtype)
+
+
+def updated(metric, *pieces, **options):
+    for preds, target in pieces:
+        metric.update(preds, target, **options)
+    return metric
+
+
+def noise_of(metric):
+    """Sums over bins: `spread` and `noise`."""
+    b = metric.statistic()
+    return torch.stack((b.spread, b.noise))
+
+
+@pytest.mark.parametrize(
+    "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
+)
+def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on_rows_that_are_left_out(case):
+    """Rows that are shares of votes, but count nowhere: of weight 0, or missing."""
+    preds, target = case.data(n=60)
+    expected = tc.evidence(case.metric(), preds, target, **FEW)
+    same(tc.evidence(case.metric(), preds, floating(case, target), **FEW), expected)
+    metric = case.metric()
+    for rows, dtype in zip(torch.arange(60).split(13), (*FLOATING, None), strict=True):
+        metric.update(preds[rows], target[rows] if dtype is None else floating(case, target[rows], dtype))
+    same(metric.evidence(**FEW), expected)
+    if case.task != "multiclass":
+        same(tc.evidence(case.metric(), preds, target.bool(), **FEW), expected)
+    copies = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
+    shares = floating(case, target)
+    shares[copies == 0] = torch.full_like(shares[copies == 0], 1 / N_CLASSES)
+    preds[0], shares[0], copies[0] = torch.nan, 1 / N_CLASSES, 1
+    drops = replace(case, own={**case.own, "nan_policy": "drop"})
+    expected = tc.evidence(drops.metric(), preds, target, weights=copies, **FEW)
+    same(tc.evidence(drops.metric(), preds, shares, weights=copies, **FEW), expected)
+
+
+@pytest.mark.parametrize("weighing", ["plain", "copies", "weights"])
+def test_slow_loop_noise_of_a_state_that_has_seen_a_share_or_floating_weights(weighing):
+    """As oracles.noise_of_bins has it: p (1 - p) of labels, and of floating targets of which one is a share (t - p)^2.
+
+    Floating weights make shares of floating targets, and leave integers labels, which are so among shares too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(60, generator=generator, dtype=F64)
+    target = (torch.rand(60, generator=generator, dtype=F64) < preds).double()
+    weights = torch.randint(1, 4, (60,), generator=generator) if weighing != "plain" else torch.ones(60).long()
+    given = {"plain": None, "copies": weights, "weights": weights / 2.0}[weighing]
+    counted = (weights if given is None else given).tolist()
+    for share in (target[30].item(), 0.25):
+        target[30] = share
+        metric, expected = tc.ECE(task="binary", n_bins=5), torch.zeros(2, 5, dtype=F64)
+        for dtype, soft in ((F64, share == 0.25 or weighing == "weights"), (torch.int64, False)):
+            labels = target.to(dtype)
+            for rows in torch.arange(60).split(17):
+                metric.update(preds[rows], labels[rows], weights=None if given is None else given[rows])
+            pairs = list(zip(preds.tolist(), labels.tolist(), strict=True))
+            noise = oracles.noise_of_bins(pairs, counted, 5, copies=weighing != "weights", soft=soft)
+            expected += torch.tensor(noise, dtype=F64)
+        metric.update(preds, target, weights=torch.zeros(60))  # which count nowhere
+        torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "copies"])
+@pytest.mark.parametrize("cls", [tc.ECE, tc.SmECE])
+def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls, weighted):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(3, 50, generator=generator, dtype=F64)
+    target = (torch.rand(3, 50, generator=generator, dtype=F64) < preds).double()
+    weights = torch.randint(1, 3, (50,), generator=generator) if weighted else None
+    target[1, 7] = 0.4
+    alone = [updated(cls(task="binary"), (preds[k], target[k]), weights=weights) for k in range(3)]
+    expected = torch.stack([noise_of(metric) for metric in alone], 1)
+    assert [torch.equal(*pair) for pair in expected.unbind(1)] == [True, False, True]
+    all_weights = None if weights is None else weights.expand(3, 50)
+    series = updated(cls(task="binary", batch_shape=(3,)), (preds, target), weights=all_weights)
+    labels = updated(cls(task="multilabel", num_labels=3, average=None), (preds.T, target.T), weights=weights)
+    groups = tc.ByGroup(cls(task="binary"), num_groups=3)
+    numbers = torch.arange(3).unsqueeze(-1).expand(3, 50).flatten()
+    for rows in torch.randperm(150, generator=generator).split(40):
+        some = None if all_weights is None else all_weights.flatten()[rows]
+        groups.update(preds.flatten()[rows], target.flatten()[rows], groups=numbers[rows], weights=some)
+    for metric in (series, labels, groups):
+        torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("has_shares", [False, True], ids=["labels", "shares"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(tc.ECE, task="binary", persistent=True),
+        partial(tc.ECE, task="multiclass", num_classes=N_CLASSES, reduction="classwise", persistent=True),
+        partial(tc.SmECE, task="binary", persistent=True),
+        partial(tc.KS, task="binary", persistent=True),
+    ],
+    ids=["ece", "classwise", "smece", "ks"],
+)
+def test_a_state_that_is_merged_saved_and_synced_keeps_what_it_has_seen(make, has_shares):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(80, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
+    given = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    target = torch.nn.functional.one_hot(given, N_CLASSES).double()
+    if has_shares:
+        target[40:] = preds[39:79]
+    if make().input_format.task != "multiclass":
+        preds, target, given = preds[:, 0], target[:, 0], (given == 0).long()
+
+    def same_chance(found, expected):
+        if isinstance(found, tc.KS):
+            same(found.evidence(**FEW), expected.evidence(**FEW))
+        else:
+            torch.testing.assert_close(noise_of(found), noise_of(expected), rtol=1e-12, atol=1e-14)
+
+    pieces = list(zip(preds.split(40), target.split(40), strict=True))
+    expected, of_labels = updated(make(), *pieces), updated(make(), (preds, given))
+    with pytest.raises(AssertionError, match="not close") if has_shares else nullcontext():
+        same_chance(expected, of_labels)
+    one, other = (updated(make(), piece) for piece in pieces)
+    merged, loaded, synced = make(), make(), make()
+    merged.merge_state(one)
+    merged.merge_state(other.state_dict())
+    loaded.load_state_dict(merged.state_dict())
+    announced = sum(metric.kind.announce(metric.state, rank, 2) for rank, metric in enumerate((one, other)))
+    synced.state = synced.kind.meet(announced, [metric.kind.payload(metric.state) for metric in (one, other)])
+    anew = expected.clone()
+    anew.reset()
+    uneven = zip(preds.split([39, 2, 39]), target.split([39, 2, 39]), strict=True)
+    for metric in (merged, loaded, synced, updated(anew, (preds, target)), updated(make(), *uneven)):
+        same_chance(metric, expected)
+
+
+def test_shares_compile_and_map():
+    preds, target = torch.tensor([[0.2, 0.7], [0.4, 0.9]], dtype=F64), torch.tensor([[0.0, 1.0], [0.5, 1.0]], dtype=F64)
+    metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
+
+    def noise(q, t):
+        return metric.recipe.of(metric.input_format.read(q, t)).noise
+
+    expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
+    for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):
+        torch.testing.assert_close(found(preds, target), expected)

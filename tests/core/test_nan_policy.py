@@ -1,0 +1,280 @@
+"""`nan_policy="drop"`: rows that hold NaN, or infinities that leave no distribution, are left out, counted and shown.
+
+The oracle is the same metric on the rows that are left, chosen by hand.
+"""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, N_CLASSES
+from torchmetrics import MetricCollection
+
+import torchcalib as tc
+from torchcalib.cli import main
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.state import SumsKind
+
+NAN, INF = torch.nan, torch.inf
+P, Y = torch.tensor([0.2, NAN, 0.7, 0.9]), torch.tensor([0, 1, 1, 0])
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def spoiled(case, preds):
+    """Predictions in which rows 3, 7 and 9 are missing, each in its own way; and the others, a mask."""
+    preds = preds.clone()
+    logits, per_class = case.options.get("from_logits"), case.task == "multiclass"
+    preds[3] = NAN
+    preds[7] = -INF if per_class or not logits else NAN
+    if per_class:
+        preds[9, 1] = NAN if logits else INF  # a single entry is enough
+    else:
+        preds[9] = NAN if logits else -INF
+    left = torch.ones(len(preds), dtype=torch.bool)
+    left[[3, 7, 9]] = False
+    return preds, left
+
+
+def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(path, monkeypatch):
+    preds, target = path.data(n=40)
+    bad, left = spoiled(path, preds)
+    n = 3 * (N_CLASSES if path.task == "multilabel" else 1)
+    leaf = bad.clone().requires_grad_()
+    value = path.call(leaf, target, nan_policy="drop")
+    close(value, path.call(preds[left], target[left]))
+    if path.differentiable:
+        value.sum().backward()
+        assert leaf.grad.isfinite().all()
+        assert not leaf.grad[~left].any()
+    weights = path.weights(40)
+    metric, clean = path.metric(nan_policy="drop"), path.metric()
+    metric.update(bad, target, weights=weights)
+    clean.update(preds[left], target[left], weights=weights[left])
+    close(metric(bad, target), clean(preds[left], target[left]))
+    close(metric.compute(), clean.compute())
+    absent = int((weights[~left] == 0).sum()) * (n // 3)
+    assert metric.n_dropped() == 2 * n - absent
+    metric.reset()
+    assert metric.n_dropped() == 0
+
+    # What `update` does on CUDA, with the numbers on the CPU where they can be looked at.
+    original = InputFormat.read
+    monkeypatch.setattr(InputFormat, "read", lambda self, *a, **k: original(self, *a, **{**k, "drop_invalid": True}))
+    metric.update(bad, target)
+    assert metric.kind.left_out(metric.state).tolist() == [0, n]
+    close(metric.compute(), path.call(preds[left], target[left]).double())
+    wrong = target.clone()
+    wrong[[3, 5]] = 99  # of a row that is dropped nothing is looked at
+    metric.update(bad, wrong)
+    assert metric.kind.left_out(metric.state).tolist() == [n // 3, 2 * n]
+    with pytest.raises(ValueError, match=rf"got {n // 3} with NaN"):
+        metric.compute()
+
+
+def test_dropping_off_the_cpu_never_asks_for_a_value():
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here, at the line of the metric."""
+    for case in (c for c in CASES if c.name.startswith(("ece", "ks", "nce"))):
+        preds, target = (tensor.to("meta") for tensor in case.data())
+        metric = case.metric(ignore_index=-100, nan_policy="drop").to("meta")
+        metric.update(preds, target, weights=torch.rand(40, device="meta"))
+        if isinstance(metric.kind, SumsKind):
+            assert metric.state.shape == case.metric().state.shape, case
+
+
+@pytest.mark.parametrize("name", ["nll-multiclass-probs", "ece-multiclass-classwise", "ks-binary-positive_class"])
+def test_rows_of_narrow_types_are_dropped_by_the_same_rule(name):
+    case = next(c for c in CASES if c.name == name)
+    preds, target = case.data(n=40)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        bad, left = spoiled(case, preds.to(dtype))
+        close(case.call(bad, target, nan_policy="drop"), case.call(bad[left], target[left]))
+
+
+def test_of_labels_the_single_entry_is_dropped_as_ignore_index_drops_it():
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(30, 3, generator=generator)
+    target = torch.randint(0, 2, (30, 3), generator=generator)
+    bad, ignored = preds.clone(), target.clone()
+    bad[4, 1], bad[5, 2], bad[4, 2] = NAN, INF, -INF
+    ignored[[4, 5, 4], [1, 2, 2]] = -100
+    for function in (tc.nll, tc.ece, tc.ks):
+        options = {"task": "multilabel", "average": None, "weights": torch.arange(30)}
+        found = function(bad, target, nan_policy="drop", **options)
+        close(found, function(preds, ignored, ignore_index=-100, **options))
+    metric = tc.NLL(task="multilabel", num_labels=3, nan_policy="drop")
+    metric.update(bad, target)
+    assert metric.n_dropped() == 3
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_soft_targets_may_be_missing_too(task):
+    generator = torch.Generator().manual_seed(0)
+    preds, target = torch.rand(2, *((20,) if task == "binary" else (20, 3)), generator=generator)
+    if task == "multiclass":
+        preds, target = preds / preds.sum(-1, keepdim=True), target / target.sum(-1, keepdim=True)
+    left = torch.arange(20) != 4
+    own = {"num_labels": 3} if task == "multilabel" else {}
+    metrics = (tc.brier_score, tc.Brier), (tc.ece, tc.ECE), (tc.ks, tc.KS)
+    for missing, (function, cls) in product((NAN, INF, -INF), metrics):
+        bad, leaf = target.clone(), preds.clone().requires_grad_()
+        bad[4] = torch.tensor([missing, 0, 0]) if task == "multiclass" else missing
+        value = function(leaf, bad, task=task, nan_policy="drop")
+        torch.testing.assert_close(value, function(preds[left], target[left], task=task))
+        value.backward()
+        assert leaf.grad.isfinite().all()
+        assert not leaf.grad[4].any()
+        metric = cls(task=task, nan_policy="drop", **own)
+        metric.update(preds, bad)
+        assert metric.n_dropped() == (3 if task == "multilabel" else 1)
+        with pytest.raises(ValueError, match="`target` must"):
+            function(preds, bad, task=task)
+
+
+def test_what_is_left_out_anyhow_is_not_counted_and_infinite_logits_are_legal():
+    metric = tc.NLL(task="multiclass", from_logits=True, ignore_index=-1, nan_policy="drop")
+    logits = torch.tensor([[NAN, 0.0], [NAN, 0.0], [INF, 0.0], [-INF, 0.0], [-INF, -INF], [0.0, 0.0]])
+    target = torch.tensor([-1, 0, 0, 1, 0, 1])
+    metric.update(logits, target, weights=torch.tensor([1, 0, 1, 1, 1, 1]))
+    assert metric.n_dropped() == 1
+    close(metric.compute(), torch.tensor(np.log(2) / 3))
+    metric.reset()
+    metric.update(logits[:2], torch.tensor([0, 0]))  # nothing left is no data
+    assert metric.compute().isnan()
+    assert metric.n_dropped() == 2
+    binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
+    binary.update(torch.tensor([INF, -INF, NAN]), torch.tensor([1, 0, 1]))
+    assert (binary.compute(), binary.n_dropped()) == (0, 1)
+    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
+
+
+def test_all_else_that_is_bad_is_an_error_still():
+    labels, ones = [0, 1, 1], [1.0, 1.0, 1.0]
+    for preds, target, weights, message in (
+        ([0.2, NAN, 1.5], labels, ones, r"`preds` must be probabilities in \[0, 1\], got 1.5 \(1 of 3 rows\)"),
+        ([0.2, NAN, -3e38], labels, ones, r"`preds` must be probabilities in \[0, 1\], got -3e\+38 \(1 of 3 rows\)"),
+        ([0.2, NAN, 0.5], [0, 1, 2], ones, r"`target` must be a class index in \[0, 1\], got 2 \(1 of 3 rows\)"),
+        ([0.2, NAN, 0.5], labels, [1.0, 1.0, NAN], r"`weights` must be finite and non-negative"),
+    ):
+        metric = tc.ECE(task="binary", nan_policy="drop")
+        with pytest.raises(ValueError, match=message):
+            metric.update(torch.tensor(preds), torch.tensor(target), weights=torch.tensor(weights))
+        assert (metric.n_dropped(), metric.update_count) == (0, 0)
+    rows, target = torch.tensor([[0.5, 0.5], [NAN, 7.0], [0.5, 0.6]]), torch.tensor([0, 9, 1])
+    with pytest.raises(ValueError, match=r"`preds` must sum to 1 over the class axis .* got 1\.1 \(1 of 3 rows\)"):
+        tc.ece(rows, target, task="multiclass", nan_policy="drop")
+    # Nothing of the row that is dropped is an error, its label and its weight neither.
+    given = {"task": "multiclass", "weights": torch.tensor([1.0, -5.0]), "nan_policy": "drop"}
+    assert tc.ece(rows[:2], target[:2], **given) == 0.5
+    with pytest.raises(ValueError, match="`nan_policy` must be one of 'raise', 'drop', got 'skip'"):
+        tc.ECE(task="binary", nan_policy="skip")
+
+
+@pytest.mark.parametrize("function", [tc.nll, tc.ece])
+def test_where_values_cannot_be_looked_at_they_are_dropped_and_not_nan(function):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(3, 20, 4, generator=generator).softmax(-1)
+    target = torch.randint(0, 4, (3, 20), generator=generator)
+    preds[0, 5, 1], preds[2, 7] = NAN, INF
+
+    def read(p, t, **options):
+        return function(p, t, task="multiclass", nan_policy="drop", **options)
+
+    expected = torch.stack([read(p, t) for p, t in zip(preds, target, strict=True)])
+    assert expected.isfinite().all()
+    close(read(preds[2], target[2], validate_args=False), expected[2])
+    torch.testing.assert_close(torch.vmap(read)(preds, target), expected)
+    torch.testing.assert_close(torch.compile(read, fullgraph=True, backend="eager")(preds, target), expected)
+    target[1, 0] = 9
+    assert torch.vmap(read)(preds, target).isnan().tolist() == [False, True, False]
+
+
+def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_policies():
+    def made(policy):
+        return tc.NLL(task="binary", nan_policy=policy)
+
+    metrics = tc.CalibrationCollection({"a": made("raise"), "b": made("drop")}, prefix="v/")
+    with pytest.raises(ValueError, match="must not hold NaN"):
+        metrics.update(P, Y)
+    assert metrics.n_dropped() == {"v/a": 0, "v/b": 0}
+    joined = MetricCollection({"a": made("raise"), "b": made("drop")})
+    joined.update(torch.tensor([0.5]), torch.tensor([1]))
+    assert len(joined.compute_groups) == 2
+    found, expected = (tc.Bootstrapped(made(policy), n_replicates=39) for policy in ("drop", "raise"))
+    both = tc.CalibrationCollection({"b": made("drop"), "found": found}, prefix="v/")
+    both.update(P, Y)
+    expected.update(P.nan_to_num(0.5), Y, weights=torch.tensor([1, 0, 1, 1]))
+    assert both.n_dropped() == {"v/b": 1, "v/found": 1}
+    close(both.compute()["v/b"], expected.compute())
+    close(found.interval().replicates, expected.interval().replicates)
+    assert found.interval().value == found.compute()
+
+
+def test_functions_that_resample_and_fit_take_the_option():
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(60, generator=generator)
+    target = torch.randint(0, 2, (60,), generator=generator)
+    bad, weights = preds.clone(), torch.ones(60)
+    bad[7], weights[7] = NAN, 0
+    drawn, expected = (
+        tc.bootstrap(tc.ece, p, target, task="binary", n_replicates=39, **how)
+        for p, how in ((bad, {"nan_policy": "drop"}), (preds, {"weights": weights}))
+    )
+    close(drawn.replicates, expected.replicates)
+    after = tc.calibrated(bad, target, task="binary", nan_policy="drop")
+    assert after.isnan().nonzero().flatten().tolist() == [7]
+    of_set = {"task": "multiclass", "positive_classes": [1]}
+    rows, some = (torch.stack((1 - p, p), -1) for p in (bad, preds))
+    for bad_rows, good_rows, options in (
+        (bad, preds, {"task": "binary", "calibrator": tc.DPCalibration()}),
+        (bad, preds, {"task": "binary", "calibrator": tc.Isotonic()}),
+        (bad, preds, {"task": "binary", "calibrator": tc.HistogramBinning()}),
+        (rows, some, of_set),
+    ):
+        found = tc.calibration_loss(bad_rows, target, nan_policy="drop", score="brier", **options)
+        expected = tc.calibration_loss(good_rows, target, weights=weights, score="brier", **options)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_the_others(
+    task, soft, tmp_path, capsys
+):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand((80,) if task == "binary" else (80, 3), generator=generator)
+    preds = preds / preds.sum(-1, keepdim=True) if task == "multiclass" else preds
+    target = torch.randint(0, 2, preds.shape if task == "multilabel" else (80,), generator=generator)
+    if soft:
+        target = (torch.nn.functional.one_hot(target, 3) if task == "multiclass" else target).float()
+    bad, gone = preds.clone(), target.clone()
+    bad[3] = (gone if soft else bad)[5] = NAN
+    left = ~torch.isin(torch.arange(80), torch.tensor([3, 5]))
+    n, what = (6, "labels of samples") if task == "multilabel" else (2, "samples")
+    given = {"task": task, "with_intervals": False}
+    for weights in (None, 1 + torch.arange(80) % 3, 0.5 + torch.arange(80) % 3):
+        found = tc.report(bad, gone, weights=weights, nan_policy="drop", **given)
+        expected = tc.report(preds, target, weights=left.long() if weights is None else left * weights, **given)
+        assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
+        assert found.notes[-1].startswith(f"{n} {what} hold NaN")
+        assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
+        wanted = [gain.value for gain in expected.calibration.gains]
+        assert [gain.value for gain in found.calibration.gains] == pytest.approx(wanted, rel=1e-9)
+    if soft:
+        return
+
+    np.savez(tmp_path / "preds.npz", probs=bad.numpy(), target=target.numpy())
+    arguments = ["report", str(tmp_path / "preds.npz"), "--task", task, "--no-calibration", "--no-intervals"]
+    assert main(arguments) == 2
+    assert "must not hold NaN" in capsys.readouterr().err
+    assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"({n} left out for NaN)" in shown
+    for text in (shown, (tmp_path / "out" / "report.html").read_text()):
+        assert f"{n} {what} hold NaN" in text
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (n, "drop")

@@ -1,0 +1,360 @@
+"""Samples that stream: what the exact state keeps and shares, and how far the sketch is from it."""
+
+import copy
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+import torchcalib as tc
+from torchcalib.core.ranked import LogitCells
+from torchcalib.core.state import SamplesKind
+
+METRICS = {
+    "ACE": (tc.ACE, tc.ace, {}),
+    "TCE": (tc.TCE, tc.tce, {}),
+    "TCE equal-mass": (tc.TCE, tc.tce, {"bins": "equal_mass"}),
+    "TCE t": (tc.TCE, tc.tce, {"test": "t"}),
+    "MCE pava": (tc.MCE, tc.mce, {"bins": "pava"}),
+    "RMSCE equal-mass": (tc.RMSCE, tc.rmsce, {"bins": "equal_mass", "debiased": True}),
+    "KS": (tc.KS, tc.ks, {}),
+    "CORP": (tc.CORP, lambda *args, **options: tc.corp(*args, **options).mcb, {}),
+    "ICI": (tc.ICI, tc.ici, {"n_points": 256}),
+    "Cox": (tc.Cox, lambda *args, **options: tc.cox(*args, **options).slope, {"eps": 1e-6}),
+}
+
+
+def data(n=1000, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.rand(n, generator=generator, dtype=torch.float64).pow(3).to(dtype)
+    return p, (torch.rand(n, generator=generator) < 0.8 * p.double() + 0.05).long()
+
+
+def state_bytes(metric):
+    return sum(tensor.nbytes for part in metric.state[:3] for tensor in part)
+
+
+# The exact state
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 5), (torch.float32, 5), (torch.float64, 9)], ids=str)
+def test_bytes_of_a_sample(dtype, expected, from_logits):
+    metric = tc.TCE(task="binary", from_logits=from_logits)
+    for seed in range(10):
+        p, y = data(100, seed, dtype)
+        metric.update(p, y)
+    assert state_bytes(metric) == 1000 * expected
+    weighted = tc.TCE(task="binary", from_logits=from_logits)
+    weighted.update(p, y, weights=torch.ones(100, dtype=torch.int64))
+    assert state_bytes(weighted) == 100 * (expected + 8)
+    classes = tc.TCE(task="multiclass", num_classes=2, from_logits=from_logits)
+    classes.update(torch.stack((p, 1 - p), -1), y)
+    assert state_bytes(classes) == 200 * (9 if from_logits else expected)
+
+
+def test_rows_that_are_left_out_take_no_room():
+    p, y = data(100)
+    metric = tc.KS(task="binary", ignore_index=-100)
+    metric.update(p, y.masked_fill(torch.arange(100) < 60, -100))
+    assert state_bytes(metric) == 40 * 5
+    torch.testing.assert_close(metric.compute(), tc.ks(p[60:], y[60:], task="binary").double())
+
+
+def test_few_chunks_and_each_sample_is_copied_few_times():
+    metric = tc.ACE(task="binary")
+    p, y = data(5000, dtype=torch.float64)
+    for k in range(1000):
+        metric.update(p[5 * k : 5 * k + 5], y[5 * k : 5 * k + 5])
+        sizes = [len(chunk) for chunk in metric.state.scores]
+        assert all(a > 2 * b for a, b in pairwise(sizes))
+    assert len(sizes) <= math.log2(1000) + 1
+    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_a_buffer_that_is_used_again_does_not_change_what_was_added(from_logits):
+    p, y = data(100, dtype=torch.float64)
+    targets = y.double()
+    metric, soft = (tc.KS(task="binary", from_logits=from_logits) for _ in range(2))
+    metric.update(p, y)
+    soft.update(p, targets)
+    expected = metric.compute()
+    p.fill_(0.5)
+    y.fill_(1)
+    targets.fill_(0.25)
+    for m in (metric, soft):
+        m.update(p[:0], y[:0])
+        assert m.compute() == expected
+
+
+def test_forward_copies_no_earlier_sample():
+    metric = tc.ACE(task="binary")
+    metric.update(*data(1000))
+    first = metric.state.scores[0]
+    metric(*data(10, seed=1))
+    assert metric.state.scores[0] is first
+
+
+def test_members_of_a_collection_share_their_samples():
+    metrics = tc.CalibrationCollection(
+        [tc.ACE(task="binary"), tc.TCE(task="binary"), tc.KS(task="binary"), tc.MCE(task="binary", bins="pava")]
+    )
+    for seed in range(6):
+        metrics.update(*data(50, seed))
+        metrics(*data(20, seed + 10))
+    first, *others = metrics.values()
+    for other in others:
+        assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
+    p, y = (torch.cat(x) for x in zip(*(data(n, s) for k in range(6) for n, s in ((50, k), (20, k + 10))), strict=True))
+    torch.testing.assert_close(metrics.compute()["TCE"], tc.tce(p, y, task="binary").double())
+    metrics.reset()
+    metrics.update(*data(0))
+    assert math.isnan(metrics.compute()["KS"])
+
+
+def test_members_that_went_apart_stay_apart():
+    metrics = tc.CalibrationCollection([tc.ACE(task="binary"), tc.KS(task="binary")])
+    metrics.update(*data(50))
+    metrics["ACE"].reset()
+    metrics.update(*data(20, seed=1))
+    assert [sum(map(len, m.state.scores)) for m in metrics.values()] == [20, 70]
+
+
+def test_chunks_of_different_kinds_join():
+    """Another precision, weights from some point on, soft targets from another: nothing is lost or rounded."""
+    parts = [data(30, k, dtype) for k, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16))]
+    metric = tc.ACE(task="binary")
+    metric.update(*parts[0])
+    metric.update(*parts[1], weights=torch.arange(30) % 3)
+    metric.update(parts[2][0], parts[2][1].double() * 0.75)
+    p = torch.cat([part[0].double() for part in parts])
+    y = torch.cat([parts[0][1].double(), parts[1][1].double(), parts[2][1].double() * 0.75])
+    weights = torch.cat([torch.ones(30), torch.arange(30) % 3, torch.ones(30)])
+    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary", weights=weights), rtol=1e-12, atol=1e-12)
+
+
+def test_a_saved_state_goes_on_and_one_of_another_kind_is_refused():
+    metric = tc.TCE(task="binary")
+    metric.persistent(True)
+    metric.update(*data(100))
+    saved = copy.deepcopy(metric.state_dict())
+    other = tc.TCE(task="binary")
+    other.load_state_dict(saved)
+    other.update(*data(50, seed=1))
+    metric.update(*data(50, seed=1))
+    assert other.compute() == metric.compute()
+    for wrong, differing in (
+        (tc.TCE(task="binary", resolution=100), "resolution=None into resolution=100"),
+        (tc.TCE(task="binary", reduction="top_label"), "reduction='positive_class' into reduction='top_label'"),
+        (tc.ECE(task="binary"), "class='TCE' into class='ECE'"),
+    ):
+        with pytest.raises(ValueError, match=differing):
+            wrong.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"`incoming_state` must hold {'scores'"):
+        other.merge_state(
+            {name: part[:-1] if isinstance(part, list) else part for name, part in saved.items()}
+            | {name: [part[0][:3]] for name, part in saved.items() if name.startswith("scores")}
+        )
+
+
+@pytest.mark.parametrize(
+    ("which", "broken"),
+    [
+        ("scores", lambda part: [None] * len(part)),
+        ("scores", lambda part: [chunk.half() for chunk in part]),
+        ("outcomes", lambda part: [chunk.half() for chunk in part]),
+        ("weights", lambda part: [chunk.half() for chunk in part]),
+        ("left_out", lambda part: part[:0]),
+        ("left_out", lambda part: [part]),
+    ],
+)
+def test_a_saved_state_of_other_types_is_refused(which, broken):
+    metric = tc.KS(task="binary")
+    metric.persistent(True)
+    metric.update(*data(20))
+    saved = {name: broken(part) if name.startswith(which) else part for name, part in metric.state_dict().items()}
+    with pytest.raises(ValueError, match=r"`state_dict` must hold {'scores'"):
+        tc.KS(task="binary").load_state_dict(saved)
+
+
+def test_samples_may_wait_on_the_cpu():
+    metric = tc.ACE(task="binary", compute_on_cpu=True)
+    metric.update(*data(100))
+    metric(*data(30, seed=1))
+    p, y = (torch.cat(x) for x in zip(data(100), data(30, seed=1), strict=True))
+    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary").double())
+
+
+def test_the_state_says_what_it_is():
+    kind = tc.TCE(task="multiclass", num_classes=7, batch_shape=(2,)).kind
+    assert isinstance(kind, SamplesKind)
+    assert kind.lead == (2, 7)
+
+
+# The sketch
+
+
+def halves(dtype):
+    """Every number of a half type from 0 to 1."""
+    bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return bits[(bits >= 0) & (bits <= 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
+    p = halves(dtype).double()
+    cells = LogitCells("positive_class", 2048)._cell(p)
+    assert len(p) > 15_000
+    assert (cells.diff() > 0).all()
+    assert (cells[0], cells[-1]) == (0, LogitCells("positive_class", 2048).shape("binary", None)[-1] - 1)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sketch_of_half_precision_probabilities_is_exact(name, dtype):
+    cls, function, options = METRICS[name]
+    metric = cls(task="binary", resolution=2048, **options)
+    pieces = [data(700, seed, dtype) for seed in range(4)]
+    for p, y in pieces:
+        metric.update(p, y)
+    p, y = (torch.cat(x) for x in zip(*pieces, strict=True))
+    expected = function(p.double(), y, task="binary", **options)
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-13, atol=1e-15)
+
+
+def moved_to_means(p, resolution, from_logits=False):
+    """The probabilities that the sketch stands for, from its definition: means over cells of even width in log-odds."""
+    log_odds = [math.log(x) - math.log1p(-x) for x in p.tolist()]
+    cells = {}
+    for i, z in enumerate(log_odds):
+        cells.setdefault(math.floor((z + 104) * resolution), []).append(i)
+    moved = p.clone()
+    for members in cells.values():
+        moved[members] = math.fsum(p[i].item() for i in members) / len(members)
+    largest = max(len(members) for members in cells.values() if len({p[i].item() for i in members}) > 1)
+    return moved, largest / len(p)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("resolution", [3, 50])
+def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
+    cls, function, options = METRICS[name]
+    p, y = data(2000, dtype=torch.float64)
+    moved, _ = moved_to_means(p, resolution)
+    log_odds = torch.logit(torch.stack([p, moved]))
+    assert (log_odds[1] - log_odds[0]).abs().max() < 1 / resolution
+    assert (moved - p).abs().max() < 1 / (4 * resolution)
+    metric = cls(task="binary", resolution=resolution, **options)
+    metric.update(p[:1234], y[:1234])
+    metric.update(p[1234:], y[1234:])
+    expected = function(moved, y, task="binary", **options)
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("resolution", [2, 10, 100])
+def test_sketch_keeps_its_bounds(seed, resolution):
+    p, y = data(1500, seed, torch.float64)
+    _, share = moved_to_means(p, resolution)
+
+    def sketched(cls, **options):
+        metric = cls(task="binary", resolution=resolution, **options)
+        metric.update(p, y)
+        return metric.compute().item()
+
+    given = {"task": "binary"}
+    slack = 1e-12
+    assert -slack <= tc.ks(p, y, **given).item() - sketched(tc.KS) <= share + slack
+    assert abs(tc.ace(p, y, n_bins=10, **given).item() - sketched(tc.ACE, n_bins=10)) <= 2 * 9 * share + slack
+    assert -slack <= tc.corp(p, y, **given).dsc.item() - sketched(tc.CORP, component="dsc") <= share / 2 + slack
+    edges = [0, 0.1, 0.4, 1]
+    tce = tc.tce(p, y, bins=edges, **given).item()
+    # Edges move cells as well: one for each inner edge, and with it the counts of the two bins beside it.
+    moved, _ = moved_to_means(p, resolution)
+    counts = [((side >= a) & (side < b)).sum() for side in (p, moved) for a, b in pairwise(edges)]
+    if counts[:3] == counts[3:]:
+        assert abs(tce - sketched(tc.TCE, bins=edges)) <= 400 * 3 * share + slack
+
+
+def test_a_billion_samples_fit_in_a_few_megabytes():
+    p, y = data(1000, dtype=torch.float64)
+    weights = torch.full((1000,), 10**6)
+    metrics = tc.CalibrationCollection([cls(task="binary", resolution=2048) for cls in (tc.ACE, tc.TCE, tc.KS)])
+    metrics.update(p, y, weights=weights)
+    assert metrics["KS"].statistic().n.sum() == 10**9
+    assert all(metric.state.nbytes < 8e6 for metric in metrics.values())
+    moved, _ = moved_to_means(p, 2048)
+    for name, function in (("ACE", tc.ace), ("TCE", tc.tce), ("KS", tc.ks)):
+        expected = function(moved, y, task="binary", weights=weights)
+        torch.testing.assert_close(metrics.compute()[name], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_ends_of_the_sketch(from_logits):
+    """0 and 1 and numbers next to them: in order, and none outside."""
+    p = torch.tensor([0, 5e-324, 1e-300, 1e-46, 1e-45, 0.5, 1 - 2**-53, 1], dtype=torch.float64)
+    y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    metric = tc.KS(task="binary", resolution=64, from_logits=from_logits)
+    metric.update(torch.logit(p) if from_logits else p, y)
+    cells = metric.statistic()
+    assert cells.n.sum() == 8
+    assert (cells.score.diff() > 0).all()
+    assert (cells.score[0], cells.score[-1]) == ((-math.inf, math.inf) if from_logits else (0, 1))
+    torch.testing.assert_close(metric.compute(), tc.ks(p, y, task="binary"), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("reduction", ["classwise", "top_label", tc.TopK(2)], ids=str)
+@pytest.mark.parametrize("resolution", [1, 30])
+def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolution, reduction):
+    """Cells of log-odds and of probabilities are the same where both reach, and so are means in them."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 4, (300,), generator=generator)
+    for cls in (tc.ACE, tc.KS, tc.TCE, tc.CORP):
+        given = {"task": "multiclass", "num_classes": 4, "reduction": reduction, "resolution": resolution}
+        one, other = cls(from_logits=True, **given), cls(**given)
+        one.update(logits, target)
+        other.update(logits.softmax(-1), target)
+        torch.testing.assert_close(one.compute(), other.compute(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_sketch_of_logits_keeps_log_odds_of_any_size(task):
+    """A cell of one score has that score; the outermost cells have the mean of theirs. Exact but for one rounding."""
+    odds = torch.tensor([-5000.0, -700, -45, -36.5, -0.1, 0, 0.1, 20, 38, 69.5, 700, 5000], dtype=torch.float64)
+    y = torch.arange(12) % 2
+    preds = odds if task == "binary" else torch.stack((torch.zeros_like(odds), odds), -1)
+    for start, stop in ((2, 10), (1, 11), (0, 12)):
+        metric = tc.CORP(task=task, score="nll", component="score", from_logits=True, resolution=64, **(
+            {"reduction": "classwise", "num_classes": 2} if task == "multiclass" else {}
+        ))  # fmt: skip
+        metric.update(preds[start:stop], y[start:stop])
+        cells = metric.statistic().score
+        expected = odds[start:stop].clone()
+        if start == 0:
+            expected = torch.cat((odds[:2].mean().reshape(1), odds[2:10], odds[10:].mean().reshape(1)))
+        cells = cells if task == "binary" else cells[1, ~cells[1].isnan()]
+        torch.testing.assert_close(cells, expected, rtol=1e-13, atol=1e-15)
+    assert metric.compute().isfinite()
+
+
+def test_gradient_of_a_sketch_of_logits_is_that_of_finite_differences():
+    logits, y = torch.linspace(-90, 90, 13, dtype=torch.float64), torch.arange(13) % 2
+
+    def value(z):
+        return tc.CORP(task="binary", score="nll", component="score", from_logits=True, resolution=4)(z, y)
+
+    assert torch.autograd.gradcheck(value, logits.requires_grad_())
+
+
+def test_wrong_resolutions_are_refused():
+    for wrong in (0, -5, 2.5, True, "fine", 10**9):
+        with pytest.raises((TypeError, ValueError), match="`resolution` must be"):
+            tc.ACE(task="binary", resolution=wrong)
+
+
+def test_equal_width_bins_need_no_sketch():
+    with pytest.raises(ValueError, match="`resolution` must be None for bins='equal_width'"):
+        tc.MCE(task="binary", resolution=64)

@@ -1,0 +1,135 @@
+"""Averages over classes: closed forms, validity under ties, and the classes of one row."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from helpers.null_distribution import F64, FEW, calibrated, check_covers, check_uniform, check_valid, close
+from scipy import stats
+
+import torchcalib as tc
+from torchcalib.inference.averages import cauchy_combination, widening
+
+
+def test_cauchy_combination_closed_form():
+    """The mean of the quantiles: tan(0.4 pi) and tan(0.3 pi), 3.0777 and 1.3764, whose mean is tan(0.3655 pi).
+
+    Ties over all of (0, 1) have quantiles that cancel: 9 such classes leave a tenth of the quantile of the tenth one.
+    """
+
+    def expected(mean):
+        return torch.tensor(0.5 - math.atan(mean) / math.pi, dtype=F64)
+
+    def combined(p, tied, n_replicates):
+        return cauchy_combination(torch.tensor(p, dtype=F64), torch.tensor(tied, dtype=F64), n_replicates)
+
+    for p in (0.001, 0.2, 0.5, 0.9, 1):
+        close(combined([p] * 7, [1e-6] * 7, 10**6), torch.tensor(p, dtype=F64), atol=2e-6)  # the steps of replicates
+    mean = (math.tan(0.4 * math.pi) + math.tan(0.3 * math.pi)) / 2
+    close(combined([0.1, 0.2], [1e-6, 1e-6], 10**6), expected(mean))
+    ties = [1.0] * 9
+    close(combined([0.001, *ties], [0.001, *ties], 999), expected(math.tan(0.499 * math.pi) / 10), rtol=1e-9)
+    assert float(combined(ties, ties, 999)) == 1
+
+
+@pytest.mark.parametrize(("n", "p"), [(4, 0.5), (1, 0.2), (1, 0.01), (10, 0.3), (20, 0.02)])
+def test_combined_p_values_of_few_outcomes_are_valid(n, p):
+    """The exact p-values of |k - np|, each outcome as likely as scipy's binomial distribution says."""
+    pmf = torch.from_numpy(stats.binom.pmf(range(n + 1), n, p))
+    size = (torch.arange(n + 1, dtype=F64) - n * p).abs()
+    at_least = torch.stack([pmf[size >= own - 1e-9].sum() for own in size]).clamp(max=1)
+    tied = torch.stack([pmf[(size - own).abs() < 1e-9].sum() for own in size])
+    generator = torch.Generator().manual_seed(0)
+    for n_classes in (2, 3, 10, 100):
+        drawn = torch.multinomial(pmf, 4_000 * n_classes, replacement=True, generator=generator).reshape(4_000, -1)
+        for outcomes in (drawn, drawn[:, :1].expand_as(drawn)):  # of classes that are independent, and equal
+            check_valid(cauchy_combination(at_least[outcomes], tied[outcomes], 10**6))
+
+
+def test_widening_is_the_deviation_of_means_of_dependent_absolute_values():
+    generator = torch.Generator().manual_seed(0)
+    for n_classes in (2, 3, 10):
+        z = torch.randn(200_000, n_classes, generator=generator, dtype=F64)
+        dependent = (z - z.mean(-1, keepdim=True)).abs()  # correlation -1 / (C - 1)
+        independent = dependent.std(0).mean() / math.sqrt(n_classes)
+        assert float(dependent.mean(-1).std() / independent) == pytest.approx(widening(n_classes), rel=0.01)
+    assert (widening(1), widening(2)) == pytest.approx((1, math.sqrt(2)))
+
+
+def test_evidence_of_two_classes_is_that_of_one():
+    """P(y=1) and P(y=0) have the same gaps; the draws of the two classes differ by chance."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(1_000, generator=generator, dtype=F64)
+    y = (torch.rand(1_000, generator=generator, dtype=F64) < (0.9 * p.logit() + 0.1).sigmoid()).long()
+    one = tc.evidence(tc.ECE(task="binary"), p, y, n_replicates=4_999)
+    how = tc.ECE(task="multiclass", num_classes=2, reduction="classwise")
+    two = tc.evidence(how, torch.stack((1 - p, p), -1), y, n_replicates=4_999)
+    assert float(two.value) == pytest.approx(float(one.value))
+    for name in ("noise_floor", "low", "high"):
+        assert float(getattr(two, name)) == pytest.approx(float(getattr(one, name)), rel=0.1, abs=1e-3)
+    assert float(two.p_value) == pytest.approx(float(one.p_value), abs=0.02)
+
+
+def test_p_value_of_two_classes_of_four_equal_rows_is_that_of_one_closed_form():
+    metric = tc.ECE(task="multiclass", num_classes=2, reduction="classwise")
+    found = tc.evidence(metric, torch.full((4, 2), 0.5), torch.ones(4, dtype=torch.int64), n_replicates=9_999)
+    # 5 deviations of the share of replicates; each class has its own.
+    assert float(found.p_value) == pytest.approx(1 / 8, abs=5 * math.sqrt(1 / 8 * 7 / 8 / 9_999))
+
+
+def test_signed_average_over_labels_is_judged_by_its_own_size_and_uniform():
+    """Gaps of labels cancel in the mean, and so they do in noise floor and p-value."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(1_000, 100, 3, generator=generator, dtype=F64)
+    y = (torch.rand(1_000, 100, 3, generator=generator, dtype=F64) < p).long()
+    metric = tc.ESCE(task="multilabel", num_labels=3, batch_shape=(1_000,))
+    metric.update(p, y)
+    found = metric.evidence(n_replicates=99, with_interval=False)
+    check_uniform(found.p_value, 99)
+    size = found.value.abs()
+    assert float(found.noise_floor.mean()) == pytest.approx(float(size.mean()), abs=4 * float(size.std()) / 1_000**0.5)
+    some = tc.evidence(tc.ESCE(task="multilabel", num_labels=3, batch_shape=(100,)), p[:100], y[:100], **FEW)
+    holds = (some.low <= 0) & (some.high >= 0)
+    assert bool(holds[some.p_value >= 0.05].all())
+    assert int(holds.sum()) >= 89  # of 95: 2.75 standard deviations
+
+
+def test_signed_average_over_classes_that_exclude_each_other_is_0_whatever_the_model():
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(500, 4, generator=generator, dtype=F64).softmax(-1)
+    how = {"task": "multiclass", "num_classes": 4, "reduction": "classwise"}
+    for target in (torch.zeros(500, dtype=torch.int64), torch.multinomial(preds, 1, generator=generator).squeeze(-1)):
+        found = tc.evidence(tc.ESCE(**how), preds, target)
+        assert abs(float(found.value)) < 1e-12
+        assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
+        assert float(found.low) == float(found.high) == 0
+    apart = tc.evidence(tc.ESCE(**how, average=None), preds, torch.zeros(500, dtype=torch.int64))
+    assert bool((apart.p_value < 0.01).all())
+    with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
+        tc.evidence(tc.ESCE(**how), preds, target, level=95)
+
+
+SETTINGS = [(2, 8, 1_000, 99), (5, 8, 1_000, 99)]
+SETTINGS += [pytest.param(n_classes, 500, 2_000, 199, marks=pytest.mark.long) for n_classes in (2, 3, 10)]
+
+
+@pytest.mark.parametrize(("n_classes", "n", "n_data", "n_replicates"), SETTINGS)
+def test_p_values_of_class_wise_averages_are_valid_and_intervals_cover_0(n_classes, n, n_data, n_replicates):
+    generator = torch.Generator().manual_seed(n_classes)
+    preds = (1.5 * torch.randn(n_data, n, n_classes, generator=generator, dtype=F64)).softmax(-1)
+    target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_data, n)
+    metric = tc.ECE(task="multiclass", num_classes=n_classes, reduction="classwise", batch_shape=(n_data,))
+    metric.update(preds, target)
+    found = metric.evidence(n_replicates=n_replicates, with_interval=n > 8)
+    check_valid(found.p_value)
+    if n > 8:
+        check_covers(found.low == 0)
+
+
+@pytest.mark.parametrize("reading", [tc.KS, partial(tc.ECE, n_bins=3)], ids=["in order", "bins"])
+def test_p_values_of_averages_over_labels_of_few_rows_are_valid(reading):
+    p, y, _ = calibrated("beta(1,12)", 4 * 10, 1_000)
+    metric = reading(task="multilabel", num_labels=4, batch_shape=(1_000,))
+    metric.update(p.reshape(1_000, 10, 4), y.reshape(1_000, 10, 4))
+    check_valid(metric.evidence(n_replicates=99, with_interval=False).p_value)

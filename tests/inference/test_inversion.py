@@ -1,0 +1,151 @@
+"""Intervals: closed forms for one bin, coverage by simulation, and what they say together with the p-value."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from helpers.null_distribution import (
+    CONFIDENCES,
+    ERRORS,
+    F64,
+    FEW,
+    MOVED,
+    calibrated,
+    covers,
+    metric_of,
+    miscalibrated,
+    one_bin,
+)
+from scipy import stats
+
+import torchcalib as tc
+from torchcalib.inference.testing import evidence_of
+
+
+def mean_gap(b):
+    return (b.share * b.gap).sum(-1)
+
+
+def test_interval_of_the_signed_error_of_one_bin_is_nearly_that_of_wilson():
+    """Inverting the test of every frequency by its own variance is Wilson's interval, for a single frequency."""
+    p, n, k = 0.7, 300, 180
+    found = evidence_of(mean_gap, one_bin(p, n, k), signed=True, n_replicates=9_999)
+    wilson = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
+    assert (float(found.low) + p, float(found.high) + p) == pytest.approx((wilson.low, wilson.high), abs=4e-3)
+
+
+def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal():
+    """Most rows are all but certain: what makes an outcome is a few of them, and by the same amount none goes down."""
+    torch.manual_seed(0)
+    p = torch.distributions.Beta(torch.tensor(0.05, dtype=F64), 5.0).sample((1000, 50))
+    metric = tc.ESCE(task="binary", batch_shape=(1000,))
+    metric.update(p, (torch.rand(1000, 50, dtype=F64) < p).long())
+    found = metric.evidence(n_replicates=199)
+    assert ((found.low <= 0) & (found.high >= 0)).double().mean() > 0.93
+
+
+@pytest.mark.parametrize("n", [10, 50, 1_000])
+@pytest.mark.parametrize("error", [tc.ECE, tc.MCE, tc.RMSCE, tc.ACE, tc.KS])
+def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, n):
+    """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
+    for confidence in (0, 1):
+        p = torch.full((n,), float(confidence), dtype=F64)
+        found = tc.evidence(error(task="binary"), p, p.long())
+        assert (float(found.value), float(found.noise_floor), float(found.low)) == (0, 0, 0)
+        assert float(found.high) > 1 - 0.05 ** (1 / n)
+        assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
+
+
+def test_intervals_of_all_but_certain_rows_closed_form():
+    """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
+    always = evidence_of(mean_gap, one_bin(0.98, 100, 100), signed=True)
+    assert -0.03 < float(always.low) < 0.0
+    assert float(always.high) == pytest.approx(0.02, abs=1e-3)
+    signed = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
+    assert -0.7 < signed.low < -0.3  # two of two: no rate above 1 - 0.025^(1/2) = 0.84 of failures is excluded
+    assert signed.low <= 0 <= signed.high
+    error, ones = tc.ECE(task="binary"), torch.ones(100, dtype=F64)
+    rare = tc.evidence(error, 0.998 * ones, ones.long())
+    assert 1 - 0.05 ** (1 / 100) - 0.002 < float(rare.high) < 1.2 * (1 - 0.025 ** (1 / 100))
+    wrong = tc.evidence(error, ones[:50], (torch.arange(50) > 0).long())
+    assert float(wrong.p_value) <= 2 / 1000
+    exact = stats.binomtest(1, 50).proportion_ci(0.95, "exact")
+    assert 0 < float(wrong.low) < 10 * exact.low
+    assert exact.high / 1.2 < float(wrong.high) < 1.2 * exact.high
+
+
+def test_certain_rows_among_others_do_not_make_the_others_certain():
+    """Half of the rows are certain and right, and the others may have as much error as they may by themselves."""
+    (p,), (y,), _ = calibrated("uniform", 200, 1)
+    alone = tc.evidence(tc.ECE(task="binary"), p, y)
+    both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, torch.ones_like(p))), torch.cat((y, torch.ones_like(y))))
+    assert float(both.high) > 0.9 * float(alone.high) / 2
+
+
+@pytest.mark.parametrize(
+    ("cls", "n", "n_data", "moved"),
+    [(tc.ECE, 300, 200, lambda z: 0.8 * z + 0.1)]
+    + [(tc.ESCE, n, 400, lambda z, n=n: z + 2 / n**0.5) for n in (4, 20, 200)],
+)
+def test_interval_holds_0_where_the_test_does_not_reject_and_only_there_unless_signed(cls, n, n_data, moved):
+    p, y, _ = miscalibrated("uniform", n, n_data, moved)
+    found = metric_of(cls, p, y).evidence(n_replicates=199)
+    kept, holds = found.p_value >= 0.05 - 1e-9, (found.low <= 0) & (found.high >= 0)
+    assert 20 < int(kept.sum()) < n_data
+    assert bool(holds[kept].all())
+    if cls is tc.ECE:
+        assert torch.equal(holds, kept)
+
+
+SETTINGS = [("uniform", 100, "shift 0.4", 40, 39, 0.95)]
+SETTINGS += [
+    pytest.param(kind, n, moved, 400, 99, 0.93, marks=pytest.mark.long)
+    for kind, n, moved in product(("uniform", "beta(8,1)"), (200, 500), ("temperature 1.4", "shift 0.4"))
+]
+
+
+@pytest.mark.parametrize("cls", [tc.TCE, tc.CORP])
+@pytest.mark.parametrize(("kind", "n", "moved", "n_data", "n_replicates", "level"), SETTINGS)
+def test_intervals_of_tce_and_mcb_cover_what_they_are_of(cls, kind, n, moved, n_data, n_replicates, level):
+    """The level in so many data sets, less three standard deviations.
+
+    Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have. The true
+    frequencies rise with the confidence, and so they are the best recalibration of which MCB is the gain.
+    """
+    p, y, frequency = miscalibrated(kind, n, 1 if cls is tc.TCE else n_data, MOVED[moved])
+    truth = (p - frequency).square().mean(-1)
+    if cls is tc.TCE:
+        y = (torch.rand(10 * n_data, n, generator=torch.Generator().manual_seed(2), dtype=F64) < frequency).long()
+        truth = metric_of(tc.TCE, p.expand(len(y), -1), y).compute().mean()
+        p, y = p.expand(n_data, -1), y[:n_data]
+    found = metric_of(cls, p, y).evidence(n_replicates=n_replicates)
+    if cls is tc.TCE:
+        assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    assert covers(found, truth) > level - 3 * math.sqrt(level * (1 - level) / n_data)
+
+
+@pytest.mark.parametrize("bins", ["pava", "pava_bc"])
+def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
+    p, y, _ = calibrated("uniform", 150, 20)
+    metric = tc.GCE(task="binary", loss=lambda b: b.gap.abs(), bins=bins, batch_shape=(20,))
+    metric.update(p, y)
+    found = metric.evidence(**FEW)
+    assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
+    assert bool((found.high > found.noise_floor).all())
+    assert int((found.low == found.noise_floor).sum()) >= 16  # of 19: three standard deviations
+
+
+MISCALIBRATED = [("ece", "temperature 1.4", 1_000, "uniform", 300), ("esce", "shift 0.4", 1_000, "uniform", 300)]
+MISCALIBRATED += [
+    pytest.param(*setting, 1_000, marks=pytest.mark.long)
+    for setting in product(("ece", "esce", "mce", "ace"), MOVED, (200, 2_000), CONFIDENCES)
+]
+
+
+@pytest.mark.parametrize(("name", "moved", "n", "kind", "n_data"), MISCALIBRATED)
+def test_intervals_cover_the_error_of_a_miscalibrated_model(name, moved, n, kind, n_data):
+    """At least nine in ten, of 95 %: the bins that have the error are not known, see `evidence_of`."""
+    p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
+    error = ERRORS[name][0]
+    assert covers(metric_of(error, p, y).evidence(n_replicates=199), metric_of(error, p, frequency).compute()) > 0.9

@@ -1,0 +1,79 @@
+"""Ways of weighing `(R, N)`: sums of replicates, and metrics that take a few replicates at a time."""
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from cases import CASES
+from helpers.bootstrap import BINARY, close, counts_of
+
+import torchcalib as tc
+from torchcalib.core import predictions
+from torchcalib.metrics.scores import risk_curve
+from torchcalib.ops.segments import bin_sums_of_replicates
+
+
+@pytest.mark.parametrize("n_bins", [3, 200])
+def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, n_bins, (2, 30), generator=generator)
+    values = torch.randn(2, 30, generator=generator, dtype=torch.float64)
+    values[0, 3], values[1, 5] = torch.inf, -torch.inf
+    weights = torch.randint(0, 3, (4, 1, 30), generator=generator).double()
+    weights[1, 0, 3] = 0
+    columns = (torch.ones_like(values), values)
+    found = bin_sums_of_replicates(index, columns, weights, n_bins)
+    assert found.shape == (4, 2, 2, n_bins)
+    expected = torch.zeros_like(found)
+    for r, i, k in product(range(4), range(2), range(30)):
+        if weights[r, 0, k]:
+            expected[r, i, :, index[i, k]] += weights[r, 0, k] * torch.stack([column[i, k] for column in columns])
+    close(found, expected)
+
+
+def test_few_ways_of_weighing_are_the_same_as_many():
+    preds, target = BINARY.data(n=60)
+    weights = counts_of(40, 60)
+    whole = tc.ece(preds, target, task="binary", weights=weights)
+    for n_ways in (1, 3, 15, 16):
+        close(tc.ece(preds, target, task="binary", weights=weights[:n_ways]), whole[:n_ways])
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (partial(tc.optimal_threshold_cost, average="macro"), {"task": "multilabel"}),
+        (partial(tc.optimal_threshold_cost, average=None), {"task": "multilabel"}),
+        (partial(tc.bayes_risk_area, average="macro"), {"task": "multilabel"}),
+        (partial(tc.score_divergence, score="brier"), {"task": "binary"}),
+        (partial(tc.score_divergence, score=tc.nll), {"task": "binary"}),
+    ],
+)
+def test_few_replicates_are_read_at_a_time(function, options, monkeypatch):
+    case = next(case for case in CASES if case.name == "nll-per-label") if options["task"] == "multilabel" else BINARY
+    preds, target = case.data(n=60)
+    weights = 1 + counts_of(5, 60)
+    call = partial(function, preds, target, **options)
+    expected = [call(weights=w) for w in weights]
+    sizes, in_order, fit_to = [], risk_curve._in_order, tc.DPCalibration.fit_to
+    monkeypatch.setattr(risk_curve, "_in_order", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors))
+    monkeypatch.setattr(
+        tc.DPCalibration, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)
+    )
+    monkeypatch.setattr(predictions, "_MOST_AT_ONCE", 60 * 2 * (4 if case is not BINARY else 6))
+    found = call(weights=weights)
+    assert sizes == [2, 2, 1]
+    parts = [found] if torch.is_tensor(found) else found
+    wanted = [expected] if torch.is_tensor(found) else zip(*expected, strict=True)
+    for a, b in zip(parts, wanted, strict=True):
+        close(a, torch.stack(list(b)), rtol=1e-8, atol=1e-8)
+
+
+def test_expected_cost_takes_ways_of_weighing_and_tells_bad_decisions():
+    decisions, target, cost = torch.tensor([0, 1, 1, 5]), torch.tensor([0, 1, 0, 1]), [[0, 1], [1, 0]]
+    weights = torch.tensor([[1.0, 2, 1, 0], [0, 1, 3, 0]])
+    close(tc.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())
+    weights[1, 3] = 1
+    with pytest.raises(ValueError, match=r"`decisions` must be a column of `cost` in \[0, 1\], got 5 \(1 of 4 rows\)"):
+        tc.expected_cost(decisions, target, cost=cost, weights=weights)

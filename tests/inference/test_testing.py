@@ -1,0 +1,195 @@
+"""Noise floors and p-values: the binomial distribution, slow loops over replicates, validity, and how work is cut."""
+
+import math
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from helpers.null_distribution import (
+    CONFIDENCES,
+    ERRORS,
+    F64,
+    FEW,
+    calibrated,
+    check_covers,
+    check_uniform,
+    check_valid,
+    metric_of,
+    one_bin,
+    same,
+)
+from scipy import stats
+
+import torchcalib as tc
+from torchcalib.core.bins import ece_from_bins
+from torchcalib.core.sums import BinStats
+from torchcalib.inference import testing
+from torchcalib.inference.testing import evidence_of
+
+
+def deviations(share, n_replicates):
+    """Five standard deviations of a share of replicates, and a step of them."""
+    return 5 * math.sqrt(share * (1 - share) / n_replicates) + 1 / (n_replicates + 1)
+
+
+@pytest.mark.parametrize(("p", "n", "k"), [(0.3, 10, 5), (0.99, 60, 57), (0.07, 30, 3), (0.5, 400, 230)])
+def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, n, k):
+    found = evidence_of(ece_from_bins, one_bin(p, n, k), n_replicates=9_999)
+    gaps = [abs(j / n - p) for j in range(n + 1)]
+    pmf = stats.binom.pmf(range(n + 1), n, p)
+    floor = math.fsum(a * b for a, b in zip(gaps, pmf, strict=True))
+    deviation = math.sqrt(math.fsum(a * a * b for a, b in zip(gaps, pmf, strict=True)) - floor**2)
+    assert abs(float(found.noise_floor) - floor) < 5 * deviation / 100
+    at_least = math.fsum(b for a, b in zip(gaps, pmf, strict=True) if a >= abs(k / n - p) - 1e-9)
+    assert float(found.p_value) == pytest.approx(at_least, abs=deviations(at_least, 9_999))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize(("n", "expected"), [(4, 1 / 8), (5, 1 / 16)])
+def test_p_value_of_equal_rows_that_are_all_1_is_that_of_scipy_binomtest_whatever_the_seed(n, expected, seed):
+    assert stats.binomtest(n, n, 0.5).pvalue == expected
+    for error in (tc.ECE, tc.ESCE, tc.MCE, tc.KS, tc.ACE, tc.CORP):
+        given = torch.full((n,), 0.5), torch.ones(n, dtype=torch.int64)
+        found = tc.evidence(error(task="binary"), *given, seed=seed, with_interval=False)
+        assert float(found.p_value) == pytest.approx(expected, abs=deviations(expected, 999)), error
+
+
+@pytest.mark.parametrize("error", [tc.ECE, tc.ESCE, tc.RMSCE, tc.KS, tc.CORP, tc.SmECE])
+def test_p_value_of_an_error_of_exactly_0_is_1(error):
+    p, y = torch.full((10,), 0.5), torch.arange(10) % 2
+    found = tc.evidence(error(task="binary"), p, y, with_interval=False, **FEW)
+    assert abs(float(found.value)) < 1e-12
+    assert float(found.p_value) == 1
+    if error is tc.ECE:
+        p, y, _ = calibrated("uniform", 60, 20)
+        found = metric_of(tc.TCE, p, y).evidence(**FEW)
+        assert bool((found.value == 0).any())
+        assert bool((found.p_value[found.value == 0] == 1).all())
+
+
+def test_p_value_counts_replicates_at_least_as_large_slow_loop():
+    """Of what the reading returned for the data, which come first, and for the replicates."""
+    for signed in (False, True):
+        seen = []
+
+        def reading(b, signed=signed, seen=seen):
+            value = (b.share * (b.gap if signed else b.gap.abs())).sum(-1)
+            seen.append(value.flatten().tolist())
+            return value
+
+        bins = BinStats(torch.cat([one_bin(0.3, 6, 4).sums, one_bin(0.6, 5, 2).sums], -1), has_noise=True)
+        found = evidence_of(reading, bins, signed=signed, n_replicates=499, with_interval=False)
+        (observed,), replicates = seen[0], seen[1]
+        assert len(replicates) == 499
+        larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
+        assert larger > sum(abs(x) > abs(observed) + 1e-9 for x in replicates), "there are ties"
+        assert float(found.p_value) == pytest.approx((1 + larger) / 500, rel=1e-12)
+        assert float(found.noise_floor) == pytest.approx(math.fsum(map(abs, replicates)) / 499, rel=1e-12)
+
+
+def test_values_that_are_equal_but_for_rounding_are_ties_binomial_distribution():
+    """All confidences are equal: the KS distance is |k - np| / n, in whatever order it is summed."""
+    n, p = 200, 0.03
+    y = torch.stack([(torch.arange(n) * 37 % n < k).long() for k in range(13)])
+    found = metric_of(tc.KS, torch.full((13, n), p, dtype=F64), y).evidence(n_replicates=1_999, with_interval=False)
+    pmf = stats.binom.pmf(range(n + 1), n, p)
+    for k, p_value in enumerate(found.p_value.tolist()):
+        expected = math.fsum(pmf[j] for j in range(n + 1) if abs(j - n * p) >= abs(k - n * p) - 1e-9)
+        assert p_value == pytest.approx(expected, abs=deviations(min(expected, 1), 1_999)), k
+
+
+@pytest.mark.parametrize(
+    "error", [tc.KS, partial(tc.ECE, average="macro"), tc.ESCE], ids=["in order", "average", "signed"]
+)
+def test_draws_do_not_depend_on_how_the_work_is_cut(error, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(3, 40, 4, generator=generator, dtype=F64)
+    y = (torch.rand(3, 40, 4, generator=generator, dtype=F64) < p).long()
+    metric = error(task="multilabel", num_labels=4, batch_shape=(3,))
+    metric.update(p, y)
+    whole = metric.evidence(**FEW)
+    monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # a series at a time
+    same(metric.evidence(**FEW), whole)
+    monkeypatch.setattr(testing, "_AT_ONCE", 40 * 40)
+    monkeypatch.setattr(testing, "_DRAWN_AT_ONCE", 10 * 40)
+    same(metric.evidence(**FEW), whole)
+
+
+def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(2, 60, generator=generator, dtype=F64)
+    y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
+    gone = p.clone()
+    gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
+    monkeypatch.setattr(testing, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
+    monkeypatch.setattr(testing, "RUNS_ON_PATHS", 57)
+    for with_interval in (True, False):
+        together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).evidence(with_interval=with_interval, **FEW)
+        for k in range(2):
+            kept = ~gone[k].isnan()
+            rows = torch.stack((p[k, kept], p[k, kept]))  # the series has the number that it has together
+            alone = metric_of(tc.KS, rows, torch.stack((y[k, kept], y[k, kept])))
+            same(alone.evidence(with_interval=with_interval, **FEW)[k], together[k])
+
+
+def test_weights_of_importance_are_not_more_samples_and_soft_targets_are_as_noisy_as_they_vary():
+    """Rows that count double are as noisy as before; two copies of each are less so, by sqrt(2).
+
+    Shares of 16 votes vary a quarter as much as labels, in standard deviations.
+    """
+    (p,), (y,), _ = calibrated("uniform", 4_000, 1)
+    twice = torch.full((4_000,), 2.0)
+    evidence = partial(tc.evidence, tc.ECE(task="binary", n_bins=7), p)
+    plain, important, copied = (evidence(y, weights=w) for w in (None, twice, twice.long()))
+    assert float(important.noise_floor) == pytest.approx(float(plain.noise_floor), rel=1e-9)
+    assert float(plain.noise_floor / copied.noise_floor) == pytest.approx(math.sqrt(2), rel=0.05)
+    generator = torch.Generator().manual_seed(2)
+    shares = evidence((torch.rand(16, 4_000, generator=generator, dtype=F64) < p).double().mean(0))
+    assert float(plain.noise_floor / shares.noise_floor) == pytest.approx(4, rel=0.1)
+    assert float(shares.p_value) > 0.01
+
+
+def test_debiased_rmsce_is_tested_by_the_plain_one():
+    (p,), (y,), _ = calibrated("uniform", 500, 1)
+    plain, debiased = (tc.evidence(tc.RMSCE(task="binary", debiased=d), p, y) for d in (False, True))
+    assert float(plain.p_value) == float(debiased.p_value)
+    assert float(debiased.noise_floor) < float(plain.noise_floor) / 2
+
+
+@pytest.mark.parametrize("name", ["ece", "esce", "mce", "rmsce", "ace", "ks", "corp"])
+def test_p_values_of_few_rows_are_valid(name):
+    for kind, n in product(CONFIDENCES, (1, 2, 5, 12)):
+        p, y, _ = calibrated(kind, n, 500, seed=n)
+        check_valid(metric_of(ERRORS[name][0], p, y).evidence(n_replicates=99, with_interval=False).p_value)
+
+
+SETTINGS = [("ece", 200, "uniform"), ("ece", 200, "mostly 0.99"), ("ece", 2_000, "beta(8,1)")]
+SETTINGS += [pytest.param(*row, marks=pytest.mark.long) for row in product(ERRORS, (200, 2_000, 20_000), CONFIDENCES)]
+
+
+@pytest.mark.parametrize(("name", "n", "kind"), SETTINGS)
+def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name, n, kind):
+    error, n_data = ERRORS[name]
+    at_once = max(1, 2_000_000 // n)
+    found, atoms = [], []
+    for seed in range(0, n_data, at_once):
+        p, y, _ = calibrated(kind, n, min(at_once, n_data - seed), seed)
+        found.append(metric_of(error, p, y).evidence(n_replicates=199, seed=seed, with_interval=False).p_value)
+        atoms.append((2 * math.pi * (p * (1 - p)).sum(-1)) ** -0.5)
+    check_valid(torch.cat(found))
+    # ESCE depends on the number of positives alone, whose most frequent value has about the probability of a normal
+    # density at its mean. TCE counts rejected samples, and few rows near 0.99 have few outcomes.
+    atom = float(torch.cat(atoms).mean()) if name == "esce" else 0.0
+    if name != "tce" and (kind != "mostly 0.99" or n > 200):
+        check_uniform(torch.cat(found), 199, atom)
+
+
+def test_p_values_of_ece_with_weights_of_importance_are_uniform():
+    metric = metric_of(tc.ECE, *calibrated("beta(1,12)", 2_000, 2_000, weighted=True))
+    check_uniform(metric.evidence(n_replicates=199, with_interval=False).p_value, 199)
+
+
+def test_intervals_of_ece_cover_the_error_of_a_calibrated_model_which_is_0():
+    found = metric_of(tc.ECE, *calibrated("beta(8,1)", 200, 2_000)).evidence(n_replicates=199)
+    check_covers(found.low == 0)

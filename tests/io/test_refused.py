@@ -1,0 +1,244 @@
+"""Files that are damaged, leave open what is meant, or hold arrays that do not fit together."""
+
+import io
+from functools import partial
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from helpers.written import HITS, LABELS, LOGITS, PROBS, write_parquet
+from safetensors.torch import save_file
+
+from torchcalib.io.opening import open_predictions
+from torchcalib.io.reader import InputError
+
+
+def file(name, write):
+    """Return a function that writes one file to a folder, and returns its name in a list."""
+
+    def written(folder):
+        write(folder / name)
+        return [name]
+
+    return written
+
+
+def text(name, content):
+    return file(name, lambda path: path.write_bytes(content))
+
+
+def npz(*shards, **arrays):
+    parts = zip("ab", shards or [arrays], strict=False)
+    return all_of(*(file(f"{name}.npz", lambda path, held=held: np.savez(path, **held)) for name, held in parts))
+
+
+def npys(**arrays):
+    return all_of(*(file(f"{name}.npy", partial(np.save, arr=values)) for name, values in arrays.items()))
+
+
+def pt(content):
+    return file("a.pt", lambda path: torch.save(content, path))
+
+
+def parquet(**columns):
+    return file("a.parquet", lambda path: write_parquet(path, columns))
+
+
+def safetensors(**tensors):
+    return file("a.safetensors", lambda path: save_file(tensors, path))
+
+
+def member(content):
+    """A sound archive around anything."""
+
+    def write(path):
+        with ZipFile(path, "w") as archive:
+            archive.writestr("logits.npy", content)
+
+    return file("a.npz", write)
+
+
+def all_of(*writers):
+    return lambda folder: [name for write in writers for name in write(folder)]
+
+
+def changed(write, change):
+    """Return a writer of the same file with other bytes."""
+
+    def written(folder):
+        (name,) = write(folder)
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+        return [name]
+
+    return written
+
+
+def cut(write, share):
+    return changed(write, lambda content: content[: int(share * len(content))])
+
+
+def header(shape):
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return content.getvalue()
+
+
+def damaged_at_the_end(folder):
+    """An archive with a sound directory, whose compressed data breaks off after most of the rows."""
+    values = np.random.default_rng(0).normal(size=(20_000, 2))
+    np.savez_compressed(folder / "a.npz", targets=np.arange(20_000), logits=values)
+    content = bytearray((folder / "a.npz").read_bytes())
+    with ZipFile(folder / "a.npz") as archive:
+        info = archive.getinfo("logits.npy")
+    for i in range(20):
+        content[info.header_offset + info.compress_size - 2000 + i] ^= 0xFF
+    (folder / "a.npz").write_bytes(content)
+    return ["a.npz"]
+
+
+def a_member_twice(folder):
+    OK(folder)
+    with pytest.warns(UserWarning, match="Duplicate name"), ZipFile(folder / "a.npz", "a") as archive:
+        archive.writestr("y.npy", b"")
+    return ["a.npz"]
+
+
+class Anything:
+    """An object that only unpickling could bring back."""
+
+
+OK = npz(probs=PROBS, y=HITS)
+IMAGE, PIXELS = np.zeros((2, 3, 4, 5), np.float32), np.zeros((2, 4, 5), int)
+NAMES = np.array(list("abcdefg"))
+OBJECTS = np.array([None, "a"], dtype=object)
+ONES = torch.ones(2)
+ROW, EMPTY = {"probs": PROBS, "y": HITS}, {"probs": PROBS[:0], "y": HITS[:0]}
+MANY = {f"a{k:02}": np.zeros(2) for k in range(20)}
+IN_C_ORDER = "`logits` in `a.npz` must be in C order to be read in pieces"
+CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"
+BAD = [  # what is written, words of the error, options, and limits that are set to other values
+    # which files
+    (lambda folder: [], "must be a file to read, got none"),
+    (lambda folder: ["b.npz"], "b.npz` must be a file, got nothing of this name"),
+    (lambda folder: ["b" * 5000 + ".npz"], "got OSError"),
+    (file("a.npz", Path.mkdir), "got a directory. Name the files in it"),
+    (text("predictions", b"x"), "must end in one of .npz, .npy, .pt"),
+    (all_of(OK, pt({"probs": ONES, "y": ONES})), "must have one format, got two"),
+    (all_of(OK, OK), "got one twice"),
+    (npz(ROW, {"logits": PROBS, "y": HITS}), "`b.npz` must name its arrays as `a.npz` does"),
+    (npz(ROW, {**ROW, "probs": PROBS.astype("f4")}), "got float64 (7,) in `a.npz` and float32 (7,) in `b.npz`"),
+    (all_of(OK, text("b.npz", b"")), "`b.npz` must be a complete"),
+    # which arrays
+    (npz(a=PROBS, y=HITS), "predictions under a known name (logits, probs, preds ...), got `a`, `y`"),
+    (npz(probs=PROBS), "must hold targets under a known name (targets, labels, y ...), got `probs`"),
+    (npz(probs=PROBS, y=HITS, labels=HITS), "got `labels`, `y`. Choose with --target NAME"),
+    (npz(**ROW, Probs=PROBS), "got `probs`, `Probs`. Choose"),
+    (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
+    (npz(**MANY), "`a11` and 8 more"),
+    (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"reader.MOST_ARRAYS": 10}),
+    (OK, "--preds must name what is in `a.npz`, got `q` beside `probs`, `y`", {"preds": "q"}),
+    (OK, "must hold predictions, targets, weights and groups apart", {"target": "probs"}),
+    (npz(log_probs=PROBS, y=HITS), "log p is not the logit of p. Store probabilities or logits"),
+    (npys(probs=PROBS), "must be a pair of .npy files"),
+    (npys(a=PROBS, b=PROBS), "got `a`, `b`. Pass --preds NAME --target NAME"),
+    # numbers and shapes
+    (npz(preds=LABELS, y=HITS), "must be floating-point predictions, got int64", {"from_logits": False}),
+    (npz(probs=PROBS + 0j, y=HITS), "got complex128"),
+    (npz(probs=PROBS, y=NAMES), "must hold numbers, got str"),
+    (npz(probs=PROBS[:, None], y=HITS, site=NAMES[:, None]), "must have one axis if it holds text", {"groups": "site"}),
+    (npz(probs=PROBS, y=HITS[:5]), "must have one row per sample, got shapes (7,) and (5,)"),
+    (npz(**ROW, weights=LOGITS), "must be one weight per sample, got shape (7, 3)"),
+    (npz(probs=np.array(0.5), y=np.array(1)), "`probs` in `a.npz` must be an array, got a single number"),
+    (npz(probs=LOGITS[:, :0], y=HITS), "got shape (7, 0) of float32"),
+    (npz(logits=LOGITS, y=LABELS.astype(float)), "must be integer class indices"),
+    (npz(logits=LOGITS, y=np.abs(LOGITS)), "Pass --task multilabel, or --task multiclass (shares or vote counts)."),
+    (npz(probs=IMAGE, y=IMAGE > 0), "(one-hot labels or vote counts), or --task binary (probabilities of 1)"),
+    (npz(logits=LOGITS, y=LOGITS > 0), "must be whole numbers (vote counts, one-hot labels)", {"task": "multiclass"}),
+    (npz(logits=LOGITS, y=LOGITS > 0), "Shapes must be (N,) or maps (N, H, ...), with", {"task": "binary"}),
+    (OK, "must be one of `binary`, `multiclass`, `multilabel`, got `regression`", {"task": "regression"}),
+    (npz(logits=IMAGE, y=PIXELS), "Classes must be the last axis in files"),
+    # npz and npy
+    (cut(OK, 0.5), "must be a complete, readable npz file"),
+    (npz(), "got nothing"),
+    (member(b"NUMPY" * 9), "got ValueError: the magic string is not correct"),
+    (member(header((7,)).replace(b"'<f4'", b"'<f4(")), "got ValueError: Cannot parse header"),
+    (member(header((9,)) + bytes(28)), "cannot hold the promised float32 array"),
+    (member(header((-7, -1)) + bytes(28)), "float32 array of shape (-7, -1)"),
+    (damaged_at_the_end, "must be a complete, readable npz file, got"),
+    (changed(OK, lambda content: content.replace(PROBS[3].tobytes(), PROBS[4].tobytes())), "BadZipFile: Bad CRC-32"),
+    (a_member_twice, "must name every array once"),
+    (npz(probs=OBJECTS, y=HITS[:2]), "got pickled Python objects, which are never loaded"),
+    (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "cannot hold"),
+    (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"npy.MAX_RESIDENT": 16}),
+    # pt
+    (text("a.pt", b""), "must be a complete, readable pt file, got EOFError"),
+    (cut(pt({"probs": ONES, "y": ONES}), 0.6), "must be a complete, readable pt"),
+    (pt({"probs": Anything()}), "nothing untrusted is unpickled. Save a dict of tensors"),
+    (pt(ONES), "must hold a dict of tensors or (preds, target[, weights]), got a Tensor"),
+    (pt([ONES] * 4), "got a list of 4"),
+    (pt({"probs": ONES, "y": [0, 1]}), "`y` in `a.pt` must be a plain, dense tensor, got a list"),
+    (pt({"probs": torch.eye(2).to_sparse(), "y": ONES}), "got a torch.sparse_coo tensor"),
+    (pt({"probs": torch.ones(2, device="meta"), "y": ONES}), "tensor on meta"),
+    (pt({"probs": torch.ones(1, 1).expand(2, 10**9), "y": ONES.long()}), "more numbers than the file holds"),
+    # safetensors
+    (text("a.safetensors", b"hello" * 9), "readable safetensors file, got ValueError: a header of"),
+    (cut(safetensors(probs=torch.ones(9), y=torch.ones(9)), 0.8), "got SafetensorError"),
+    (safetensors(probs=ONES.to(torch.float8_e4m3fn), y=ONES), "floating-point predictions, got F8_E4M3"),
+    # csv and parquet
+    (text("a.csv", b""), "got ArrowInvalid: Empty CSV file"),
+    (text("a.csv", b"prob,y\n"), "holds no samples"),
+    (text("a.csv", b"0.5,1\n0.25,0\n"), "must begin with a line of column names, got the numbers `0.5`"),
+    (text("a.csv", b"p,p,y\n0.5,0.5,1\n"), "got `p` twice"),
+    (text("a.csv", b"p,y\n0.5,1\n0.5\n"), "Expected 2 columns, got 1"),
+    (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` of `a.csv` must hold a number in every row, got none in row 2"),
+    (text("a.csv", b"p,y\nhigh,1\nlow,0\n"), "`p` in `a.csv` must be floating-point predictions, got string"),
+    (text("a.csv", b"p,y\n0,1\n1,1\n"), "(1.0, not 1)"),
+    (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be numbered from 0 without gaps, got 0, 0."),
+    (text("a.csv", CSV_ROWS + b"0.5,0.5\n"), "int64: invalid value '0.5'", {}, {"tables._BLOCK": 64}),
+    (cut(parquet(p=PROBS, y=HITS), 0.7), "must be a complete, readable parquet file, got ArrowInvalid"),
+    (parquet(probs=[[0.5, 0.5], [1.0]], y=[0, 1]), "got 2 numbers in row 1 and 1 in row 2"),
+    (parquet(probs=[[0.5, 0.5], [1.0, None]], y=[0, 1]), "got none in row 2"),
+    (parquet(probs=[[[0.5]], [[0.5]]], y=[0, 1]), "floating-point predictions, got list<"),
+    (parquet(p_0=PROBS, p_1=["a"] * 7, y=HITS), "got float64 and string"),
+]
+
+
+def test_bad_files_are_input_errors_of_one_line(tmp_path, monkeypatch):
+    wrong = []
+    for k, (write, words, options, limits) in enumerate((*row, {}, {})[:4] for row in BAD):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            for name, value in limits.items():
+                patch.setattr(f"torchcalib.io.{name}", value)
+            try:
+                list(open_predictions(write(folder), **options).chunks(max_bytes=4096))
+                error = "nothing was raised"
+            except InputError as raised:
+                error = str(raised)
+        if words not in error or "\n" in error or not error.endswith((".", "...")):
+            wrong.append((words, error))
+    assert wrong == []
+
+
+def test_rows_before_late_damage_are_read(tmp_path):
+    damaged_at_the_end(tmp_path)
+    chunks = open_predictions([tmp_path / "a.npz"]).chunks(max_bytes=4096)
+    assert len(next(chunks)[0]) == 4096 // 16
+
+
+def test_lists_that_a_few_bytes_stand_for_are_refused_before_a_row_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcalib.io.tables.MAX_RESIDENT", 2**20)
+
+    def opened(values):
+        lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), pa.array(values))
+        write_parquet(tmp_path / "a.parquet", {"probs": lists, "targets": [0]})
+        return open_predictions([tmp_path / "a.parquet"])
+
+    with pytest.raises(InputError, match="1,000,000 numbers of probs in"):
+        opened(np.zeros(10**6, np.float32))
+    assert opened(np.random.default_rng(0).random(10**6, np.float32)).shape == (1, 10**6)

@@ -1,0 +1,329 @@
+"""Metrics by group: every value is that of the metric over the rows of the group alone, however the rows came."""
+
+import itertools
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from cases import CASES, covering, formula_of, path_of
+from helpers.refusals import assert_refused
+
+import torchcalib as tc
+from torchcalib.core.inputs import InputFormat
+from torchcalib.metrics.groups.table import adjusted_p_values, shrunk_to_mean
+
+NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
+some_cases = pytest.mark.parametrize("case", [case for case in CASES if str(case).startswith(NAMES)], ids=str)
+# Blocks of SKCE are cut in each update: test_blocks.py.
+IN_PIECES = [case for case in CASES if not case.in_blocks]
+P, Y, FIRST = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1])
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
+
+
+def some_groups(n, num_groups=6):
+    """Numbers of groups of which one is empty, and the first has most samples."""
+    groups = (torch.rand(n, generator=torch.Generator().manual_seed(1)) ** 2 * num_groups).long()
+    return groups.masked_fill(groups == num_groups - 2, 0)
+
+
+def loop(case, preds, target, groups, weights=None):
+    """The function over the rows of each of 6 groups, one group after the other."""
+    weights = torch.ones(groups.shape) if weights is None else weights
+    members = [groups == k for k in range(6)]
+    return torch.stack([case.call(preds[rows], target[rows], weights=weights[rows]) for rows in members])
+
+
+def by_group_of(case, **kwargs):
+    return tc.ByGroup(case.metric(**kwargs), num_groups=6)
+
+
+@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)})))
+def test_groups_are_a_loop_over_groups_in_pieces_weighted_copied_and_merged_without_rows_left_out(case):
+    preds, target = case.data(n=90)
+    groups, weights = some_groups(90), case.weights(90)
+    kept = ~torch.isin(torch.arange(90), torch.tensor([3, 7, 11, 12]))
+    weights[~kept] = 1
+    expected = loop(case, preds[kept], target[kept], groups[kept], weights[kept]).double()
+    groups[3] = -1
+    groups[7], preds[7], weights[7] = 99, torch.nan, 0
+    groups[11], target[11] = -5, -100
+    groups[12], preds[12] = 99, torch.nan
+    one, other, loaded = (by_group_of(case, ignore_index=-100, nan_policy="drop") for _ in range(3))
+    for metric, piece in ((one, slice(0, 30)), (one, slice(30, 30)), (other, slice(30, 50))):
+        metric.update(preds[piece], target[piece], groups=groups[piece], weights=weights[piece])
+    one.persistent(True)
+    loaded.persistent(True)
+    loaded.load_state_dict(one.state_dict())
+    for copy in (pickle.loads(pickle.dumps(one)), one.clone(), loaded, one.to(torch.bfloat16)):
+        copy.merge_state(other)
+        copy.update(preds[50:], target[50:], groups=groups[50:], weights=weights[50:])
+        close(copy.compute(), expected)
+        assert copy.compute()[4].isnan().all()
+        assert copy.n_dropped() == (4 if case.task == "multilabel" else 1)
+        close(copy.n(), groups[kept].bincount(weights[kept], minlength=6))
+    one.reset()
+    assert one.n().eq(0).all()
+
+
+@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {formula_of(case)})))
+def test_forward_is_the_value_of_the_batch_by_group_with_its_gradient(case):
+    preds, target = case.data(n=40)
+    groups = some_groups(40)
+    metric = by_group_of(case)
+    metric.update(preds, target, groups=groups)
+    a, b = (preds.clone().requires_grad_() for _ in range(2))
+    value, expected = metric(a, target, groups=groups), loop(case, b, target, groups).double()
+    close(value, expected)
+    twice = [torch.cat((x, x)) for x in (preds, target, groups)]
+    close(metric.compute(), loop(case, *twice).double())
+    if case.differentiable:
+        held = [k for k in range(6) if k != 4]
+        value[held].sum().backward()
+        expected[held].sum().backward()
+        close(a.grad, b.grad)
+
+
+def test_groups_of_samples_are_copied_take_4_bytes_each_and_are_checked_when_loaded():
+    metric, alone = tc.ByGroup(tc.KS(task="binary"), num_groups=2), tc.KS(task="binary")
+    groups = FIRST.int()
+    metric.update(P, Y, groups=groups)
+    alone.update(P, Y)
+    groups.fill_(0)
+    assert metric.n().tolist() == [1, 2]
+    with_groups, without = (sum(c.nbytes for part in m.state[:-1] for c in part) for m in (metric, alone))
+    assert with_groups == without + 4 * len(P)
+    metric.persistent(True)
+    for wrong in ([0, 1, 2], [0, -1, 1], [0, 1]):
+        state = {**metric.state_dict(), "groups": [torch.tensor(wrong, dtype=torch.int32)]}
+        with pytest.raises(ValueError, match="damaged"):
+            metric.load_state_dict(state)
+    with pytest.raises(ValueError, match="must count the same thing, got num_groups=7 into num_groups=2"):
+        metric.merge_state(tc.ByGroup(tc.KS(task="binary"), num_groups=7))
+    alone.persistent(True)
+    with pytest.raises(ValueError, match="num_groups=None into num_groups=2"):
+        metric.load_state_dict(alone.state_dict())
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.NLL])
+def test_pixels_have_groups_of_their_own(cls):
+    preds = torch.randn(2, 3, 5, 4).softmax(1)
+    target, groups = torch.randint(0, 3, (2, 5, 4)), torch.randint(0, 2, (2, 5, 4))
+    metric = tc.ByGroup(cls(task="multiclass", num_classes=3, class_axis=1), num_groups=2)
+    for dtype in (torch.uint8, torch.int32, torch.bool):
+        metric.reset()
+        metric.update(preds, target, groups=groups.to(dtype))
+        for k in range(2):
+            alone = cls(task="multiclass", num_classes=3)
+            alone.update(preds.movedim(1, -1)[groups == k], target[groups == k])
+            close(metric.compute()[k], alone.compute())
+
+
+@some_cases
+def test_series_of_a_batch_keep_their_own_groups(case):
+    preds, target = case.data(n=60, lead=(2, 3))
+    groups = some_groups(360).reshape(2, 3, 60)
+    metric = by_group_of(case, batch_shape=(2, 3))
+    metric.update(preds, target, groups=groups)
+    values, n = metric.compute(), metric.n()
+    assert values.shape[:3] == (6, 2, 3)
+    for i, j in itertools.product(range(2), range(3)):
+        close(values[:, i, j], loop(case, preds[i, j], target[i, j], groups[i, j]).double())
+        assert n[:, i, j].tolist() == groups[i, j].bincount(minlength=6).tolist()
+
+
+def test_a_number_of_no_group_is_an_error_and_changes_nothing():
+    for cls, wrong in itertools.product((tc.NLL, tc.ECE, tc.KS), (6, -2, 2**40)):
+        metric = tc.ByGroup(cls(task="binary"), num_groups=6)
+        metric.update(P, Y, groups=torch.tensor([0, 5, 5]))
+        before = metric.compute()
+        with pytest.raises(ValueError, match=rf"`groups` must be numbers in \[0, 5\].* got {wrong} \(1 of 3 rows\)"):
+            metric.update(P, Y, groups=torch.tensor([1, wrong, 2]))
+        close(metric.compute(), before)
+        trusting = tc.ByGroup(cls(task="binary", validate_args=False), num_groups=6)
+        trusting.update(P, Y, groups=torch.tensor([1, wrong, 2]))  # nothing outside of the state is written
+        assert trusting.n().sum() == 3
+
+
+def test_numbers_for_no_group_that_came_on_another_device_are_counted_and_raise_later(monkeypatch):
+    """As on CUDA, where no update waits to look: the row is left out and `compute` raises."""
+    metric = tc.ByGroup(tc.ECE(task="binary"), num_groups=3)
+    monkeypatch.setattr(tc.ByGroup, "_drops_invalid", True)
+    p, y = torch.tensor([0.2, torch.nan, 0.9, 0.5]), torch.tensor([0, 1, 1, 0])
+    metric.update(p, y, groups=torch.tensor([0, 7, 7, -1]))
+    assert metric.kind.left_out(metric.state).tolist() == [2, 0]
+    with pytest.raises(ValueError, match="`update` must get valid rows, got 2"):
+        metric.compute()
+
+
+def test_wrong_metrics_and_groups_are_refused():
+    nll, unknown = tc.NLL(task="binary"), tc.NLL(task="binary")
+    object.__setattr__(unknown.kind, "recipe", object())
+    made = partial(tc.ByGroup, num_groups=2)
+    by_group, of_scores = made(tc.ECE(task="binary")), made(nll)
+    of_labels = made(tc.ECE(task="multilabel", num_labels=2, average=None))
+    for metric in (by_group, of_scores):
+        metric.update(P, Y, groups=FIRST)
+    of_labels.update(torch.stack((P, P), -1), torch.stack((Y, Y), -1), groups=FIRST)
+    update = partial(by_group.update, P, Y)
+    wrong = [
+        (made, {"metric": unknown}, ValueError, "must keep sums that can be split by group"),
+        (made, {"metric": tc.ece}, TypeError, "be a torchcalib metric, got function"),
+        (made, {"metric": tc.Bootstrapped(nll)}, ValueError, "must be a metric that wraps no other"),
+        (tc.Bootstrapped, {"metric": by_group}, ValueError, "`metric` must have sums as its state"),
+        (made, {"metric": nll, "num_groups": 0}, ValueError, "num_groups"),
+        (made, {"metric": nll, "num_groups": 2**31}, ValueError, "num_groups"),
+        (update, {"groups": [0, 1, 2]}, TypeError, "`groups` must be a tensor of integers, got list"),
+        (update, {"groups": P}, TypeError, "`groups` must be a tensor of integers, got dtype torch.float32"),
+        (update, {"groups": FIRST[:2]}, ValueError, "`groups` must have one number per sample, shape (3,), got (2,)"),
+        (update, {"groups": FIRST[:, None]}, ValueError, "`groups` must have one number per sample"),
+        (update, {"groups": FIRST.to("meta")}, ValueError, "`groups` must be on the device of `preds`"),
+        (update, {}, TypeError, "groups"),
+        (of_scores.worst, {}, TypeError, "must be a calibration error to have a noise floor, got NLL"),
+        (of_labels.worst, {"n_replicates": 39}, ValueError, "must have one value for each group, got shape (2, 2)"),
+        (by_group.worst, {"by": "n"}, ValueError, "must be one of 'excess', 'value', 'shrunk', 'p_value', got 'n'"),
+    ]
+    assert_refused((given, partial(call, **given), error, [part]) for call, given, error, part in wrong)
+
+
+def test_thousands_of_groups_are_padded_to_less_than_twice_what_they_hold():
+    """One group holds a third of all samples, hundreds hold one or none."""
+    g = torch.Generator().manual_seed(0)
+    n, num_groups = 40_000, 3_000
+    groups = (torch.rand(n, generator=g) ** 9 * num_groups).long()
+    sizes = groups.bincount(minlength=num_groups)
+    assert sizes.max() > 0.3 * n
+    assert (sizes <= 1).sum() > 500
+    p = torch.rand(n, generator=g)
+    y = (torch.rand(n, generator=g) < p).long()
+    metric = tc.ByGroup(tc.KS(task="binary"), num_groups=num_groups)
+    for piece in torch.arange(n).split(9_000):
+        metric.update(p[piece], y[piece], groups=groups[piece])
+    expected = tc.by_group(tc.ks, p, y, groups, task="binary", num_groups=num_groups)
+    close(metric.compute(), expected.double(), rtol=1e-6, atol=1e-7)
+    assert (metric.n() == sizes).all()
+    seen = []
+    for series, sample in metric.statistic().by_size():
+        held = (~sample.score.isnan()).sum(-1)
+        assert (held == sizes[series]).all()
+        assert sample.score.shape[-1] == held.max() < 2 * max(1, held.min())
+        seen += series.tolist()
+    assert sorted(seen) == list(range(num_groups))
+
+
+def test_a_sketch_and_soft_targets_by_group_are_those_of_the_rows_of_each():
+    g = torch.Generator().manual_seed(0)
+    preds, shares = (torch.randn(80, 4, generator=g).softmax(-1) for _ in range(2))
+    target, groups = torch.randint(0, 2, (80, 4), generator=g), some_groups(80)
+    for labels, make in (
+        (shares, partial(tc.NLL, task="multiclass", num_classes=4, normalize="prior")),
+        (target, partial(tc.KS, task="multilabel", num_labels=4, resolution=64)),
+    ):
+        metric = tc.ByGroup(make(), num_groups=6)
+        metric.update(preds, labels, groups=groups)
+        for k in set(range(6)) - {4}:
+            alone = make()
+            alone.update(preds[groups == k], labels[groups == k])
+            close(metric.compute()[k], alone.compute(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_collection_hands_groups_to_those_that_take_them_and_reads_once(monkeypatch):
+    given = {"task": "multiclass", "num_classes": 4}
+    alone = {"ece": tc.ECE(**given), "ks": tc.KS(**given)}
+    alone |= {f"{name}_by": tc.ByGroup(metric, num_groups=6) for name, metric in alone.items()}
+    metrics = tc.CalibrationCollection({name: metric.clone() for name, metric in alone.items()})
+    reads = []
+    original = InputFormat.read
+    monkeypatch.setattr(InputFormat, "read", lambda *args, **kwargs: reads.append(1) or original(*args, **kwargs))
+    preds, target = torch.randn(60, 4).softmax(-1), torch.randint(0, 4, (60,))
+    groups = some_groups(60)
+    metrics.update(preds[:30], target[:30], groups=groups[:30])
+    assert set(metrics(preds[30:], target[30:], groups=groups[30:])) == set(metrics.keys())
+    monkeypatch.undo()
+    assert len(reads) == 2  # one for each batch
+    before = metrics.compute()
+    for name, metric in alone.items():
+        metric.update(preds, target, **({"groups": groups} if name.endswith("by") else {}))
+        close(before[name], metric.compute())
+    with pytest.raises(ValueError, match="`groups` must be numbers"):
+        metrics.update(preds, target, groups=groups + 1)
+    for name, value in metrics.compute().items():
+        close(value, before[name])
+    by_group = alone["ece_by"]
+    assert (by_group.unit, by_group.question, by_group.higher_is_better) == (tc.ECE.unit, tc.ECE.question, False)
+    assert "num_groups=6" in repr(by_group)
+
+
+def biased(metric, n, num_groups, off, seed=0):
+    """Update a metric by group with data that are calibrated but for groups with more frequent outcomes than predicted.
+
+    Returns:
+        The metric, predictions, outcomes and groups, of which group 4 is empty.
+    """
+    g = torch.Generator().manual_seed(seed)
+    groups = (torch.rand(n, generator=g) ** 2 * num_groups).long()
+    p = torch.rand(n, generator=g, dtype=torch.float64) * 0.6
+    shift = torch.zeros(num_groups, dtype=torch.float64)
+    shift[list(off)] = 0.3
+    y = (torch.rand(n, generator=g) < p + shift[groups]).long()
+    groups[groups == 4] = 0
+    metric = tc.ByGroup(metric, num_groups=num_groups)
+    metric.update(p, y, groups=groups)
+    return metric, p, y, groups
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.ACE])
+def test_evidence_of_groups_is_that_of_each_alone(cls):
+    make = partial(cls, task="binary", n_bins=5)
+    metric, p, y, groups = biased(make(), 600, 6, {2})
+    found = metric.evidence(n_replicates=99)
+    close(found.value, metric.compute())
+    assert found.p_value[4].isnan()
+    for k in (0, 2, 5):
+        alone = tc.evidence(make(), p[groups == k], y[groups == k], n_replicates=499)
+        close(found.noise_floor[k], alone.noise_floor, rtol=0.25, atol=0)  # 99 replicates: 5 standard errors
+        close(found.p_value[k], alone.p_value, rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.ESCE, tc.ACE])
+def test_the_worst_groups_are_those_that_chance_does_not_explain(cls):
+    # Of other data one of the 57 calibrated groups is off by 3 standard deviations by chance.
+    metric, _, _, groups = biased(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
+    table = metric.worst(8)
+    assert set(table.group[:2]) == {3, 20}
+    assert max(table.p_value[:2]) < 0.01
+    assert min(table.p_value[2:]) > 0.05
+    assert not any(table.by_chance[:2])
+    assert table.n_groups == 59
+    assert list(table.n) == groups.bincount()[list(table.group)].tolist()
+    by_value = metric.worst(None, by="value")
+    assert sorted(by_value.group) == sorted(set(range(60)) - {4})
+    assert list(map(abs, by_value.value)) == sorted(map(abs, by_value.value), reverse=True)
+    assert set(metric.worst(2, by="p_value").group) == {3, 20}
+    assert "within chance" in str(by_value)
+    assert table.to_dict()["group"] == list(table.group) == [row["group"] for row in table.rows()]
+
+
+def test_shrinking_is_the_formula_of_its_source():
+    values, errors = torch.tensor([[0.10, 0.12, 0.50, 0.05, torch.nan], [0.05, 0.01, 0.20, 0.03, 0.1]]).double()
+    x, s = values[:4], errors[:4]
+    w = 1 / s**2
+    q = (w * (x - (w * x).sum() / w.sum()) ** 2).sum()
+    tau2 = (q - 3) / (w.sum() - (w**2).sum() / w.sum())
+    assert tau2 > 0
+    of_mean = 1 / (tau2 + s**2)
+    mean = (of_mean * x).sum() / of_mean.sum()
+    found = shrunk_to_mean(values, errors)
+    close(found[:4], mean + tau2 * of_mean * (x - mean), rtol=1e-9)
+    assert found[4].isnan()
+
+
+def test_adjusted_p_values_are_those_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    p = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3
+    p[7] = p[8]
+    close(adjusted_p_values(p), torch.from_numpy(stats.false_discovery_control(p.numpy())))
+    assert len(adjusted_p_values(p[:0])) == 0

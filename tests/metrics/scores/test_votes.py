@@ -1,0 +1,157 @@
+"""Votes as targets, and the distances to them: against slow loops, closed forms and laws."""
+
+import math
+from functools import partial
+
+import oracles
+import pytest
+import torch
+from helpers.refusals import assert_refused
+from helpers.votes import DISTANCES, SETTINGS, TASKS, C, as_classes, data, slow
+
+import torchcalib as tc
+from torchcalib.special.shares import mean_distance_of_share, mean_log_share
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_counts_are_read_in_batches_along_any_axis_compiled_and_mapped(task):
+    options = {"task": task, "component": "corrected", "from_logits": True}
+    function = partial(tc.votes_distance, **options)
+    logits, counts = data(task, n=12, lead=(3,))
+    expected = torch.stack([function(*pair) for pair in zip(logits, counts, strict=True)])
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    found = [function(logits, counts), torch.vmap(function)(logits, counts), compiled(logits, counts)]
+    if task != "binary":
+        found.append(function(logits.movedim(-1, 1), counts.movedim(2, 1), class_axis=1))
+    metric = tc.VotesDistance(**options, batch_shape=(3,), **({"num_labels": C} if task == "multilabel" else {}))
+    metric.update(logits[:, :5], counts[:, :5].to(torch.int16))
+    metric.update(logits[:, 5:], counts[:, 5:])
+    for value in (*found, metric.compute()):
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-13)
+    counts[1, 3] = 0
+    assert compiled(logits, counts).isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("name", "component"), SETTINGS)
+def test_slow_loop_of_every_sample_and_gradient_of_finite_differences(name, component, task):
+    logits, counts = data(task)
+    expected = [slow(name, component, task, *row) for row in zip(*as_classes(task, logits, counts), strict=True)]
+    expected = torch.tensor(expected, dtype=torch.float64).reshape(logits.shape if task != "multiclass" else (-1,))
+    preds = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
+    options = {"task": task, "component": component}
+    of_function, of_sample, cls, *_ = DISTANCES[name]
+    of_logits = of_sample(logits, counts, from_logits=True, **options)
+    torch.testing.assert_close(of_logits, expected, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(of_sample(preds, counts, **options), expected, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(of_function(preds, counts, **options), expected.mean(), rtol=1e-11, atol=1e-13)
+    weights = torch.arange(30) % 4
+    metric = cls(**options, **({"num_labels": C} if task == "multilabel" else {}))
+    for piece in (slice(0, 7), slice(7, 7), slice(7, 30)):
+        metric.update(preds[piece], counts[piece], weights=weights[piece])
+    mean = (expected * (weights if task != "multilabel" else weights.unsqueeze(-1))).sum(0) / weights.sum()
+    torch.testing.assert_close(metric.compute(), mean.mean(), rtol=1e-11, atol=1e-13)
+    if task != "multilabel":
+        call = partial(of_function, target=counts[:5], validate_args=False, **options)
+        assert torch.autograd.gradcheck(partial(call, from_logits=True), logits[:5].clone().requires_grad_())
+        assert torch.autograd.gradcheck(call, preds[:5].clone().requires_grad_())
+
+
+def test_saturated_logits_are_exact_with_finite_gradients():
+    logits = torch.tensor([[800.0, 0.0, -800.0], [0.0, -torch.inf, 0.0]], dtype=torch.float64, requires_grad=True)
+    votes = torch.tensor([[0, 3, 1], [2, 0, 2]])
+    certain = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    for name, component in SETTINGS:
+        of_sample = partial(DISTANCES[name][1], task="multiclass", component=component)
+        values = of_sample(logits, votes, from_logits=True)
+        assert values.isfinite().all()
+        gradients = torch.autograd.grad(values.sum(), logits)
+        gradients += torch.autograd.grad(of_sample(certain, torch.tensor([[3, 1]])).sum(), certain)
+        assert all(gradient.isfinite().all() for gradient in gradients), (name, component)
+    kl = tc.kl_divergence_per_sample(logits, votes, task="multiclass", from_logits=True)
+    entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    torch.testing.assert_close(kl, torch.tensor([0.75 * 800 + 0.25 * 1600 - entropy, 0.0], dtype=torch.float64))
+    found = tc.kl_divergence_per_sample(certain.expand(2, 2), torch.tensor([[3, 1], [3, 0]]), task="multiclass")
+    assert found.tolist() == [math.inf, 0]
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_rows_that_do_not_count_may_hold_any_votes(name):
+    logits, counts = data("multiclass", n=8)
+    keep = torch.arange(8) % 3 != 2
+    without, negative = counts * keep[:, None], counts - 9 * ~keep[:, None]
+    given = {"task": "multiclass", "from_logits": True}
+    for component in ("value", "noise_floor"):
+        call = partial(DISTANCES[name][0], component=component, **given)
+        expected = call(logits[keep], counts[keep])
+        torch.testing.assert_close(call(logits, negative, weights=keep.float()), expected)
+        torch.testing.assert_close(call(logits, without, nan_policy="drop"), expected)
+    metric = DISTANCES[name][2](nan_policy="drop", **given)
+    metric.update(logits, without)
+    assert metric.n_dropped() == 2
+    torch.testing.assert_close(metric.compute(), DISTANCES[name][0](logits[keep], counts[keep], **given))
+
+
+def test_wrong_votes_and_components_are_refused():
+    logits, counts = data("multiclass")
+    given = {"task": "multiclass", "from_logits": True}
+    alone = counts.index_put((torch.tensor(3),), torch.tensor([0, 1, 0, 0]))
+    no_counts = "`target` must be counts of votes"
+    one_of = "`component` must be one of 'value', 'noise_floor', "
+    corrected = partial(tc.total_variation, logits, counts, component="corrected", **given)
+    rows = [
+        ("component of a distance", corrected, ValueError, [f"{one_of}got 'corrected'"]),
+        (
+            "component",
+            partial(tc.KLDivergence, task="binary", component="b"),
+            ValueError,
+            [f"{one_of}'corrected', got"],
+        ),
+        ("priors", partial(tc.VotesDistance, task="binary", priors=[0.5, 0.5]), ValueError, ["`priors` must be None"]),
+    ]
+    for name, component in SETTINGS:
+        call = partial(DISTANCES[name][0], logits, component=component, **given)
+        if component != "value":
+            rows.append((name, partial(call, counts / counts.sum(-1, keepdim=True)), TypeError, [no_counts, "float32"]))
+        if component == "corrected":
+            rows.append((name, partial(call, counts.argmax(-1)), TypeError, [no_counts, "torch.int64 (30,)"]))
+            few = ["`target` must count at least 2 votes in every row, got 1 (1 of 30"]
+            rows.append((name, partial(call, alone), ValueError, few))
+    assert_refused(rows)
+    collection = tc.CalibrationCollection([tc.NLL(**given), tc.KLDivergence(**given, component="corrected")])
+    collection.update(logits, counts)
+    with pytest.raises(ValueError, match="at least 2 votes"):
+        collection.update(logits, alone)
+    expected = tc.kl_divergence(logits, counts, **given, component="corrected")
+    torch.testing.assert_close(collection.compute()["KLDivergence"], expected)
+
+
+# The noise of few votes.
+
+
+def expected_of_share(of, p, n):
+    """The sum over all counts, in logs, for numbers of votes beyond those of exact whole numbers."""
+    total = 0.0
+    for x in range(n + 1):
+        log_chance = math.lgamma(n + 1) - math.lgamma(x + 1) - math.lgamma(n - x + 1)
+        log_chance += (x * math.log(p) if x else 0) + ((n - x) * math.log1p(-p) if n > x else 0)
+        total += math.exp(log_chance) * of(x / n)
+    return total
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 48, 49, 50, 99, 150, 400, 3000])
+def test_slow_sum_over_all_counts_of_what_is_expected_of_a_share(n):
+    """Rounding of the slow sum's chances grows with n; up to 100 expected votes the rule is good for 1e-10."""
+    votes = torch.tensor(float(n), dtype=torch.float64)
+    for p in (0.0, 1.0):
+        share = torch.tensor(p, dtype=torch.float64)
+        assert mean_distance_of_share(share, votes) == 0
+        assert float(p * mean_log_share(share, votes)) == pytest.approx(0, abs=2e-9)
+    for p in (1e-6, 0.02, 1 / 3, 0.5, 0.97, 1 - 1e-9):
+        share = torch.tensor(p, dtype=torch.float64)
+        distance = expected_of_share(lambda t, p=p: abs(t - p), p, n)
+        assert float(mean_distance_of_share(share, votes)) == pytest.approx(distance, rel=1e-9, abs=1e-15), p
+        entropy = expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
+        tolerance = max(1e-14 * n, 0 if n * p < 50 else 1e-10 if n * p < 100 else 2e-9)
+        assert float(p * mean_log_share(share, votes)) == pytest.approx(entropy, rel=0, abs=tolerance), p

@@ -1,0 +1,266 @@
+"""Metrics that need no bins against their slow loops; their arguments; Spiegelhalter's z and ICI where loops end."""
+
+import math
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES
+from helpers.wrong_arguments import assert_named
+from oracles import binless as oracle
+from oracles.ranked import events
+
+import torchcalib as tc
+from torchcalib.core.inputs import read_input
+from torchcalib.core.sums import BinStats
+from torchcalib.metrics.smooth.smece import SmoothingRecipe, smece_from_cells
+from torchcalib.ops.smoothing.grids import N_CELLS
+
+F64 = torch.float64
+LOOPS = {tc.SmECE: oracle.smece, tc.Spiegelhalter: oracle.spiegelhalter, tc.Cox: oracle.cox, tc.ICI: oracle.ici}
+OF_LOOP = ("component", "bandwidth", "eps", "span", "degree")
+
+
+def calibrated(n, lead=(), seed=0, scale=1.0):
+    """Return probabilities, mostly below 1/2, and outcomes whose log-odds are `scale` times theirs."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(*lead, n, generator=generator, dtype=F64) - 1
+    target = torch.rand(*lead, n, generator=generator, dtype=F64) < (scale * logits).sigmoid()
+    return logits.sigmoid(), target.long()
+
+
+def looped(case, preds, target, weights=None):
+    if case.options.get("from_logits"):
+        preds = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
+    columns = events(case.task, case.options.get("reduction"), preds.tolist(), target.tolist())
+    given = {name: case.options[name] for name in OF_LOOP if name in case.options}
+    ones = [1.0] * len(target) if weights is None else weights.tolist()
+    values = [LOOPS[case.cls](confidence, outcome, ones, **given) for confidence, outcome in columns]
+    apart = case.cls in (tc.Cox, tc.Spiegelhalter) or case.options.get("average", "macro") is None
+    return torch.tensor(values if apart else [sum(values) / len(values)], dtype=F64)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.cls in LOOPS], ids=str)
+def test_slow_loop_value(case):
+    preds, target = case.data(n=35, seed=4)
+    for weights in (None, case.weights(35)):
+        expected = looped(case, preds, target, weights)
+        found = case.call(preds, target, weights=weights).reshape(expected.shape)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_bad_arguments_are_named():
+    preds, target = calibrated(5)
+    for function, cls, wrong in (
+        (tc.smece, tc.SmECE, {"bandwidth": [0.001, "wide"]}),
+        (tc.cox, tc.Cox, {"eps": [0.5, True]}),
+        (tc.ici, tc.ICI, {"span": [0, None], "degree": [3], "n_points": [1], "component": ["mean"]}),
+        (tc.ks, tc.KS, {"norm": ["l2"]}),
+        (tc.spiegelhalter, tc.Spiegelhalter, {}),
+    ):
+        for call in (partial(function, preds, target), cls):
+            assert_named(partial(call, task="binary"), {"task": ["bin"], **wrong})
+    assert_named(partial(tc.smece_width, preds, target), {"task": ["bin"]})
+    for cls in (tc.Cox, tc.Spiegelhalter):
+        assert_named(partial(cls, task="binary"), {"component": ["none"]})
+
+
+# Smooth ECE.
+
+
+@pytest.mark.parametrize("width", [*(k / 1024 for k in range(2, 13)), 0.0123, 0.049, 0.05, 0.3, 1.0])
+def test_slow_loop_smece_at_a_width(width):
+    preds, target = calibrated(40)
+    preds[:4] = torch.tensor([0, 1, 0.5, 1 / 1024])
+    found = tc.smece(preds, target, task="binary", bandwidth=width)
+    expected = oracle.smece_at(width, preds.tolist(), target.tolist(), [1.0] * 40)
+    assert found.item() == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize("gap", [0.003, 0.006, 0.0095, 0.012, 0.03])
+def test_slow_loop_width_where_it_is_small(gap):
+    """Soft targets a little above the confidence: widths for which the grids differ."""
+    preds = torch.linspace(0.05, 0.9, 60, dtype=F64)
+    target, ones = preds + gap, [1.0] * 60
+    width = tc.smece_width(preds, target, task="binary").item()
+    assert width == oracle.smece_width(preds.tolist(), target.tolist(), ones)
+    assert abs(width - gap) < 0.2 * gap + 1 / 1024
+    value = oracle.smece(preds.tolist(), target.tolist(), ones)
+    assert tc.smece(preds, target, task="binary").item() == pytest.approx(value, abs=1e-13)
+
+
+def test_law_series_and_labels_of_very_different_widths_are_a_loop():
+    preds = torch.linspace(0.02, 0.9, 50, dtype=F64).expand(6, 50)
+    target = preds + torch.tensor([0.002, 0.004, 0.0085, 0.02, 0.05, 0.09], dtype=F64).unsqueeze(-1)
+    for function in (tc.smece, tc.smece_width):
+        each = torch.stack([function(p, y, task="binary") for p, y in zip(preds, target, strict=True)])
+        assert len(each.unique()) == 6
+        torch.testing.assert_close(function(preds, target, task="binary"), each, rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        tc.smece_width(preds.T, target.T, task="multilabel"), tc.smece_width(preds, target, task="binary")
+    )
+    assert tc.smece_width(preds[:, :0].T, target[:, :0].T, task="multilabel").isnan().all()
+    metric = tc.SmECE(task="binary", batch_shape=(6,))
+    for part in (slice(0, 20), slice(20, 50)):
+        metric.update(preds[:, part], target[:, part])
+    torch.testing.assert_close(metric.width(), each)
+    assert metric.state[0].numel() * 8 < 1e6
+
+
+def test_law_smece_is_read_from_bins_alone_as_closely_as_cells_are_narrow():
+    """What tests of calibration draw has weight, confidence and outcome of every cell, and no more."""
+    preds, target = calibrated(20_000, scale=0.8)
+    cells = SmoothingRecipe("positive_class", True).of(read_input("binary", preds, target, {}))
+    value = smece_from_cells(cells)
+    assert cells.sums.shape == (6, N_CELLS)
+    assert cells.noise.sum().item() == pytest.approx((preds * (1 - preds)).sum().item())
+    assert smece_from_cells(BinStats(cells.sums[:3])).item() == pytest.approx(value.item(), rel=1e-4)
+
+
+# Spiegelhalter.
+
+
+def test_closed_form_z_where_nothing_can_vary():
+    def test_of(preds, target):
+        return tc.spiegelhalter(torch.tensor(preds), torch.tensor(target), task="binary")
+
+    z, p_value = test_of([1.0, 0.0, 0.5], [0, 0, 1])
+    assert (z.item(), p_value.item()) == (math.inf, 0)
+    for part in test_of([1.0, 0.0, 0.5], [1, 0, 1]):
+        assert part.isnan()
+
+
+# ICI.
+
+
+def test_slow_loop_ici_of_soft_targets_with_ties():
+    generator = torch.Generator().manual_seed(0)
+    preds, target = torch.rand(2, 80, generator=generator, dtype=F64)
+    preds[:20] = preds[20:40]
+    for degree, component in product(range(3), ("ici", "e50", "e90", "emax")):
+        how = {"degree": degree, "component": component, "span": 0.4}
+        expected = oracle.ici(preds.tolist(), target.tolist(), [1] * 80, **how)
+        assert tc.ici(preds, target, task="binary", **how).item() == pytest.approx(expected, abs=1e-9), how
+
+
+def test_slow_loop_ici_with_ties_that_fill_neighbourhoods():
+    preds = torch.tensor([0.1] * 8 + [0.4, 0.5, 0.6, 0.9], dtype=F64)
+    target = (torch.arange(12) % 3 == 0).long()
+    found = tc.ici(preds, target, task="binary", span=0.6, component="emax")
+    # Eight at 0.1 are more than 60 %: they have their mean, 3/8. Elsewhere the fit is determined.
+    x, y = preds.numpy(), target.numpy()
+    fitted = oracle.loess(x, y, span=0.6)
+    assert (fitted[:8] == 3 / 8).all()
+    assert found.item() == pytest.approx(np.abs(fitted - x).max(), abs=1e-9)
+
+
+def test_law_pooled_points_change_little():
+    preds, target = calibrated(6000, scale=0.7)
+    for component, tolerance in (("ici", 2e-5), ("e50", 2e-4), ("e90", 2e-4)):
+        exact = tc.ici(preds, target, task="binary", n_points=6000, component=component)
+        pooled = tc.ici(preds, target, task="binary", component=component)
+        assert pooled.item() == pytest.approx(exact.item(), abs=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [60, 300])
+def test_a_sketch_of_half_precision_probabilities_and_copies_are_pooled_as_samples_are(n, dtype):
+    """What exceeds `n_points` is the number of samples, wherever they are elements: equal up to the order of sums."""
+    preds, target = calibrated(n, scale=0.7)
+    preds = (preds * 32).round().div(32).to(dtype)  # some 30 distinct scores, fewer than points
+    for component in ("ici", "e50", "e90", "emax"):
+        options = {"task": "binary", "n_points": 64, "component": component}
+        expected = tc.ici(preds.double(), target, **options)
+        metric = tc.ICI(resolution=2048, **options)
+        metric.update(preds[:50], target[:50])
+        metric.update(preds[50:], target[50:])
+        torch.testing.assert_close(metric.compute(), expected, rtol=1e-10, atol=1e-12)
+    pairs, counts = torch.stack((preds.double(), target.double())).unique(dim=1, return_counts=True)
+    copies = tc.ici(pairs[0], pairs[1].long(), weights=counts, **options)
+    torch.testing.assert_close(copies, expected, rtol=1e-10, atol=1e-12)
+
+
+# Cox.
+
+
+def test_slow_loop_every_part_of_cox():
+    for seed in range(3):
+        preds, target = calibrated(50, seed=seed, scale=0.6)
+        weights = torch.arange(50) % 3
+        for name, value in tc.cox(preds, target, task="binary", weights=weights)._asdict().items():
+            expected = oracle.cox(preds.tolist(), target.tolist(), weights.tolist(), name)
+            assert value.item() == pytest.approx(expected, rel=1e-10), name
+
+
+def test_closed_form_cox_without_a_maximum():
+    def fit(preds, target, **options):
+        return tc.cox(torch.tensor(preds, dtype=F64), torch.tensor(target), task="binary", **options)
+
+    def undetermined(found, but=()):
+        return all(value.isnan() for name, value in found._asdict().items() if name not in ("in_the_large", *but))
+
+    for order, limit in (([0, 0, 1, 1], math.inf), ([1, 1, 0, 0], -math.inf), ([0, 1, 1, 1], math.inf)):
+        separated = fit([0.2, 0.4, 0.6, 0.7], order)
+        assert separated.slope.item() == limit
+        assert undetermined(separated, ("slope",))
+        assert separated.in_the_large.isfinite()
+    quasi = fit([0.2, 0.5, 0.5, 0.7], [0, 0, 1, 1])  # both outcomes at the border
+    assert quasi.slope.item() == math.inf
+    equal = fit([0.3, 0.3, 0.3, 0.3], [0, 1, 0, 1])
+    assert undetermined(equal)
+    assert equal.in_the_large.item() == pytest.approx(-math.log(0.3 / 0.7), abs=1e-12)
+    for label, limit in ((1, math.inf), (0, -math.inf)):
+        same = fit([0.3, 0.4, 0.6], [label] * 3)
+        assert undetermined(same)
+        assert same.in_the_large.item() == limit
+    certain = [0.0, 0.2, 0.4, 0.7, 1.0], [0, 1, 0, 1, 1]
+    assert all(value.isnan() for value in fit(*certain))
+    clipped = fit(*certain, eps=0.01)
+    assert all(value.isfinite() for value in clipped)
+    torch.testing.assert_close(clipped, fit([0.01, 0.2, 0.4, 0.7, 0.99], certain[1]))
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(300, 0), (1e4, 0), (1, 100), (300, -1e4)])
+def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
+    p, target = calibrated(500)
+    logits = p.logit()
+    near = tc.cox(logits, target, task="binary", from_logits=True)
+    far = tc.cox(factor * logits + shift, target, task="binary", from_logits=True)
+    assert (far.slope * factor).item() == pytest.approx(near.slope.item(), rel=1e-9)
+    assert (far.intercept + far.slope * shift).item() == pytest.approx(near.intercept.item(), abs=1e-9)
+    assert far.p_value < 1e-9
+    if (factor, shift) == (300, -1e4):
+        assert far.in_the_large.isnan()  # an offset that is not found
+
+
+def test_all_parts_of_a_stream_are_those_of_the_function():
+    preds, target = calibrated(100, lead=(3,), scale=0.7)
+    for cls, function, parts in ((tc.Cox, tc.cox, "fit"), (tc.Spiegelhalter, tc.spiegelhalter, "test")):
+        metric = cls(task="multilabel", num_labels=3)
+        metric.update(preds.T, target.T)
+        torch.testing.assert_close(getattr(metric, parts)(), function(preds.T, target.T, task="multilabel"))
+
+
+@pytest.mark.parametrize("reduction", ["top_label", "classwise", tc.TopK(2, only=True)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
+def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, reduction):
+    """The log-odds by their definition, of the logits as they are."""
+    rows = [[40, 0, 0], [0, 1, 0], [1, 0, 2], [0, 0, 0.5], [3, 2, 0], [0, 2, 3], [0, -1, 4], [4, 0, 0.25]]
+    logits, target = torch.tensor(rows).to(dtype), torch.tensor([1, 1, 2, 0, 0, 2, 1, 2])
+    rest = [[row[:k] + row[k + 1 :] for k in range(3)] for row in rows]
+    odds = torch.tensor(rows, dtype=F64) - torch.tensor(rest, dtype=F64).logsumexp(-1)
+    ranks = torch.tensor(rows).argsort(dim=-1, descending=True, stable=True)
+    claimed = torch.arange(3).expand(8, 3) if reduction == "classwise" else ranks[:, :1]
+    claimed = ranks[:, 1:2] if isinstance(reduction, tc.TopK) else claimed
+    happened = (claimed == target[:, None]).double()
+    columns = zip((odds.gather(-1, claimed) / 20).T.tolist(), happened.T.tolist(), strict=True)
+    expected = torch.tensor([oracle.logistic(x, y, [1.0] * 8)[1] / 20 for x, y in columns], dtype=F64)
+    given = {"task": "multiclass", "reduction": reduction, "from_logits": True}
+    slope = tc.cox(logits, target, **given).slope
+    torch.testing.assert_close(slope.double().reshape(-1), expected, rtol=4 * torch.finfo(slope.dtype).eps, atol=1e-9)
+    for resolution in (None, 2048):
+        metric = tc.Cox(num_classes=3, resolution=resolution, **given)
+        metric.update(logits, target)
+        torch.testing.assert_close(metric.compute().reshape(-1), expected, rtol=1e-9, atol=1e-9)

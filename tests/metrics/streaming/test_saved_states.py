@@ -1,0 +1,271 @@
+"""States in checkpoints: they go on where they were, and one that counts another thing is refused by name."""
+
+import copy
+import json
+import math
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from helpers.each import check_each
+from torch import nn
+
+import torchcalib as tc
+from torchcalib.core.state import SumsKind
+from torchcalib.metrics.description import STATE_FORMAT
+
+P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
+BINARY = {"task": "binary"}
+
+
+def updated(metric, rows=slice(None)):
+    metric.update(P[rows], Y[rows])
+    return metric
+
+
+def description(saved):
+    return json.loads(bytes(saved["description"].tolist()))
+
+
+def snapshot(*metrics):
+    """All that a refused call must leave as it was."""
+    return str([(m.kind.parts(m.state), m.update_count, m._computed) for m in metrics])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(tc.ECE, task="binary"),
+        partial(tc.KS, task="binary"),
+        partial(tc.KS, task="binary", resolution=64),
+        partial(tc.Bootstrapped, tc.ECE(task="binary"), n_replicates=39),
+    ],
+)
+def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(make, tmp_path):
+    whole, first, second = (make(persistent=True) for _ in range(3))
+    for metric in (whole, first):
+        updated(metric, slice(2))
+    torch.save(first.to(torch.bfloat16).state_dict(), tmp_path / "state.pt")
+    updated(second).compute()  # what is loaded takes the place of what was there
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert second.update_count == 1
+    assert torch.equal(updated(second, slice(2, 4)).compute(), updated(whole, slice(2, 4)).compute())
+    if isinstance(whole, tc.Bootstrapped):
+        assert torch.equal(second.interval().replicates, whole.interval().replicates)
+
+
+def test_a_state_says_what_it_counts_in_tensors_that_safetensors_takes(tmp_path):
+    options = {**BINARY, "n_bins": 7, "right": True, "ignore_index": -1}
+    metric, loaded = updated(tc.ECE(**options, persistent=True)), tc.ECE(**options)
+    said = description(metric.state_dict())
+    assert (said["format"], said["torchcalib"], said["n_updates"]) == (STATE_FORMAT, tc.__version__, 1)
+    assert said["configuration"].items() >= {"class": "ECE", "task": "binary", "n_bins": 7, "right": True}.items()
+    assert loaded.state_dict() == {}
+    files = pytest.importorskip("safetensors.torch")
+    files.save_file(metric.state_dict(), tmp_path / "state.safetensors")
+    loaded.load_state_dict(files.load_file(tmp_path / "state.safetensors"))
+    assert loaded.compute() == metric.compute()
+
+
+class Module(nn.Module):
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.metrics = nn.ModuleDict(
+            {
+                "one": tc.ECE(task="binary", **kwargs),
+                "all": tc.CalibrationCollection([tc.NLL(task="binary"), tc.KS(task="binary")], prefix="v/", **kwargs),
+            }
+        )
+
+
+def test_states_are_in_the_checkpoint_of_a_module_and_of_its_copies(tmp_path):
+    module = Module(persistent=True)
+    for metric in module.metrics.values():
+        updated(metric)
+    names = {"metrics.all.NLL.sums", "metrics.all.NLL.description"}
+    assert {name for name in module.state_dict() if name.startswith("metrics.all.NLL")} == names
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module.to(torch.bfloat16)):
+        other = Module(persistent=True)
+        torch.save(copied.state_dict(), tmp_path / "module.pt")
+        other.load_state_dict(torch.load(tmp_path / "module.pt", weights_only=True))
+        for name, metric in module.metrics.items():
+            assert other.metrics[name].compute() == metric.compute()
+    cloned = module.metrics["all"].clone(prefix="w/")
+    assert set(cloned.state_dict()) == set(module.metrics["all"].state_dict())
+
+
+def test_strict_misses_the_state_of_a_persistent_metric_and_others_load_what_there_is():
+    plain, persistent = Module(), Module(persistent=True)
+    assert plain.state_dict().keys() == {"layer.weight", "layer.bias"}
+    with pytest.raises(RuntimeError, match=r'Missing key.*"metrics.one.sums", "metrics.one.description"'):
+        persistent.load_state_dict(plain.state_dict())
+    updated(persistent.metrics["one"])
+    missing, unexpected = persistent.load_state_dict(plain.state_dict(), strict=False)
+    assert len(missing) == 2 + 2 + 5
+    assert not unexpected
+    assert persistent.metrics["one"].update_count == 1
+    plain.load_state_dict(persistent.state_dict())  # takes what it is given, and saves none
+    assert plain.metrics["one"].compute() == persistent.metrics["one"].compute()
+    saved = {**persistent.state_dict(), "metrics.one.other": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"metrics.one.other"'):
+        plain.load_state_dict(saved)
+
+
+REFUSED = [
+    (tc.ECE, {"n_bins": 10}, "n_bins=15 into n_bins=10"),
+    (tc.ECE, {"task": "multiclass"}, "task='binary' into task='multiclass'"),
+    (tc.ECE, {"from_logits": True}, "from_logits=False into from_logits=True"),
+    (tc.ECE, {"ignore_index": -1}, "ignore_index=None into ignore_index=-1"),
+    (tc.ECE, {"batch_shape": (2,)}, r"batch_shape=\[\] into batch_shape=\[2\]"),
+    (tc.ECE, {"with_ecd": True}, "with_ecd=False into with_ecd=True"),
+    (tc.MCE, {}, "class='ECE' into class='MCE'"),
+    (tc.KS, {}, "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
+    (lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39), {}, "n_replicates=None into n_replicates=39"),
+]
+
+
+def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_changes():
+    saved = updated(tc.ECE(**BINARY, persistent=True))
+    state = saved.state_dict()
+
+    def is_refused(row):
+        make, options, message = row
+        metric = make(**BINARY | options)
+        before, module = snapshot(metric), nn.ModuleDict({"m": metric})
+        for refusing, given in (
+            (metric.load_state_dict, state),
+            (metric.merge_state, state),
+            (metric.merge_state, saved),
+            (module.load_state_dict, {f"m.{name}": part for name, part in state.items()}),
+        ):
+            with pytest.raises(ValueError, match=message):
+                refusing(given)
+            assert snapshot(metric) == before
+
+    check_each(REFUSED, is_refused)
+
+
+def damaged(state):
+    """What a damaged state holds besides, by what the error says; None for what it lacks."""
+    text = bytes(state["description"].tolist())
+    contents = [text[:-9], b"", b"[" * 100_000, b"\xff\xfe", b"{}"]
+    contents += [torch.zeros(2**20 + 1, dtype=torch.uint8), torch.zeros(2, 2), -torch.ones(5), "text"]
+    wrong = [{"format": "1"}, {"format": 0}, {"configuration": []}, {"n_updates": -1}, {"draws": "0"}]
+    contents += [{**description(state), **changed} for changed in wrong]
+    for content in contents:
+        yield "a damaged one", {"description": content}
+    of_format = "of format {}, which torchcalib {} has written{}".format
+    newer = {"format": STATE_FORMAT + 1, "torchcalib": "9.1", "configuration": {}}
+    older = {"format": STATE_FORMAT - 1, "torchcalib": "0.1", "configuration": {}}
+    yield of_format(STATE_FORMAT + 1, "9.1", ". Update torchcalib"), {"description": {**description(state), **newer}}
+    yield of_format(STATE_FORMAT - 1, "0.1", ": states held less"), {"description": {**description(state), **older}}
+    yield "must hold 'description'", {"description": None}
+    yield "must hold 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}  # as of old
+    yield r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}", {"sums": state["sums"][1:]}
+    yield "got {'sums': '.* bfloat16'}. It is damaged, or was cast", {"sums": state["sums"].bfloat16()}
+    for no_count in (math.nan, -1.0, 0.5):  # of the rows that were left out
+        yield "It is damaged, or was cast", {"sums": state["sums"].index_fill(0, torch.tensor(1), no_count)}
+    yield "got {}", {"sums": None}
+    yield "got {'sums': 3}", {"sums": 3}
+
+
+def test_a_state_that_is_damaged_or_newer_or_does_not_describe_itself_is_refused():
+    metric = updated(tc.ECE(task="binary", persistent=True))
+    metric.compute()
+    state, before = metric.state_dict(), snapshot(metric)
+
+    def encoded(part):
+        part = json.dumps(part).encode() if isinstance(part, dict) else part
+        return torch.tensor(list(part), dtype=torch.uint8) if isinstance(part, bytes) else part
+
+    def refuses(row):
+        message, changed = row
+        given = {n: encoded(part) for n, part in {**state, **changed}.items() if part is not None}
+        for refusing in (metric.load_state_dict, partial(metric.load_state_dict, strict=False), metric.merge_state):
+            with pytest.raises(ValueError, match=message):
+                refusing(given)
+            assert snapshot(metric) == before
+
+    check_each(damaged(state), refuses)
+    metric.load_state_dict({**state, "description": state["description"].bfloat16()})  # by a tool that casts all
+
+
+def test_damaged_samples_are_refused():
+    metric = updated(tc.KS(task="binary", persistent=True))
+    state = metric.state_dict()
+    for name, part in (
+        ("scores", state["scores"][0]),
+        ("scores", [state["scores"][0][1:]]),
+        ("scores", []),
+        ("outcomes", [state["outcomes"][0].long()]),
+        ("weights", [torch.ones(3, dtype=torch.int64)]),
+        ("left_out", torch.zeros(1, dtype=torch.float64)),
+        ("left_out", torch.zeros(2)),
+    ):
+        with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
+            metric.load_state_dict({**state, name: part})
+    torch.testing.assert_close(metric.compute(), tc.ks(P, Y, task="binary").double())
+
+
+@pytest.mark.parametrize("prefix", ["", "m."])
+def test_a_collection_loads_all_states_or_none(prefix):
+    def made(n_bins, target):
+        members = {"a": tc.NLL(**BINARY), "b": tc.ECE(**BINARY, n_bins=n_bins), "c": tc.KS(**BINARY)}
+        metrics = tc.CalibrationCollection(members, persistent=True)
+        metrics.update(P, target)
+        return metrics
+
+    def refuses(metrics, state, error, message):
+        before, module = snapshot(*metrics.values()), nn.ModuleDict({"m": metrics}) if prefix else metrics
+        with pytest.raises(error, match=message):
+            module.load_state_dict({prefix + name: part for name, part in state.items()})
+        assert snapshot(*metrics.values()) == before
+
+    saved, other, like = made(15, Y), made(10, 1 - Y), made(15, 1 - Y)
+    state = saved.state_dict()
+    refuses(other, state, ValueError, rf"n_bins=15 into n_bins=10 at '{prefix}b\.'")
+    if not prefix:
+        del state["c.scores"]
+        refuses(like, state, ValueError, r"must hold {'c.scores': .*got {'c.outcomes'")
+        partly = {name: part for name, part in state.items() if not name.startswith("c.")}
+        refuses(like, partly, RuntimeError, r'Missing key.*"c.scores"')
+        like.load_state_dict(partly, strict=False)
+        assert like["a"].compute() == saved["a"].compute()
+
+
+def test_members_that_are_added_later_are_persistent_too():
+    metrics = tc.CalibrationCollection([tc.NLL(task="binary")], persistent=True)
+    metrics.add_metrics(tc.ECE(task="binary"))
+    assert set(metrics.state_dict()) == {f"{m}.{part}" for m in ("NLL", "ECE") for part in ("sums", "description")}
+    mixed = tc.CalibrationCollection([tc.NLL(task="binary", persistent=True), tc.ECE(task="binary")])
+    assert set(mixed.state_dict()) == {"NLL.sums", "NLL.description"}
+    with pytest.raises(TypeError, match="`persistent` must be True or False"):
+        tc.NLL(task="binary", persistent=1)
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+def test_what_is_loaded_or_merged_shares_no_memory_with_the_dict(cls):
+    metric, other = updated(cls(task="binary", persistent=True)), cls(task="binary")
+    state = metric.state_dict()
+    other.load_state_dict(state)
+    other.merge_state(state)
+    for part in state.values():
+        for tensor in part if isinstance(part, list) else [part]:
+            tensor.zero_()
+    torch.testing.assert_close(other.compute(), metric.compute())
+
+
+def test_merging_takes_what_was_saved_and_the_state_of_another_nan_policy():
+    """A run that ended with a NaN goes on from its checkpoint with "drop": the sums mean the same."""
+    metric = updated(tc.ECE(task="binary", persistent=True), slice(2))
+    dropping = tc.ECE(task="binary", nan_policy="drop")
+    dropping.load_state_dict(metric.state_dict())
+    dropping.update(torch.cat((P[2:], torch.tensor([torch.nan]))), torch.cat((Y[2:], Y[:1])))
+    torch.testing.assert_close(dropping.compute(), tc.ece(P, Y, task="binary").double())
+    metric.merge_state(dropping)
+    metric.merge_state(dropping.metric_state)
+    assert metric.n_dropped() == 2
+    assert isinstance(metric.kind, SumsKind)
+    assert metric.statistic().total == 10

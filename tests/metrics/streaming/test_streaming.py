@@ -1,0 +1,284 @@
+"""What only the streaming classes do: state, dtype, device moves, faults, collections."""
+
+import copy
+import pickle
+from collections import Counter
+from functools import partial, partialmethod
+
+import pytest
+import torch
+from cases import CASES, covering, formula_of, path_of
+from helpers.each import check_each
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import BinaryAccuracy
+
+import torchcalib as tc
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.state import SumsKind
+from torchcalib.core.sums import EqualWidthBins
+
+ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
+# A case for each recipe of sums: what a state does depends on nothing else.
+OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumsKind)]
+OF_SUMS = list({path_of(case)[:2]: case for case in OF_SUMS}.values())
+# A case for each path and for each formula; the others in the extended run.
+PATHS_AND_FORMULAS = list(covering(CASES, lambda case: {path_of(case), formula_of(case)}))
+P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
+
+
+def tensors(metric):
+    """Every tensor of the state."""
+    parts = metric.kind.parts(metric.state)
+    return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
+
+
+@pytest.mark.parametrize("one", ONE_OF_EACH, ids=str)
+def test_every_class_keeps_the_contract_of_a_torchmetrics_metric(one):
+    metric = one.metric()
+    assert isinstance(metric, Metric)
+    assert metric.full_state_update is False
+    assert metric.is_differentiable is (one.cls not in (tc.TCE, tc.BayesRisk, tc.Accuracy))
+    assert metric.higher_is_better in ((True,) if one.cls is tc.Accuracy else (False, None))
+    assert metric.state_dict() == {}
+    assert isinstance(hash(metric), int)
+    assert f"task='{one.task}'" in repr(metric)
+    assert metric.half().dtype == torch.float32, "`dtype` is of no state"
+    metric.persistent(True)
+    assert set(metric.state_dict()) == {*metric.kind.names, "description"}
+
+
+@pytest.mark.parametrize("one", OF_SUMS, ids=lambda case: case.cls.__name__)
+def test_state_is_constant_in_the_number_of_samples(one):
+    metric = one.metric()
+    size = len(pickle.dumps(metric.metric_state))
+    for seed in range(3):
+        metric.update(*one.data(n=2000, seed=seed))
+    assert len(pickle.dumps(metric.metric_state)) == size
+    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == list(metric.state_names)
+
+
+def test_a_single_value_keeps_its_axes():
+    """Of one series, one label: torchmetrics would take them away, and code that loops over series would fail."""
+    p, y = torch.rand(1, 5, 1), torch.tensor([[[1], [0], [1], [1], [0]]])
+    for metric in (tc.NLL, tc.KS):
+        kept = metric(task="multilabel", num_labels=1, average=None, batch_shape=(1,))
+        assert kept(p, y).shape == (1, 1)
+        for copied in (kept, pickle.loads(pickle.dumps(kept)), pickle.loads(pickle.dumps(kept))):
+            assert copied.compute().shape == copied.compute().shape == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["update", "forward"])
+def test_an_update_that_fails_leaves_every_member_as_it_was(method):
+    """What a collection refuses as one, and what a single member does; other bad input is in test_fuzz."""
+    of_four = tc.NLL(task="multiclass", num_classes=4, normalize="prior")
+    metrics = tc.CalibrationCollection([tc.ECE(task="multiclass"), tc.KS(task="multiclass"), of_four])
+    four = torch.full((2, 4), 1 / 4)
+    metrics.update(four, Y[:2])
+    values, states = metrics.compute(), copy.deepcopy([m.metric_state for m in metrics.values()])
+    attributes = str([m.__dict__ for m in metrics.values()])
+    for preds, target, message in (
+        (torch.full((2, 3), 1 / 3), Y[:2], "must have 4 entries"),
+        (four.to("meta"), Y[:2].to("meta"), "must be on"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            getattr(metrics, method)(preds, target)
+        torch.testing.assert_close([m.metric_state for m in metrics.values()], states, rtol=0, atol=0)
+        assert str([m.__dict__ for m in metrics.values()]) == attributes
+    assert metrics.compute() == values
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_collection_is_the_metrics_on_their_own_with_their_gradient(task):
+    cases = [c for c in CASES if c.task == task and c.options.get("from_logits") and not c.in_blocks]
+    metrics = tc.CalibrationCollection({case.name: case.metric() for case in cases}, prefix="val/")
+    preds, target = cases[0].data(n=50)
+    leaf, weights = preds.requires_grad_(), torch.rand(50).mul(4).round()
+    batch = metrics(leaf, target, weights=weights)
+    for case in cases:
+        found, expected = batch[f"val/{case.name}"], case.call(leaf, target, weights=weights)
+        torch.testing.assert_close(found, expected)
+        if case.differentiable:
+            found, expected = (torch.autograd.grad(x.sum(), leaf, retain_graph=True) for x in (found, expected))
+            torch.testing.assert_close(found, expected)
+
+
+def test_collection_reads_the_input_once_also_for_members_that_demand_different_things(monkeypatch):
+    counts = Counter()
+
+    def counted(*args, _read, _name, **kwargs):
+        counts[_name] += 1
+        return _read(*args, **kwargs)
+
+    for cls, name in ((InputFormat, "read"), (EqualWidthBins, "of")):
+        monkeypatch.setattr(cls, name, partialmethod(counted, _read=getattr(cls, name), _name=name))
+    members = [tc.NLL, tc.Brier, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
+    metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
+    metrics.update(P, Y)
+    metrics(P, Y)
+    assert counts == {"read": 2, "of": 2}
+    of_priors = tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5])
+    metrics = tc.CalibrationCollection([of_priors, tc.ECE(task="multiclass"), tc.Brier(task="multiclass")])
+    rows = torch.stack([1 - P, P], -1)
+    metrics.update(rows, Y)
+    assert counts["read"] == 3
+    with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
+        metrics.update(rows, rows)
+    assert [m.update_count for m in metrics.values()] == [1, 1, 1]
+
+
+def test_only_what_counts_the_same_is_joined_and_goes_on_together():
+    """After the first batch all of these have equal states, which torchmetrics would make one compute group."""
+    for cls, options, others in (
+        (tc.NLL, {"eps": 1e-3}, {}),
+        (tc.ECE, {}, {"right": True}),
+        (tc.ECE, {"ignore_index": -1}, {"ignore_index": -2}),
+    ):
+        given = {"one": options, "other": others, "same": options}
+        metrics = MetricCollection({name: cls(task="binary", **each) for name, each in given.items()})
+        metrics.update(torch.tensor([0.5, 0.6]), torch.tensor([0, 1]))
+        assert sorted(map(sorted, metrics.compute_groups.values())) == [["one", "same"], ["other"]]
+    for metrics in (
+        MetricCollection([tc.ECE(task="binary"), tc.MCE(task="binary"), BinaryAccuracy()]),
+        tc.CalibrationCollection([tc.ECE(task="binary"), tc.MCE(task="binary")]),
+    ):
+        for _ in range(3):
+            metrics.update(P, Y)
+        assert len(metrics.compute_groups) == (2 if "BinaryAccuracy" in metrics else 0)
+        for name, function in (("ECE", tc.ece), ("MCE", tc.mce)):
+            torch.testing.assert_close(metrics.compute()[name], function(P, Y, task="binary").double())
+
+
+def test_collection_behaves_as_a_metric_collection_of_torchcalib_metrics_alone():
+    metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary")], prefix="val/", postfix="/x")
+    assert isinstance(metrics, MetricCollection)
+    metrics.update(P, Y)
+    assert set(metrics.compute()) == {"val/NLL/x", "val/ECE/x"}
+    cloned = metrics.clone(prefix="test/")
+    cloned.update(P, Y)
+    assert set(cloned.compute()) == {"test/NLL/x", "test/ECE/x"}
+    metrics.reset()
+    assert all(not m.update_called for m in metrics.values())
+    for refusing in (tc.CalibrationCollection, metrics.add_metrics):
+        with pytest.raises(TypeError, match="must be torchcalib metrics, got BinaryAccuracy"):
+            refusing([BinaryAccuracy()])
+    assert len(metrics) == 2
+
+
+@pytest.mark.parametrize("with_ecd", [True, False])
+def test_bin_table_of_a_stream_is_that_of_one_call(with_ecd):
+    options = {"task": "multiclass", "reduction": "classwise", "n_bins": 5}
+    metric = tc.ECE(num_classes=4, with_ecd=with_ecd, **options)
+    preds = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    target = torch.arange(60) % 4
+    for piece in (slice(0, 31), slice(31, 60)):
+        metric.update(preds[piece], target[piece])
+    whole = tc.bin_table(preds, target, **options)
+    found, expected = (
+        {name: torch.from_numpy(column) for name, column in table.to_dict().items()}
+        for table in (metric.bin_table(), whole)
+    )
+    if not with_ecd:
+        expected["ecd"].fill_(torch.nan)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_plot_draws_on_the_given_axes():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    ax = figure.subplots()
+    metric = tc.ECE(task="binary")
+    drawn, on = metric.plot([metric(P, Y), metric(P, 1 - Y)], ax=ax)
+    assert (drawn, on) == (figure, ax)
+    assert ax.lines
+    metric.plot(ax=figure.add_subplot())
+
+
+def test_update_off_the_cpu_never_asks_for_a_value():
+    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+
+    def never_asks_for_a_value(case):
+        preds, target = (tensor.to("meta") for tensor in case.data())
+        metric = case.metric(ignore_index=-100).to("meta")
+        metric.update(preds, target, weights=torch.rand(40, device="meta"))
+        metric.update(preds, target)
+        if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
+            metric(preds, target)
+        assert all(tensor.device.type == "meta" for tensor in tensors(metric))
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            metric.compute()
+
+    check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), never_asks_for_a_value)
+
+
+@pytest.mark.parametrize("case", PATHS_AND_FORMULAS)
+def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, monkeypatch):
+    """What `update` does on CUDA, with the numbers on the CPU where they can be looked at."""
+    original = InputFormat.read
+    monkeypatch.setattr(
+        InputFormat, "read", lambda self, *args, **kwargs: original(self, *args, **{**kwargs, "drop_invalid": True})
+    )
+    preds, target = case.data(n=40)
+    clean, spoiled = case.metric(), case.metric()
+    keep = torch.ones(40, dtype=torch.bool)
+    keep[[3, 7]] = False
+    bad_preds, bad_target = preds.clone(), target.clone()
+    bad_preds[3], bad_target[7] = torch.nan, 99
+    clean.update(preds[keep], target[keep])
+    leaf = bad_preds.requires_grad_()
+    value = spoiled(leaf, bad_target)
+    per_row = 4 if case.task == "multilabel" else 1
+    assert spoiled.kind.left_out(spoiled.state).tolist() == [2 * per_row, 0]
+    torch.testing.assert_close(value, clean.compute(), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=rf"got {2 * per_row} with NaN"):
+        spoiled.compute()
+    if case.differentiable:
+        value.sum().backward()
+        assert leaf.grad[keep].isfinite().all()
+    spoiled.reset()
+    spoiled.update(preds, target)
+    torch.testing.assert_close(spoiled.compute(), case.call(preds, target).double())
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Switch the capture of a CUDA graph on and off; here what is captured is also done."""
+    on = []
+    monkeypatch.setattr("torchcalib.metrics.base.is_captured", lambda _: bool(on))
+    return on
+
+
+def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
+    metric, p, y = tc.ECE(task="binary"), P, Y
+    expected = tc.ece(p, y, task="binary").double()
+    metric.update(p, y)
+    capture.append(True)
+    metric.update(p, y)
+    capture.clear()
+    held = metric.state
+    before = held.clone()
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=0)
+    close(metric.compute(), expected)
+    metric.update(p, y)
+    close(metric(p, y), expected)
+    metric.merge_state(metric.clone())
+    assert metric.state is held
+    close(held, 4 * before)
+    with pytest.raises(ValueError, match="probabilities"):
+        metric.update(p + 1, y)
+    assert metric.state is held
+    metric.reset()
+    assert metric.state is held
+    assert not held.any()
+    held += before  # a replay, which Python does not see
+    close(metric.compute(), expected)
+    held[2:] = 0
+    assert metric.compute().isnan()
+
+
+def test_capture_of_what_a_replay_would_not_repeat_is_refused(capture):
+    tce, nll = tc.TCE(task="binary"), tc.NLL(task="binary")
+    capture.append(True)
+    for metric, method in ((tce, "update"), (tc.Bootstrapped(nll), "update"), (nll, "forward")):
+        with pytest.raises(RuntimeError, match="must be updated outside of the capture of a CUDA graph"):
+            getattr(metric, method)(P, Y)
+        assert metric.update_count == 0
+    tc.TCE(task="binary", resolution=64).update(P, Y)

@@ -1,0 +1,201 @@
+"""The contract of `torchmetrics.Metric`: gathers of one's own, TorchScript, attributes that wrappers read, options."""
+
+import inspect
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from unittest.mock import Mock
+
+import pytest
+import torch
+from cases import CASES, N_CLASSES, Case
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
+
+import torchcalib as tc
+from torchcalib.metrics.base import StreamingMetric
+
+P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4], dtype=torch.float64), torch.tensor([0, 1, 1, 1])
+CLASSES = [cls for name in tc.__all__ if inspect.isclass(cls := getattr(tc, name)) and issubclass(cls, StreamingMetric)]
+WRAPPERS = (tc.ByGroup, tc.Bootstrapped)
+
+
+def on_ranks(n, work):
+    """What `work(rank, gather)` returns on each of n ranks, threads that nothing but `gather` connects."""
+    barrier, sent = threading.Barrier(n, timeout=60), [None] * n
+
+    def gather_of(rank):
+        def gather(tensor, *, group):
+            sent[rank] = tensor
+            barrier.wait()
+            everyone = list(sent)
+            barrier.wait()
+            assert len({(theirs.shape, theirs.dtype) for theirs in everyone}) == 1, "a plain all_gather would fail"
+            return everyone
+
+        return gather
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(lambda rank: work(rank, gather_of(rank)), range(n)))
+
+
+def connected(gather):
+    return {"dist_sync_fn": gather, "distributed_available_fn": lambda: True}
+
+
+def close(found, expected):
+    """To rounding of float64: sums of some 40 terms of size 1, in another order, 40 * 2.2e-16, with room."""
+    torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric .* was called before")  # a rank without data
+def test_ranks_that_only_a_gather_connects_have_the_value_of_all_data(path):
+    """Without `torch.distributed`; shares of 0, 10 and 30 rows. Blocks of SKCE are cut on each rank."""
+    preds, target = path.data(n=40)
+    shares = [slice(0, 0), slice(0, 10), slice(10, 40)]  # 10 and 30 rows are whole blocks of 2 and of 5
+
+    def work(rank, gather):
+        metric = path.metric(**connected(gather))
+        if rank:
+            metric.update(preds[shares[rank]], target[shares[rank]])
+        return metric.compute(), metric.n_dropped(), metric.compute()
+
+    for value, n_dropped, again in on_ranks(3, work):
+        close(value, path.call(preds, target))
+        assert again is value
+        assert n_dropped == 0
+
+
+def test_wrapped_metrics_and_collections_meet_by_a_gather_and_different_metrics_are_refused():
+    preds, target = next(case for case in CASES if case.name == "brier-binary-probs").data(n=40)
+    groups = torch.arange(40) % 3
+
+    def work(rank, gather):
+        options = {"task": "binary", **connected(gather)}
+        rows = (slice(0, 11), slice(11, 40))[rank]
+        by_group = tc.ByGroup(tc.KS(task="binary"), num_groups=3, **connected(gather))
+        by_group.update(preds[rows], target[rows], groups=groups[rows])
+        bootstrapped = tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=rank, **connected(gather))
+        members = tc.CalibrationCollection([tc.ECE(**options), tc.KS(**options)])
+        plain = MetricCollection([tc.ECE(**options), tc.NLL(**options)])
+        different = tc.ECE(**options, right=rank == 1)
+        for metric in (bootstrapped, members, plain, different):
+            metric.update(preds[rows], target[rows])
+        with pytest.raises(RuntimeError, match="all ranks must sync the same metrics"):
+            different.compute()
+        assert by_group.n().tolist() == groups.bincount().tolist()
+        values = {**members.compute(), **plain.compute(), "bootstrapped": bootstrapped.compute()}
+        return values, by_group.compute(), bootstrapped.interval().replicates
+
+    (values, by_group, replicates), (*_, others) = on_ranks(2, work)
+    assert torch.equal(replicates, others)
+    assert len(set(replicates.tolist())) > 30
+    close(by_group, tc.by_group(tc.ks, preds, target, groups, task="binary"))
+    for name, function in (("ECE", tc.ece), ("KS", tc.ks), ("NLL", tc.nll), ("bootstrapped", tc.nll)):
+        close(values[name], function(preds, target, task="binary"))
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+def test_a_gather_is_asked_for_only_by_compute_as_in_torchmetrics(cls):
+    """The idea of torchmetrics' own test of `distributed_available_fn`; the hook is called with `group` by keyword."""
+    available, gather = Mock(return_value=True), Mock(wraps=lambda x, group=None: [x, x])
+    metric = cls(task="binary", dist_sync_fn=gather, distributed_available_fn=available, process_group="mine")
+    metric.update(P, Y)
+    gather.assert_not_called()
+    available.assert_not_called()
+    close(metric.compute(), getattr(tc, cls.__name__.lower())(torch.cat((P, P)), torch.cat((Y, Y)), task="binary"))
+    available.assert_called_once()
+    assert all(call.kwargs == {"group": "mine"} for call in gather.call_args_list)
+    assert metric.update_count == 1
+    assert not metric._is_synced
+
+
+class Model(nn.Module):
+    def __init__(self, metric):
+        super().__init__()
+        self.layer, self.metric = nn.Linear(3, 1), metric
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # since torch 2.13
+@pytest.mark.filterwarnings("ignore:This property will be removed:DeprecationWarning")  # of torchmetrics' own
+def test_a_module_that_holds_a_metric_can_be_scripted_and_saved():
+    one_of_each = {case.cls: case for case in CASES}
+    assert set(one_of_each) | {*WRAPPERS, tc.GCE} >= set(CLASSES)
+    nll = tc.NLL(task="binary")
+    nll.update(P, Y)
+    wrapped = [tc.ByGroup(nll, num_groups=2), tc.Bootstrapped(nll), tc.CalibrationCollection([nll])]
+    for metric in (*(case.metric() for case in one_of_each.values()), *wrapped):
+        model, file, x = Model(metric), io.BytesIO(), torch.ones(2, 3)
+        torch.jit.save(torch.jit.script(model), file)
+        file.seek(0)
+        torch.testing.assert_close(torch.jit.load(file)(x), model(x))
+
+
+def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
+    of_seven = tc.ECE(task="multiclass", num_classes=7)
+    of_five = tc.ECE(task="multilabel", num_labels=5)
+    for metric, outputs in (
+        (tc.ECE(task="binary"), (None, None)),
+        (tc.ECE(task="multiclass"), (None, None)),
+        (of_seven, (7, None)),
+        (tc.ECE(task="multiclass", num_classes=7, positive_classes=[1]), (7, None)),
+        (of_five, (5, 5)),
+        (tc.Bootstrapped(of_five), (5, 5)),
+    ):
+        assert (metric.num_classes, metric.num_labels) == outputs
+    with pytest.raises(AttributeError):
+        of_seven.num_classes = 3
+
+
+@pytest.mark.parametrize(("task", "size"), [("multiclass", "num_classes"), ("multilabel", "num_labels")])
+def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
+    case = Case("", tc.ece, tc.ECE, task, {"reduction": "classwise", "average": None}, {size: N_CLASSES})
+    tracker = MetricTracker(MetricCollection([ClasswiseWrapper(case.metric())]), maximize=None)
+    assert tracker.maximize == [False] * N_CLASSES
+    values = []
+    for seed in range(2):
+        tracker.increment()
+        tracker.update(*case.data(20, seed=seed))
+        values.append(case.call(*case.data(20, seed=seed)))
+    close(torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64), torch.stack(values).amin(0))
+
+
+def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
+    """Every class with every name of an argument of any class or function, and with names that are internal."""
+    functions = [f for name in tc.__all__ if inspect.isfunction(f := getattr(tc, name))]
+    names = {"binning", "from_bins", "input_format", "nonsense", "recipe"}
+    for made in (*CLASSES, *functions):
+        parameters = inspect.signature(made).parameters.values()
+        names |= {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
+    wrong = []
+    for cls in set(CLASSES) - set(WRAPPERS):
+        needed = {"task": "binary", **({"loss": torch.square} if cls is tc.GCE else {})}
+        for name in names - set(needed):
+            try:
+                cls(**needed, **{name: None})
+            except (TypeError, ValueError) as error:
+                if not str(error).startswith(("`", "Unexpected keyword arguments: `")):
+                    wrong.append(f"{cls.__name__}({name}=None): {error}")
+    assert not wrong
+
+
+def test_what_never_averages_over_classes_refuses_average():
+    for call in (tc.Cox, tc.Spiegelhalter, partial(tc.cox, P, Y), partial(tc.spiegelhalter, P, Y)):
+        for average in (None, "macro"):
+            with pytest.raises(TypeError, match=rf"`average` must not be given, got {average!r}\. Each class or label"):
+                call(task="binary", average=average)
+
+
+def test_values_of_metrics_that_are_not_differentiable_carry_no_gradient():
+    cases = [case for case in CASES if not case.differentiable]
+    assert {case.cls for case in cases} == {tc.Accuracy, tc.BayesRisk, tc.TCE}
+    for case in cases:
+        preds, target = case.data()
+        leaf = preds.requires_grad_()
+        assert not case.call(leaf, target).requires_grad, case
+        assert not case.metric()(leaf, target).requires_grad, case

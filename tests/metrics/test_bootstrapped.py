@@ -1,0 +1,135 @@
+"""Streamed bootstrap: loops over Poisson weights, merging, saving, and what is refused."""
+
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from cases import CASES, covering, path_of
+from helpers.bootstrap import BINARY, close
+from helpers.refusals import assert_refused
+
+import torchcalib as tc
+from torchcalib.core.state import SumsKind
+from torchcalib.ops import counter_rng
+
+# The pieces of a stream would cut through blocks; 39 replicates of SmECE take their time, which one case shows.
+ADDITIVE = [
+    case
+    for case in CASES
+    if isinstance(case.metric().kind, SumsKind)
+    and not case.in_blocks
+    and (case.cls is not tc.SmECE or case.name == "smece-wide-binary")
+]
+
+
+@pytest.fixture(params=list(covering(ADDITIVE, lambda case: {path_of(case)})))
+def additive(request):
+    return request.param
+
+
+def poisson(n_replicates, n, seed=0):
+    return counter_rng.poisson_counts(seed, torch.arange(n_replicates), torch.arange(n), torch.float64)
+
+
+def test_streamed_in_pieces_is_a_loop_over_poisson_weights(additive):
+    preds, target = additive.data(n=41)
+    weights = additive.weights(41)
+    metric = tc.Bootstrapped(additive.metric(), n_replicates=39, seed=3)
+    for piece in (slice(0, 1), slice(1, 1), slice(1, 30), slice(30, 41)):
+        metric.update(preds[piece], target[piece], weights=weights[piece])
+    close(metric.compute(), additive.call(preds, target, weights=weights))
+    found = metric.interval()
+    close(found.value, metric.compute())
+    close(found.replicates, additive.call(preds, target, weights=poisson(39, 41, seed=3) * weights))
+    off_the_cpu = tc.Bootstrapped(additive.metric(ignore_index=-100), n_replicates=39).to("meta")
+    off_the_cpu.update(preds.to("meta"), target.to("meta"), weights=weights.to("meta"))  # which has no value to read
+    assert off_the_cpu.state.device.type == "meta"
+
+
+def test_streamed_series_are_kept_apart_and_forward_is_the_batch_value(additive):
+    preds, target = additive.data(n=20, lead=(3,))
+    metric = tc.Bootstrapped(additive.metric(batch_shape=(3,)), n_replicates=39)
+    first = preds[:, :7].clone().requires_grad_()
+    value = metric(first, target[:, :7])
+    close(value, additive.call(preds[:, :7], target[:, :7]))
+    if additive.differentiable:
+        value.sum().backward()
+        again = preds[:, :7].clone().requires_grad_()
+        additive.call(again, target[:, :7]).sum().backward()
+        close(first.grad, again.grad)
+    metric(preds[:, 7:], target[:, 7:])
+    times = poisson(39, 20)[:, None].expand(-1, 3, -1)
+    close(metric.interval().replicates, additive.call(preds, target, weights=times))
+
+
+def streamed(seed=0, n_bins=5, n_replicates=39, **kwargs):
+    return tc.Bootstrapped(tc.ECE(task="binary", n_bins=n_bins), n_replicates=n_replicates, seed=seed, **kwargs)
+
+
+def test_streaming_goes_on_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_failure():
+    preds, target = BINARY.data(n=60)
+    whole, metric, loaded = (streamed(persistent=persistent) for persistent in (False, True, True))
+    whole.update(preds, target)
+    metric.update(preds[:7], target[:7])
+    metric.reset()
+    metric.update(preds[:25], target[:25])
+    loaded.load_state_dict(metric.state_dict())
+    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone(), loaded, metric):
+        for attempt in (copy.update, copy):
+            with pytest.raises(ValueError, match="`preds` must be probabilities"):
+                attempt(3 + preds, target)
+        copy.update(preds[25:], target[25:])
+        close(copy.interval().replicates, whole.interval().replicates)
+    assert not whole.state_dict()
+
+
+def test_merging_takes_other_draws_and_adds_them():
+    preds, target = BINARY.data(n=60)
+    one, other, same = (streamed(seed=seed) for seed in (0, 1, 0))
+    one.update(preds[:25], target[:25])
+    for metric in (other, same):
+        metric.update(preds[25:], target[25:])
+    with pytest.raises(ValueError, match="`incoming_state` must have drawn other numbers, got seed=0 in both"):
+        one.merge_state(same)
+    one.merge_state(other)
+    drawn = poisson(39, 25), poisson(39, 35, seed=1)
+    ece = partial(tc.ece, preds, target, task="binary", n_bins=5)
+    close(one.compute(), ece())
+    close(one.interval().replicates, ece(weights=torch.cat(drawn, -1)))
+    for different in ({"n_bins": 6}, {"n_replicates": 40}):
+        with pytest.raises(ValueError, match="must count the same thing"):
+            one.merge_state(streamed(seed=2, **different))
+
+
+def test_members_of_a_collection_have_their_own_intervals_and_what_sorts_is_a_sketch():
+    preds, target = BINARY.data(n=60)
+    alone, sketch = streamed(), partial(tc.KS, task="binary", resolution=64)
+    metrics = tc.CalibrationCollection({"ece": streamed(), "ks": tc.Bootstrapped(sketch())})
+    for piece in (slice(0, 13), slice(13, 60)):
+        metrics.update(preds[piece], target[piece])
+        alone.update(preds[piece], target[piece])
+    close(metrics["ece"].interval().replicates, alone.interval().replicates)
+    replicates = metrics["ks"].interval().replicates
+    assert replicates.shape == (200,)
+    for r, times in enumerate(poisson(2, 60)):
+        weighted = sketch()
+        weighted.update(preds, target, weights=times)
+        close(replicates[r], weighted.compute())
+    for name in ("unit", "perfect", "question", "source", "is_differentiable", "higher_is_better", "plot_upper_bound"):
+        assert getattr(alone, name) == getattr(tc.ECE, name)
+    assert "n_replicates=39" in repr(alone)
+    figure, _ = alone.plot(torch.tensor(0.5))
+    figure.clear()
+
+
+def test_bad_metrics_are_refused():
+    nll = tc.NLL(task="binary")
+    wrong = [
+        ({"metric": tc.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),
+        ({"metric": tc.TCE(task="binary")}, ValueError, "Pass `resolution`"),
+        ({"metric": tc.Bootstrapped(nll)}, ValueError, "`metric` must have sums"),
+        ({"metric": nll, "n_replicates": 10}, ValueError, "`n_replicates` must be at least 39"),
+        ({"metric": nll, "seed": "0"}, TypeError, "`seed` must be an int"),
+    ]
+    assert_refused((given, partial(tc.Bootstrapped, **given), error, [part]) for given, error, part in wrong)

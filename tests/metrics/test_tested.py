@@ -1,0 +1,98 @@
+"""Evidence of every error: its shape, from any state, without data; its words, and what is refused."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import CASES, covering, formula_of, path_of
+from helpers.null_distribution import F64, FEW, FIELDS, close, same
+from helpers.refusals import assert_refused
+
+import torchcalib as tc
+from torchcalib.core.bins import ece_from_bins
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.testing import evidence_of
+from torchcalib.metrics.tested import TestedMetric
+
+WITH_EVIDENCE = [
+    case
+    for case in CASES
+    if issubclass(case.cls, TestedMetric)
+    and case.options.get("component", "mcb") in ("mcb", "ici")
+    and (case.cls is not tc.SmECE or case.name == "smece-binary")  # of many cells
+    and (case.cls is not tc.TCE or case.name in ("tce-binary-positive_class", "tce-mass-l2-binary"))  # which is slow
+]
+
+
+@pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {formula_of(case)})))
+def test_every_error_has_evidence_of_the_shape_of_its_value(case):
+    preds, target = case.data(n=60)
+    metric = case.metric()
+    metric.update(preds, target)
+    found = metric.evidence(**FEW)
+    close(found.value, metric.compute())
+    for name in FIELDS:
+        assert getattr(found, name).shape == found.value.shape
+        assert getattr(found, name).dtype == F64
+    if case.name == "esce-multiclass-classwise":  # 0 whatever the model, and so is every replicate
+        assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
+        return
+    assert bool((found.noise_floor > 0).all())
+    assert bool(((found.p_value > 0) & (found.p_value <= 1)).all())
+    if metric.plot_lower_bound == 0 and not found.low.isnan().any():
+        assert bool((found.low >= 0).all())
+    assert not bool((found.low > found.high).any())
+    same(found, metric.evidence(**FEW))
+    assert not torch.equal(found.noise_floor, metric.evidence(seed=1, with_interval=False, **FEW).noise_floor)
+
+
+@pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {path_of(case)})))
+def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_without_data(case):
+    preds, target = case.data(n=60)
+    weights = case.weights(60).long() if case.whole_weights else case.weights(60)
+    whole, one, other, empty = case.metric(), case.metric(), case.metric(), case.metric()
+    whole.update(preds, target, weights=weights)
+    one.update(preds[:13], target[:13], weights=weights[:13])
+    other.update(preds[13:], target[13:], weights=weights[13:])
+    one.merge_state(other)
+    found = whole.evidence(**FEW)
+    same(one.evidence(**FEW), found, rtol=1e-6, atol=1e-9)
+    same(tc.evidence(whole, preds, target, weights=weights, **FEW), found)
+    empty.update(preds[:0], target[:0])
+    nothing = empty.evidence(**FEW)
+    for name in FIELDS:
+        assert getattr(nothing, name).isnan().all()
+        assert getattr(nothing, name).shape == whole.compute().shape
+
+
+def test_text_of_evidence():
+    def made(*values, level=0.95):
+        return tc.Evidence(*map(torch.tensor, values), level=level)
+
+    one, signed = made(0.021, 0.004, 0.0004, 0.018, 0.024), made(-0.021, 0.004, 0.043, -0.03, 0.01, level=0.9)
+    assert str(one) == "0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"
+    assert str(signed) == "-0.0210 (noise floor 0.0040, 90 % -0.0300 to 0.0100, p = 0.043)"
+    assert repr(made(0.021, 0.004, 0.431, torch.nan, torch.nan)) == "0.0210 (noise floor 0.0040, p = 0.43)"
+    both = tc.Evidence(*(torch.stack([getattr(e, name) for e in (one, signed)]) for name in FIELDS), level=0.95)
+    assert str(both[0]) == str(one)
+    assert str(both).splitlines()[0] == f"[0] {one}"
+    with pytest.raises(IndexError, match="no batch axis"):
+        one[0]
+
+
+def test_bad_arguments_and_what_has_no_evidence_are_refused():
+    evidence = partial(tc.evidence, preds=torch.tensor([0.3]), target=torch.tensor([1]))
+    wrong = [
+        ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
+        ({"level": "95 %"}, TypeError, "`level` must be a number"),
+        ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
+        ({"n_replicates": 99.5}, TypeError, "`n_replicates` must be an int"),
+        ({"seed": 1.5}, TypeError, "`seed` must be an int"),
+        ({"metric": tc.NLL(task="binary")}, TypeError, "`metric` must be a calibration error of torchcalib"),
+        ({"metric": tc.Cox(task="binary")}, TypeError, "Cox and Spiegelhalter are tests already"),
+        ({"metric": tc.CORP(task="binary", component="dsc")}, ValueError, "`component` must be 'mcb' for evidence"),
+    ]
+    given = {"metric": tc.ECE(task="binary")}
+    assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
+    with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
+        evidence_of(ece_from_bins, BinStats(torch.ones(3, 4)))

@@ -1,0 +1,142 @@
+"""Sums over the bins of every class against sums over whole tensors: values, gradients, layouts and threads."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from helpers.kernels import (
+    F64,
+    KERNELS,
+    NUMBA,
+    SUMS_OF_FLOAT32,
+    class_case,
+    of_backends,
+    of_kernels,
+    same_on_any_number_of_threads,
+)
+
+from torchcalib.ops.bin_sums import class_bins
+from torchcalib.ops.segments import bin_index, bin_sums
+from torchcalib.ops.softmax_stats import rows
+
+INF, NAN = math.inf, math.nan
+
+
+def whole_class_sums(values, target, weights, from_logits, n_bins, right, copies=True):
+    """The sums over one tensor of all probabilities in float64, a bin index for each."""
+    q = values.double().softmax(-1) if from_logits else values.double()
+    hit = torch.nn.functional.one_hot(target, q.shape[-1]).double()
+    w = torch.ones_like(q) if weights is None else weights.unsqueeze(-1).expand_as(q)
+    spread = q.detach() * (1 - q.detach())
+    columns = [w, w * q, w * hit, w * spread, (w if copies else w**2) * spread]
+    index = bin_index(q, n_bins, right)
+    return bin_sums(index.transpose(-1, -2), [x.transpose(-1, -2) for x in columns], n_bins)
+
+
+def of_classes(values, target, weights, from_logits, n_bins=15, right=False, backend="auto", **more):
+    found = rows(values, target, from_logits=from_logits, backend="torch" if backend == "masked" else backend)
+    options = {"from_logits": from_logits, "n_bins": n_bins, "right": right, "backend": backend, **more}
+    return class_bins(values, target, weights, found, **options)
+
+
+# Rounding of the gradient, relative to the probability and to the largest gradient of a sum.
+ROUNDING = {torch.float32: 6e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7, F64: 1e-12}
+SHAPES = [(1, 5, False, True), (2, 1, True, False), (3, 10, True, True), (10, 15, False, False), (10, 15, True, True),
+          (1001, 15, False, True), (1030, 100, True, False), (1030, 100, False, True)]  # fmt: skip
+CASES = [(b, torch.float32, logits, *shape) for b in KERNELS for logits in (True, False) for shape in SHAPES]
+CASES += [("auto", dtype, dtype != torch.bfloat16, 200, 15, False, True) for dtype in ROUNDING]
+CASES += [("auto", F64, False, 200, 15, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "from_logits", "n_classes", "n_bins", "right", "weighted"), CASES, ids=str
+)
+def test_class_bins_and_their_gradient_are_those_of_the_whole_tensor(
+    backend, dtype, from_logits, n_classes, n_bins, right, weighted
+):
+    values, target, weights = class_case(60, n_classes, from_logits, dtype, n_bins=n_bins)
+    weights = weights if weighted else None
+    leaf, wide = values.clone().requires_grad_(), values.double().requires_grad_()
+    found = of_classes(leaf, target, weights, from_logits, n_bins, right, backend)
+    expected = whole_class_sums(wide, target, weights, from_logits, n_bins, right)
+    torch.testing.assert_close(found, expected[..., :3, :], **SUMS_OF_FLOAT32)
+    if not weighted:
+        assert torch.equal(found[..., [0, 2], :], expected[..., [0, 2], :])  # counts
+    for copies in (True, False):
+        sums = of_classes(leaf, target, weights, from_logits, n_bins, right, backend, noise=True, copies=copies)
+        # The loops with noise and without are compiled apart, and each may contract other products and sums.
+        torch.testing.assert_close(sums[..., :3, :], found, rtol=4e-6, atol=1e-12)
+        all_sums = whole_class_sums(wide, target, weights, from_logits, n_bins, right, copies)
+        # q (1 - q) is off by at most 2e-6 q, and no weight exceeds 1.
+        assert ((sums - all_sums)[..., 3:, :].abs() <= 2e-6 * expected[..., 1:2, :] + 1e-12).all()
+    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+    (found * upstream).sum().backward()
+    (expected[..., :3, :] * upstream).sum().backward()
+    assert leaf.grad.dtype == dtype
+    # q (g - sum of q g): q is off by 2e-6 of itself, and the sum by 2e-6 of the largest g. Else it is g, rounded.
+    q = wide.detach().softmax(-1) if from_logits else 1
+    least = 6e-8 if dtype == torch.float16 else 1e-12
+    bound = ROUNDING[dtype] * q * upstream.abs().max() + least
+    assert ((leaf.grad.double() - wide.grad).abs() <= bound).all()
+
+
+@of_backends
+def test_what_a_difference_of_sums_would_lose_is_exact(backend):
+    """An empty first bin, of whose rounding a gap would be made, and small weights there beside large ones."""
+    values = torch.tensor([[0.4, 0.6], [0.55, 0.45], [0.7, 0.3]])
+    for w in (None, torch.tensor([0.1, 0.2, 0.3], dtype=F64)):
+        found = of_classes(values, torch.tensor([0, 1, 0]), w, False, n_bins=5, backend=backend)
+        assert torch.equal(found[..., 0], torch.zeros(2, 3, dtype=F64))
+    values, weights = torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1e-10, 1e10], dtype=F64)
+    found = of_classes(values, torch.tensor([1, 0]), weights, False, 3, backend=backend)
+    assert found[:, 0].tolist() == [[1e-10, 0, 1e10], [1e10, 0, 1e-10]]
+    # 1/C for C classes and C bins: the second bin, and not the one that float32 would round it into.
+    for n_classes in range(2, 60) if backend in NUMBA else ():
+        found = of_classes(torch.zeros(3, n_classes), torch.zeros(3).long(), None, True, n_classes, backend=backend)
+        assert found[:, 0, 1].tolist() == [3] * n_classes
+
+
+@of_kernels
+def test_infinite_logits_nan_and_labels_that_are_no_class(backend):
+    values = torch.tensor([[INF, 0, INF, 0], [0, 0, -INF, -INF], [NAN, 0, 0, 0], [0, 0, 0, 9]])
+    target = torch.tensor([0, 7, -1, 3])
+    weights = torch.tensor([1.0, 2, 0, 1], dtype=F64)
+    leaf = values.clone().requires_grad_()
+    found = of_classes(leaf, target, weights, True, n_bins=4, backend=backend)
+    expected = torch.zeros(4, 3, 4, dtype=F64)
+    q = torch.tensor([[0.5, 0, 0.5, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 0], [0, 0, 0, 9.0]]).double()
+    q[3] = q[3].softmax(-1)
+    for row, k in itertools.product((0, 1, 3), range(4)):
+        b = min(int(4 * q[row, k]), 3)
+        expected[k, 0, b] += weights[row]
+        expected[k, 1, b] += weights[row] * q[row, k]
+    expected[0, 2, 2] = 1
+    expected[3, 2, 3] = 1
+    torch.testing.assert_close(found, expected, **SUMS_OF_FLOAT32)
+    found[:, 1].square().sum().backward()
+    assert torch.equal(leaf.grad[[0, 2]], torch.zeros(2, 4))
+    assert leaf.grad.isfinite().all()
+    poisoned = of_classes(values, target, None, True, n_bins=4, backend=backend, noise=True)
+    assert poisoned[:, [1, 3, 4], 0].isnan().all()
+    assert poisoned[:, 0].sum(-1).tolist() == [4] * 4
+
+
+@of_backends
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_class_sums_are_the_same_in_every_layout_and_on_any_number_of_threads(backend, dtype):
+    values, target, weights = class_case(900, 1000, True, dtype, n_bins=15)
+    whole = of_classes(values, target, weights, True, backend=backend)
+    turned = of_classes(values.T.contiguous().T, target, weights, True, backend=backend)
+    torch.testing.assert_close(turned, whole, **SUMS_OF_FLOAT32)
+
+    def read():
+        leaf = values.clone().requires_grad_()
+        found = of_classes(leaf, target, weights, True, backend=backend)
+        found[:, 1].sum(0)[3].backward()
+        return found.detach(), leaf.grad
+
+    found, grad = same_on_any_number_of_threads(read)
+    assert torch.equal(found, whole)
+    # The gradient of a row sums to 0, but that each entry is rounded to 8 bits or to 24.
+    assert (grad.double().sum(-1).abs() <= 2**-7 * grad.double().abs().sum(-1)).all()

@@ -1,0 +1,148 @@
+"""Sums over the bins of events and of groups of them, against a slow loop: values, edges, NaN, every run alike."""
+
+import itertools
+import math
+from functools import cache
+
+import oracles
+import pytest
+import torch
+from helpers.kernels import F64, events, of_backends, of_kernels, same_on_any_number_of_threads
+
+from torchcalib.ops.bin_sums import event_bins
+from torchcalib.ops.segments import bin_index, bin_sums
+
+INF, NAN = math.inf, math.nan
+G = 6
+bin_of = cache(oracles.bin_of)
+
+
+def grouped(n, dtype=torch.float32):
+    """Events, and groups of them, of which the last has none and the first most."""
+    groups = torch.randint(0, 2 * (G - 1), (n,), generator=torch.Generator().manual_seed(0))
+    return *events(n, dtype), groups.masked_fill(groups >= G - 1, 0)
+
+
+def slow(confidence, outcome, weights=None, ecd=None, *, n_bins, noise, copies, right=False, groups=None, n_groups=1):
+    """The definition of `event_bins`: a loop over Python floats, with exact sums."""
+    n = len(confidence)
+    columns = [[1] * n if x is None else x.tolist() for x in (weights, ecd)]
+    of_groups = [0] * n if groups is None else groups.tolist()
+    terms = [[[[] for _ in range(n_bins)] for _ in range(6)] for _ in range(n_groups)]
+    for c, o, w, d, g in zip(confidence.tolist(), outcome.tolist(), *columns, of_groups, strict=True):
+        if w == 0:
+            continue
+        b = bin_of(c, n_bins, right)
+        variance = (w if copies else w**2) * ((o - c) ** 2 if noise == "shares" else c * (1 - c))
+        for held, term in zip(terms[g], (w, w * c, w * o, w * c * (1 - c), variance, w * d), strict=True):
+            held[b].append(term)
+    sums = torch.tensor([[[math.fsum(cell) for cell in held] for held in own] for own in terms], dtype=F64)
+    kept = [0, 1, 2, *([] if noise == "none" else [3, 4]), *([] if ecd is None else [5])]
+    return sums[0, kept] if groups is None else sums[:, kept]
+
+
+@of_kernels
+@pytest.mark.parametrize(
+    ("dtype", "right", "n_bins"),
+    [(torch.float32, False, 15), (torch.float32, True, 1), (F64, True, 2), (F64, False, 100), (F64, True, 15),
+     (torch.bfloat16, False, 15)],
+    ids=str,
+)  # fmt: skip
+def test_event_bins_are_those_of_a_slow_loop(backend, dtype, right, n_bins):
+    """2,500 terms below 4 in any order: 2,500 * 2^-53 * 2,500 * 4 = 3e-9 at most, in practice 1e-12."""
+    confidence, outcome, weights, ecd, groups = grouped(2500, dtype)
+    confidence[: n_bins + 1] = (torch.arange(n_bins + 1) / n_bins).to(dtype)
+    weightings = (None, True), (weights, True), (weights, False)
+    given_of = {"none": outcome, "labels": outcome, "shares": 0.9 * outcome.double()}
+    kinds = itertools.product(given_of, weightings, (None, ecd), (None, groups))
+    kinds = [(given_of[kind[0]], *kind) for kind in kinds]
+    kinds += [(outcome.to(x), "none", weightings[1], ecd, None) for x in (torch.uint8, torch.int64, torch.float32, F64)]
+    if dtype != torch.float32:  # every kind is compiled anew for a dtype
+        kinds = [(outcome, "none", (weights, True), ecd, None), (outcome, "none", (None, True), None, None)]
+        kinds += [(outcome, "labels", w, None, groups) for w in ((None, True), (weights, False))]
+    for given, noise, (w, copies), d, of in kinds:
+        options = {"n_bins": n_bins, "right": right, "noise": noise, "copies": copies}
+        options |= {} if of is None else {"groups": of, "n_groups": G}
+        found = event_bins(confidence, given, w, d, **options, backend=backend)
+        expected = slow(confidence, given, w, d, **options)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
+
+
+@of_kernels
+def test_outcomes_may_be_any_integers(backend):
+    confidence, outcome, weights, _, groups = grouped(5000)
+    outcome = outcome.long()
+    kinds = [(noise, None, of) for noise in ("none", "labels") for of in ({}, {"groups": groups, "n_groups": G})]
+    for place, value in ((0, -3), (2000, 2**40), (4999, 7)):
+        outcome[place] = value
+        for noise, w, of in [*kinds, ("shares", weights, {})]:
+            options = {"n_bins": 15, "noise": noise, "copies": False, **of}
+            found = event_bins(confidence, outcome, w, **options, backend=backend)
+            torch.testing.assert_close(found, slow(confidence, outcome, w, **options), rtol=1e-12, atol=1e-11)
+
+
+@of_backends
+@pytest.mark.parametrize("n_bins", [1, 2, 3, 7, 10, 15, 49, 100, 1000])
+def test_every_edge_and_its_neighbours_fall_where_bin_index_says(backend, n_bins):
+    edges = torch.arange(n_bins + 1, dtype=F64) / n_bins
+    near = [torch.nextafter(edges, torch.full_like(edges, far)) for far in (2, -1)]
+    beyond = torch.tensor([-0.0, NAN, -1, 2, INF, -INF], dtype=F64)
+    values = torch.cat((edges, *near, beyond, edges.float().double()))
+    for right, confidence in itertools.product((False, True), (values, values.float())):
+        index = bin_index(confidence, n_bins, right)
+        outcome = torch.zeros(len(confidence), 1)  # every value alone, as a series of its own
+        found = event_bins(confidence.unsqueeze(-1), outcome, n_bins=n_bins, right=right, backend=backend)
+        assert torch.equal(found[:, 0], torch.nn.functional.one_hot(index, n_bins).double())
+
+
+@of_backends
+@pytest.mark.parametrize(
+    ("dtype", "n_bins"), [(torch.float32, 15), (torch.float32, 20_000), (F64, 15), (torch.bfloat16, 20_000)], ids=str
+)
+def test_counts_of_many_events_are_exact_and_outcomes_may_be_any_integers(backend, dtype, n_bins):
+    confidence, outcome, _, _ = events(150_000, dtype)
+    confidence[1000:3000] = (15 * confidence[1000:3000]).round() / 15  # on edges, as near as the dtype has them
+    outcome = outcome.long()
+    index = bin_index(confidence, n_bins)
+    for part, value in ((slice(0), 0), (slice(70_000, 70_100), -3), (slice(140_000, 140_001), 2**40)):
+        outcome[part] = value
+        found = event_bins(confidence, outcome, n_bins=n_bins, backend=backend)
+        assert torch.equal(found[0], torch.bincount(index, minlength=n_bins).double())
+        assert torch.equal(found[2], torch.zeros(n_bins).double().index_add(0, index, outcome.double()))
+        expected = torch.zeros(n_bins).double().index_add(0, index, confidence.double())
+        # Positive terms in any order: both sums are off by 150,000 * 2^-53 = 1.7e-11 at most.
+        torch.testing.assert_close(found[1], expected, rtol=4e-11, atol=0)
+
+
+@of_kernels
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_nan_stays_in_the_cell_of_its_event(backend, has_groups):
+    confidence, outcome, weights, ecd, groups = grouped(400)
+    groups = groups if has_groups else torch.zeros_like(groups)
+    options = {"n_bins": 5, "noise": "labels", "groups": groups if has_groups else None, "backend": backend}
+    options["n_groups"] = G if has_groups else 1
+    at = (5 * confidence).int()
+    weights[1], ecd[2], confidence[3] = NAN, NAN, NAN
+    bad = event_bins(confidence, outcome, weights, ecd, **options).isnan()
+    expected = torch.zeros(options["n_groups"], 6, 5, dtype=torch.bool)
+    expected[groups[1], :, at[1]] = True
+    expected[groups[2], 5, at[2]] = True
+    expected[groups[3], [1, 3, 4], 0] = True
+    assert torch.equal(bad, expected if has_groups else expected[0])
+
+
+@of_backends
+@pytest.mark.parametrize("n_groups", [1, 900])
+def test_sums_are_the_same_in_every_run_and_on_any_number_of_threads(backend, n_groups):
+    confidence, outcome, weights, ecd, groups = grouped(700_001)
+    options = {"n_bins": 15, "backend": backend}
+    options |= {"groups": groups, "n_groups": n_groups, "noise": "labels"} if n_groups > 1 else {}
+    (found,) = same_on_any_number_of_threads(lambda: [event_bins(confidence, outcome, weights, ecd, **options)])
+    p = confidence.double()
+    noise = [p * (1 - p)] * 2 if n_groups > 1 else []
+    wide = [weights * x for x in (torch.ones_like(ecd), p, outcome.double(), *noise, ecd)]
+    index = bin_index(confidence, 15)
+    whole = found.sum(0) if n_groups > 1 else found
+    # Two sums of n terms in different orders differ by at most 2 n 2^-53 times the sum of magnitudes.
+    magnitude = bin_sums(index, [x.abs() for x in wide], 15)
+    assert ((whole - bin_sums(index, wide, 15)).abs() <= 1.6e-10 * magnitude).all()

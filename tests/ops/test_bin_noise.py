@@ -1,0 +1,108 @@
+"""What chance may make of a bin: the sums `spread` and `noise` of statistics against a slow loop, and laws."""
+
+import itertools
+
+import oracles
+import pytest
+import torch
+from cases import N_CLASSES
+from helpers.kernels import F64
+
+import torchcalib as tc
+from torchcalib.core.inputs import read_input
+from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.sums import EqualWidthBins
+from torchcalib.metrics.binned.reading import BinReading
+
+N_BINS, N_GROUPS = 5, 6
+REDUCTIONS = [("binary", "positive_class"), ("binary", "top_label"), ("multiclass", "top_label"),
+              ("multiclass", "classwise"), ("multilabel", "classwise")]  # fmt: skip
+
+
+def data(task, n=50, soft=False):
+    """Return probabilities, and labels or soft targets."""
+    generator = torch.Generator().manual_seed(0)
+    if task == "multiclass":
+        preds, shares = (torch.randn(n, N_CLASSES, generator=generator, dtype=F64).softmax(-1) for _ in range(2))
+        return preds, shares if soft else torch.multinomial(preds, 1, generator=generator).squeeze(-1)
+    shape = (n,) if task == "binary" else (n, 3)
+    preds, shares = (torch.rand(shape, generator=generator, dtype=F64) for _ in range(2))
+    return preds, shares if soft else (shares < preds).long()
+
+
+def weights_of(kind, n=50):
+    generator = torch.Generator().manual_seed(3)
+    copies = torch.randint(0, 4, (n,), generator=generator)
+    return {"none": None, "copies": copies, "importance": copies * torch.rand(n, generator=generator, dtype=F64)}[kind]
+
+
+def read(task, preds, target, weights, held=slice(None)):
+    return read_input(task, preds[held], target[held], {"weights": None if weights is None else weights[held]})
+
+
+def pairs_of(preds, target, task, reduction):
+    """One list of (confidence, outcome) per series."""
+    rows, truths = preds.tolist(), target.tolist()
+    if task == "multiclass" and not target.is_floating_point():
+        truths = [oracles.one_hot(h, N_CLASSES) for h in truths]
+    if task == "binary" and reduction == "top_label":
+        rows, truths = oracles.as_rows(rows, truths)
+    if reduction == "top_label":
+        return [[oracles.top_label(q, t) for q, t in zip(rows, truths, strict=True)]]
+    if task == "binary":
+        return [list(zip(rows, truths, strict=True))]
+    return [[(q[k], t[k]) for q, t in zip(rows, truths, strict=True)] for k in range(len(rows[0]))]
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["labels", "shares"])
+@pytest.mark.parametrize("how", REDUCTIONS, ids="-".join)
+def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft):
+    task, reduction = how
+    preds, target = data(task, soft=soft)
+    groups = torch.arange(50) % (N_GROUPS - 1)  # the last has no rows
+    width = 3 if task == "multilabel" else N_CLASSES
+    for kind, with_ecd in itertools.product(("none", "copies", "importance"), (False, True)):
+        weights = weights_of(kind)
+        p = read(task, preds, target, weights)
+        recipe = EqualWidthBins(reduction, N_BINS, False, with_ecd, with_noise=True)
+        b = recipe.of(p)
+        assert b.sums.shape == recipe.shape(task, width)
+        w = [1.0] * 50 if weights is None else weights.tolist()
+        expected = [
+            oracles.noise_of_bins(pairs, w, N_BINS, copies=kind != "importance", soft=soft)
+            for pairs in pairs_of(preds, target, *how)
+        ]
+        expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(2, *b.n.shape)
+        torch.testing.assert_close(torch.stack((b.spread, b.noise)), expected, rtol=1e-12, atol=1e-15)
+        without = EqualWidthBins(reduction, N_BINS, False, with_ecd).of(p)
+        assert torch.stack((without.spread, without.noise)).isnan().all()
+        for name in ("n", "confidence", "frequency", "gap", "ecd"):
+            torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
+        cells = recipe.cells(p)
+        index = cells.index.unsqueeze(-2).expand(cells.columns.shape)
+        sums = cells.columns.new_zeros((*cells.columns.shape[:-1], N_BINS)).scatter_add(-1, index, cells.columns)
+        torch.testing.assert_close(sums, b.sums)
+        by_group = recipe.of_groups(p, groups[None] if task == "multilabel" else groups, N_GROUPS).sums
+        assert not by_group[-1].any()
+        for g, found in enumerate(by_group[:-1]):
+            own = recipe.of(read(task, preds, target, weights, groups == g))
+            torch.testing.assert_close(found, own.sums, rtol=1e-12, atol=1e-13)
+
+
+def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
+    preds, target = data("binary")
+    metric = tc.ECE(task="binary", n_bins=N_BINS, with_ecd=True)
+    for some in torch.arange(50).split(13):
+        metric.update(preds[some], target[some])
+    b = metric.statistic()
+    recipe = EqualWidthBins("positive_class", N_BINS, False, True, with_noise=True)
+    whole = recipe.of(read("binary", preds, target, None))
+    torch.testing.assert_close(b.sums, whole.sums)
+    assert b.has_noise
+    assert (b + b).has_noise
+    torch.testing.assert_close((b + b).noise, 2 * whole.noise)
+    assert metric.state.numel() == 3 + 6 * N_BINS  # after two counts what tells shares from labels
+    assert not BinReading("binary", Binning(n_bins=N_BINS)).recipe().with_noise
+    replicates = tc.Bootstrapped(metric, n_replicates=50)
+    assert not replicates.recipe.with_noise
+    assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 1

@@ -1,0 +1,148 @@
+"""The Triton kernels of blocks against the loops that they repeat."""
+
+from functools import partial
+
+import pytest
+import torch
+from helpers.blocks import VARIANTS, assert_large_counts_are_exact, random_sample
+from helpers.kernels import F64
+from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
+from processes import run_again_in_tritons_interpreter
+
+from benchmarks.cuda import conduct
+from torchcalib.ops.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
+
+device = on_device
+pytestmark = NEEDS_TRITON
+
+# Rows and samples in each: short for the interpreter, and on a GPU around powers of two, long, and many.
+SHAPES = [(3, 2), (2, 41)] if INTERPRETED else [(3, 2), (9, 31), (5, 1025), (1000, 1000), (1, 100_000)]
+SAMPLES = {"distinct": {}, "tied": {"distinct": 20}, "weighted": {"distinct": 20, "weighted": True}}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    poison(monkeypatch, "empty_like")
+
+
+def assert_loops(device, blocks, turn=lambda column: column):
+    """Demand the blocks of the loops, of columns that `turn` lays out on the device."""
+    given = Blocks(*(turn(getattr(blocks, name).to(device)) for name in ("index", "n", "positives")))
+    steps = [pava, *(partial(pava_bc, variant=variant) for variant in VARIANTS)]
+    for step in steps:
+        found, expected = step(given, backend="triton"), step(blocks, backend="python")
+        for name in ("index", "n", "positives"):
+            assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
+def test_in_the_interpreter():
+    run_again_in_tritons_interpreter(__file__)
+
+
+@pytest.mark.extended
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "constants"),
+    [("_pava", "i64", {}), ("_pava", "fp64", {}), ("_pava_bc", "i64", {"paper": False}),
+     ("_pava_bc", "i64", {"paper": True})],
+)  # fmt: skip
+def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch, tmp_path):
+    from torchcalib.ops.isotonic.triton import _OPTIONS
+
+    types = {"ends": "*i64", "first": "*i1", "length": "i32"}
+    types |= dict.fromkeys(("weight", "values", "low", "high", "size", "total"), f"*{dtype}")
+    assert_compiles("isotonic_triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_pava_and_pava_bc_are_the_loop(device, shape, kind):
+    scores, outcomes, weights = random_sample(shape[1], lead=shape[:1], **SAMPLES[kind])
+    if weights is not None:
+        weights[..., 0] = 3  # at least 3 samples in every row
+    assert_loops(device, pooled(scores, outcomes, weights))
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_pava_bc_with_its_own_bounds_in_every_row_is_the_loop(device, paper):
+    """Short rows of any counts, many of them 0, under any bounds that are allowed: sixty small cases."""
+    generator = torch.Generator().manual_seed(0)
+    n = (torch.randint(-2, 5, (60, 7), generator=generator)).clamp(min=0)
+    n[:, 3] += 2
+    positives = (torch.rand(n.shape, generator=generator) * (n + 1)).long()
+    total = n.sum(-1)
+    low = 1 + (torch.rand(60, generator=generator) * (total - 1)).long()
+    high = low + (torch.rand(60, generator=generator) * (total - low + 2)).long()
+    given = [column.to(device) for column in (n, positives, low, high)]
+    found = block_starts("pava_bc", *given[:2], "triton", *given[2:], paper)
+    assert torch.equal(found.cpu(), block_starts("pava_bc", n, positives, "python", low, high, paper))
+
+
+@pytest.mark.parametrize("shape", [(1,), *SHAPES])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_isotonic_regression_is_the_loop(device, shape, weighted):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(shape[::-1], generator=generator, dtype=F64).movedim(0, -1) + torch.linspace(0, 3, shape[-1])
+    w = None
+    if weighted:
+        w = (torch.rand(shape, generator=generator, dtype=F64) - 0.2).clamp(min=0)
+        y[w == 0] = torch.nan  # not read
+    expected = isotonic_regression(y, w, backend="python")
+    for layout in (y, y.contiguous()):
+        found = isotonic_regression(layout.to(device), None if w is None else w.to(device), backend="triton")
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
+
+
+def test_columns_in_any_layout_make_the_same_blocks(device):
+    scores, outcomes, weights = random_sample(9, lead=(3,), distinct=5, weighted=True)
+    blocks = pooled(scores, outcomes, weights + 3)  # at least 3 samples in every row
+    for turn in (lambda column: torch.stack((column, column), -1)[..., 0], lambda column: column.T.contiguous().T):
+        assert not turn(blocks.n).is_contiguous()
+        assert_loops(device, blocks, turn)
+
+
+def test_isotonic_regression_gradcheck(device):
+    generator = torch.Generator().manual_seed(0)
+    y, w = torch.randn(2, 2, 4, generator=generator, dtype=F64).to(device)
+    leaves = y.requires_grad_(), (w.abs() + 0.5).requires_grad_()
+    # On a GPU, sums over a block are taken in any order.
+    tolerance = 0 if INTERPRETED else 1e-12
+    assert torch.autograd.gradcheck(lambda *c: isotonic_regression(*c, backend="triton"), leaves, nondet_tol=tolerance)
+
+
+def test_no_data_gives_no_blocks(device):
+    for shape in ((0,), (3, 0), (0, 3)):
+        nothing = torch.empty(shape, device=device)
+        blocks = pooled(nothing, nothing)
+        for one in (pava(blocks, backend="triton"), pava_bc(blocks, backend="triton")):
+            assert (one.index.shape, one.n.shape) == (shape, (*shape[:-1], 0))
+        assert isotonic_regression(nothing, backend="triton").shape == shape
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cells_of_one_row_and_of_none(device, variant):
+    """One cell in a row, of 5 samples; the other row has no data, and no block beyond its first."""
+    cells = Blocks(*torch.tensor([[[0], [0]], [[5], [0]], [[2], [0]]], device=device))
+    for one in (pava(cells, backend="triton"), pava_bc(cells, variant=variant, backend="triton")):
+        assert (one.n.tolist(), one.positives.tolist()) == ([[5], [0]], [[2], [0]])
+
+
+def test_all_blocks_stay_apart_or_fall_into_one_and_large_counts_are_exact(device):
+    """As many blocks as samples, more than are marked at once; then one target that merges the whole stack."""
+    y = torch.arange(300, dtype=F64)
+    assert torch.equal(isotonic_regression(y.to(device), backend="triton").cpu(), y)
+    y = torch.arange(50, dtype=F64)
+    y[49] = -49 * 24 - 50  # with the 49 others, of mean 24, the mean is -1
+    assert isotonic_regression(y.to(device), backend="triton").tolist() == [-1] * 50
+    assert_large_counts_are_exact(device, "triton")
+
+
+@pytest.mark.cuda
+def test_isotonic_regression_never_waits_for_the_device():
+    y = torch.randn(3, 100, device="cuda", dtype=F64)
+    expected = isotonic_regression(y)  # compiles
+    with conduct.without_waiting(y.device):
+        found = isotonic_regression(y)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)

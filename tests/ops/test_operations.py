@@ -1,0 +1,279 @@
+"""What operations on rows, bins and cells have in common: derivatives, batches, torch.compile, vmap, registration."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from helpers.kernels import (
+    BACKENDS,
+    F64,
+    KERNELS,
+    SUMS_OF_FLOAT32,
+    assert_nothing_sums_to_zero,
+    class_case,
+    events,
+    of_kernels,
+)
+from helpers.rows import sample
+
+from torchcalib.ops.bin_sums import class_bins, class_sums, class_sums_backward, event_bins, event_sums
+from torchcalib.ops.log_odds import log_odds
+from torchcalib.ops.smoothing import cells
+from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
+from torchcalib.ops.softmax_stats import row_backward, row_forward, rows
+
+N_GROUPS = 4
+
+
+# Each returns a function of columns, and columns `(*lead, n)` or `(*lead, n, C)` of a dtype that all loops have.
+
+
+def scores_of_rows(from_logits, n, lead=(), dtype=torch.float32):
+    values, target = sample(math.prod(lead) * n, 5, from_logits, dtype, scale=1.0)
+
+    def call(x, labels, backend="auto", noise=False):
+        return torch.stack(rows(x, labels, from_logits=from_logits, backend=backend)[:4], -2)
+
+    return call, [values.view(*lead, n, 5), target.view(*lead, n)]
+
+
+def sums_of_classes(from_logits, n, lead=(), dtype=torch.float32):
+    values, target, weights = class_case(math.prod(lead) * n, 4, from_logits, dtype, n_bins=3)
+
+    def call(x, labels, w, backend="auto", noise=False):
+        of_rows = "torch" if backend == "masked" else backend
+        found = rows(x, labels, from_logits=from_logits, backend=of_rows)
+        return class_bins(x, labels, w, found, from_logits=from_logits, n_bins=3, noise=noise, backend=backend)
+
+    return call, [values.view(*lead, n, 4), target.view(*lead, n), weights.view(*lead, n) + 0.1]
+
+
+def sums_of_events(has_groups, n, lead=(), dtype=F64):
+    confidence, outcome, weights, ecd = (x.view(*lead, n) for x in events(math.prod(lead) * n, dtype))
+    groups = torch.arange(math.prod(lead) * n).view(*lead, n) % (N_GROUPS - 1)  # the last has no events
+
+    def call(c, o, w, d, of=None, backend="auto", noise=False):
+        grouped = {} if of is None else {"groups": of, "n_groups": N_GROUPS}
+        return event_bins(c, o, w, d, n_bins=3, noise="shares" if noise else "none", **grouped, backend=backend)
+
+    columns = [0.1 + 0.8 * confidence, outcome.double(), weights + 0.1, ecd]
+    return call, [*columns, groups] if has_groups else columns
+
+
+def sums_of_smoothing(n, lead=(), dtype=F64):
+    confidence, outcome, weights, _ = (x.view(*lead, n) for x in events(math.prod(lead) * n, dtype))
+    confidence = 0.1 + 0.8 * confidence
+    cells = torch.cat((cell_index(confidence).flatten(), torch.zeros(1).long()))  # the first has NaN
+
+    def call(c, o, w, backend="auto", noise=False):
+        return smoothing_sums(c, o, w, noise="shares" if noise else "none", backend=backend)[..., cells]
+
+    return call, [confidence, outcome.double(), weights + 0.1]
+
+
+def odds_of_events(size, n, lead=(), dtype=F64):
+    values, _ = sample(math.prod(lead) * n, 5, True, dtype)
+    values = values.view(*lead, n, 5)
+
+    def call(x, members=None, backend="auto", noise=False):
+        return log_odds(x, members).unsqueeze(-2)
+
+    return call, [values, values.topk(size, -1).indices] if size else [values]
+
+
+OPERATIONS = {
+    "rows of logits": partial(scores_of_rows, True),
+    "rows of probabilities": partial(scores_of_rows, False),
+    "classes of logits": partial(sums_of_classes, True),
+    "classes of probabilities": partial(sums_of_classes, False),
+    "events": partial(sums_of_events, False),
+    "events of groups": partial(sums_of_events, True),
+    "smoothing": sums_of_smoothing,
+    "odds of each class": partial(odds_of_events, 0),
+    "odds of the top class": partial(odds_of_events, 1),
+    "odds of two classes": partial(odds_of_events, 2),
+}
+SUMS_OF_NOISE = {"classes": (3, 4), "events": (3, 4), "smoothing": (4,)}
+BACKENDS_OF = {"classes": KERNELS, "events": KERNELS, "odds": ["auto"]}
+IMPLEMENTATIONS = [(name, b) for name in OPERATIONS for b in BACKENDS_OF.get(name.split()[0], BACKENDS)]
+# Few terms are added in another order. Rows and odds are documented to have the same bits wherever they stand.
+SAME_BITS = {"rtol": 0, "atol": 0}
+ROUNDING = {torch.float32: SUMS_OF_FLOAT32, F64: {"rtol": 1e-12, "atol": 1e-13}}
+GRADIENTS = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, F64: {"rtol": 1e-12, "atol": 1e-13}}
+OF_ROWS = [name for name in OPERATIONS if name.startswith(("rows", "odds"))]
+of_operations = pytest.mark.parametrize("name", OPERATIONS)
+of_implementations = pytest.mark.parametrize(("name", "backend"), IMPLEMENTATIONS)
+
+
+def filled(columns, leaves):
+    """Return the columns, of which the first floating ones are replaced by leaves."""
+    leaves = list(leaves)
+    return [leaves.pop(0) if leaves and x.is_floating_point() else x for x in columns]
+
+
+def floating(columns):
+    return [x.clone().requires_grad_() for x in columns if x.is_floating_point()]
+
+
+def slope_of(sums):
+    return torch.randn(sums.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+
+
+@of_operations
+def test_derivatives_of_every_order_and_mode_are_those_of_finite_differences(name):
+    """Rows of probabilities are moved off the simplex: each entry has a derivative of its own."""
+    call, columns = OPERATIONS[name](6, dtype=F64)
+
+    def of_leaves(*leaves):
+        return call(*filled(columns, leaves))
+
+    assert torch.autograd.gradcheck(of_leaves, floating(columns), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(of_leaves, floating(columns))
+
+
+@of_implementations
+def test_every_way_to_differentiate_agrees_with_backward_and_noise_is_a_constant(name, backend):
+    call, columns = OPERATIONS[name](6)
+    tolerance = GRADIENTS[columns[0].dtype]
+    slope = slope_of(call(*columns, noise=True))
+    kept = [k for k in range(slope.shape[-2]) if k not in SUMS_OF_NOISE.get(name.split()[0], ())]
+
+    def value(*leaves, noise=False):
+        sums = call(*filled(columns, leaves), backend=backend, noise=noise)
+        return (sums * (slope if noise else slope[..., kept, :])).sum()
+
+    batch = torch.stack((columns[0], columns[0]))
+    leaves = floating(columns)
+    expected = torch.autograd.grad(value(leaves[0]), leaves[0])[0]
+    of_all = torch.autograd.grad(value(*leaves), leaves)
+    for noise in (False, True):
+        noisy = partial(value, noise=noise)
+        found = torch.autograd.grad(noisy(*leaves), leaves)
+        torch.testing.assert_close(found, of_all, **tolerance)
+        for differentiate in (torch.func.grad, torch.func.jacfwd):
+            found = differentiate(noisy)(columns[0])
+            torch.testing.assert_close(found.to(expected.dtype), expected, **tolerance)
+        mapped = torch.func.vmap(noisy)
+        found = torch.func.grad(lambda x, mapped=mapped: mapped(x).sum())(batch)
+        torch.testing.assert_close(found[1], expected, **tolerance)
+        many = batch.clone().requires_grad_()
+        mapped(many).sum().backward()
+        torch.testing.assert_close(many.grad[1], expected, **tolerance)
+        _, tangents = torch.func.jvp(mapped, (batch,), (torch.ones_like(batch),))
+        wider = {key: 10 * bound for key, bound in tolerance.items()}  # a sum of up to 30 derivatives
+        torch.testing.assert_close(tangents.to(expected.dtype), expected.sum().expand(2), **wider)
+
+
+@pytest.mark.parametrize(("name", "backend"), [case for case in IMPLEMENTATIONS if case[0] not in OF_ROWS])
+def test_what_weight_0_leaves_out_is_in_no_sum_and_no_derivative(name, backend):
+    call, columns = OPERATIONS[name](6)
+    columns[2][0] = 0
+    clean = call(*columns, backend=backend, noise=True)
+    spoiled = [x.clone() for x in columns]
+    for k, bad in ((0, math.nan), (1, math.inf), (3, -math.inf)):
+        if k < len(columns) and spoiled[k].is_floating_point():
+            spoiled[k][0] = bad
+    leaves = floating(spoiled)
+    for own in (leaves[:1], leaves):
+        found = call(*filled(spoiled, own), backend=backend, noise=True)
+        assert torch.equal(found, clean)
+        first = torch.autograd.grad((found * slope_of(found)).sum(), own)
+        again = torch.autograd.grad(call(*filled(spoiled, own)).square().sum(), own, create_graph=True)
+        (second,) = torch.autograd.grad(sum(x.square().sum() for x in again), own[0])
+        for derivative in (*first, *again, second):
+            assert derivative.isfinite().all()
+            assert not derivative[0].any()
+        primals = tuple(x.detach() for x in own)
+        forward = torch.func.jvp(lambda *x: call(*filled(spoiled, x)), primals, tuple(map(torch.ones_like, primals)))
+        assert forward[1].isfinite().all()
+
+
+@of_implementations
+def test_series_in_any_layout_are_a_loop_and_weights_and_groups_may_be_shared(name, backend):
+    call, columns = OPERATIONS[name](10, lead=(2, 3))
+    dtype = columns[0].dtype
+    of_sums = SAME_BITS if name in OF_ROWS else ROUNDING[dtype]
+    of_gradients = SAME_BITS if name.startswith("rows") else GRADIENTS[dtype]
+
+    def read(given):
+        leaf = given[0].detach().requires_grad_()  # keeps the layout
+        sums = call(leaf, *given[1:], backend=backend, noise=True)
+        return sums.detach(), torch.autograd.grad((sums * slope_of(sums[0, 0])).sum(), leaf)[0]
+
+    turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in columns]
+    whole, slopes = read(turned)
+    for i, j in itertools.product(range(2), range(3)):
+        sums, slope = read([x[None, None, i, j] for x in columns])
+        torch.testing.assert_close(sums[0, 0], whole[i, j], **of_sums)
+        torch.testing.assert_close(slope[0, 0], slopes[i, j], **of_gradients)
+    for k in (2, 4):
+        if k < len(columns):
+            shared = [x[0, 0] if i == k else x for i, x in enumerate(columns)]
+            repeated = [x[0, 0].expand(2, 3, 10).clone() if i == k else x for i, x in enumerate(columns)]
+            found, expected = (call(*given, backend=backend) for given in (shared, repeated))
+            torch.testing.assert_close(found, expected, **ROUNDING[dtype])
+    assert not call(*(x[:, :, :0] for x in columns), backend=backend, noise=True).any()
+
+
+@of_kernels
+def test_nothing_sums_to_zero(backend):
+    for shape in ((0,), (3, 0), (0, 3)):
+        assert_nothing_sums_to_zero(shape, backend)
+
+
+@of_operations
+def test_on_the_meta_device_sums_have_a_shape_and_nothing_waits(name):
+    call, columns = OPERATIONS[name](6, lead=(3,))
+    expected = call(*columns, noise=True)
+    found = call(*(x.to("meta") for x in columns), noise=True)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+@of_operations
+def test_compiled_whole_and_mapped_over_any_axis_it_is_the_same(name):
+    call, (x, *others) = OPERATIONS[name](12)
+    tolerance = {"rtol": 1e-12, "atol": 1e-13} if x.dtype == F64 else {"rtol": 1e-5, "atol": 1e-5}
+    slope = slope_of(call(x, *others))
+
+    def value(x):
+        return (call(x, *others) * slope).sum()
+
+    torch.compiler.reset()
+    a, b = (x.clone().requires_grad_() for _ in range(2))
+    compiled, expected = torch.compile(value, fullgraph=True, backend="aot_eager")(a), value(b)
+    torch.testing.assert_close(compiled, expected, **tolerance)
+    for found in (compiled, expected):
+        found.backward()
+    torch.testing.assert_close(a.grad, b.grad, **tolerance)
+    for axis in range(x.dim() + 1):
+        mapped = torch.vmap(value, in_dims=axis)(torch.stack((x, x / 2), axis))
+        torch.testing.assert_close(mapped, torch.stack((value(x), value(x / 2))), **tolerance)
+
+
+def test_all_are_registered_as_torch_wants_an_operation():
+    values, target, weights = class_case(12, 7, True)
+    confidence, outcome, shares, ecd = events(20)
+    groups = torch.arange(20) % N_GROUPS
+    scores, top = row_forward(values, target, True, math.inf, "auto")
+    of_cells = torch.ones(6, cells.N_CELLS, dtype=F64)
+    calls = [
+        (row_forward, values, target, True, math.inf, "auto"),
+        (row_backward, values, target, scores, top, torch.ones_like(scores), True, "auto"),
+        (cells._cell_index, confidence, "auto"),
+    ]
+    for w, noise, copies in ((None, False, True), (weights, False, True), (weights, True, False)):
+        kept = target, w, top, scores[-1]
+        calls.append((class_sums, values, *kept, True, 5, False, noise, copies, "auto"))
+        calls.append((class_sums_backward, values, *kept, torch.ones(7, 5, dtype=F64), True, False, "auto"))
+    for noise, w, d, of in itertools.product(("none", "shares"), (None, shares), (None, ecd), (None, groups)):
+        n_groups = 1 if of is None else N_GROUPS
+        calls.append((event_sums, confidence, outcome, w, d, of, n_groups, 5, False, noise, False, "auto"))
+    for w in (None, shares):
+        calls.append((cells.sums_of_cells, confidence, outcome, w, "labels", True, "auto"))
+        calls.append((cells.sums_of_cells_backward, confidence, outcome, w, of_cells, "auto"))
+    differentiable = (row_forward, class_sums, event_sums, cells.sums_of_cells)
+    for operation, x, *others in calls:
+        leaf = x.clone().requires_grad_(operation in differentiable)
+        torch.library.opcheck(operation.registered, (leaf, *others))

@@ -1,0 +1,35 @@
+"""Sums of cells and of weighted rows, against loops over samples."""
+
+import math
+
+import pytest
+import torch
+
+from torchcalib.ops.segments import cell_sums, weighed_sums
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_slow_loop_cell_sums_of_a_batch_and_their_gradient(lead, dtype):
+    """float32 takes the path of other devices. A sum of 30 numbers below 4 is within 30 * 4 * eps."""
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, 5, (*lead, 30), generator=generator)
+    columns = torch.randn(*lead, 2, 30, generator=generator, dtype=dtype, requires_grad=True)
+    found = cell_sums(index, columns, 7)
+    expected = torch.zeros(*lead, 2, 7, dtype=torch.float64)
+    for at in torch.cartesian_prod(*map(torch.arange, (*lead, 2, 30))).tolist():
+        *series, column, sample = at
+        expected[(*series, column, index[(*series, sample)])] += columns[tuple(at)].item()
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=120 * torch.finfo(dtype).eps)
+    upstream = torch.randn(found.shape, generator=generator, dtype=dtype)
+    (gradient,) = torch.autograd.grad(found, columns, upstream)
+    assert torch.equal(gradient, upstream.gather(-1, index.unsqueeze(-2).expand(columns.shape)))
+
+
+def test_slow_loop_weighed_sums_with_infinite_entries():
+    """Weight 0 leaves an infinite entry out; weight 1 does not."""
+    weights = torch.tensor([[1.0, 0, 0], [2, 1, 0], [0, 0, 3], [0, 2, 0]], dtype=torch.float64)
+    table = torch.tensor([[1.5, math.inf], [-math.inf, 2], [0.25, -1]], dtype=torch.float64)
+    for row, found in zip(weights.tolist(), weighed_sums(weights, table).tolist(), strict=True):
+        for k, column in enumerate(table.T.tolist()):
+            assert found[k] == sum(w * x for w, x in zip(row, column, strict=True) if w)

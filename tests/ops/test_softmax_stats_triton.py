@@ -1,0 +1,264 @@
+"""The Triton kernels of the row op and the bin op against tensor operations."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.kernels import assert_nothing_sums_to_zero, of_either_input
+from helpers.rows import layouts, rows_of_which_some_are_no_distribution, sample, with_gradient
+from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
+from processes import run_again_in_tritons_interpreter
+
+from benchmarks.cuda import conduct
+from torchcalib.ops.bin_sums import class_bins, event_bins
+from torchcalib.ops.softmax_stats import rows
+
+device = on_device
+pytestmark = [
+    NEEDS_TRITON,
+    # The interpreter computes with numpy, which warns of what a kernel then leaves out by `where`.
+    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning"),
+]
+
+# Many rows in a program, one, and parts that are merged; a part that is not full.
+CLASSES = [1, 2, 10, 1000, 1001, 5000, 33_000]
+INF, NAN = torch.inf, torch.nan
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    poison(monkeypatch, "empty")
+
+
+def check(values, target, from_logits, device, held=slice(None)):
+    """Compare scores with those of tensor operations on the CPU, and of the rows `held` the top class and gradient."""
+    found, grad = with_gradient(values.to(device), target.to(device), from_logits, "triton")
+    expected, there = with_gradient(values.cpu(), target, from_logits, "torch")
+    wide = values.dtype == torch.float64
+    close_to(found[:4], expected[:4], **({"rtol": 1e-12, "atol": 1e-14} if wide else {"rtol": 3e-6, "atol": 1e-15}))
+    assert torch.equal(found.top.cpu()[held], expected.top[held])
+    assert grad.dtype == values.dtype
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}[values.dtype]
+    close_to([grad[held]], [there[held]], rtol=bound, atol=bound * 0.1)
+    return found, grad
+
+
+def close_to(found, expected, **tolerance):
+    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(a.cpu(), b, **tolerance, equal_nan=True, msg=lambda text, k=k: f"{k}: {text}")
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
+def test_in_the_interpreter():
+    run_again_in_tritons_interpreter(__file__)
+
+
+ROW_TYPES = dict.fromkeys(("scores", "grads", "kept"), "*fp64") | dict.fromkeys(("target", "tops", "places"), "*i64")
+ROW_TYPES |= dict.fromkeys(("row_units", "column_stride", "score_stride", "grad_stride"), "i64")
+ROW_TYPES |= dict.fromkeys(("n_rows", "units", "n_parts"), "i32") | {"tolerance": "fp32"}
+BIN_TYPES = dict.fromkeys(("confidence", "weights", "ecd", "parts", "grads"), "*fp64")
+BIN_TYPES |= dict.fromkeys(("target", "tops"), "*i64") | {"outcome": "*u8"}
+BIN_TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
+BIN_TYPES |= dict.fromkeys(("n", "size", "n_bins", "n_rows", "n_classes"), "i32")
+NOISE = {"has_noise": True, "shares": True, "squared": True}
+KERNELS = [
+    ("row_op_triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
+    ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
+    ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
+    ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
+    ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
+    ("row_op_triton", "_fill_gradient", ROW_TYPES, {"unit": 4, "rows": 1, "block": 1024}),
+    ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False, "n_sums": 4}),
+    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True, "n_sums": 5}),
+    ("bin_op_triton", "_fill_gradient", BIN_TYPES, {"rows": 2, "block": 1024, "weighted": True}),
+]
+
+
+@pytest.mark.extended
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "logits"), [("fp32", True), ("bf16", True), ("fp16", False), ("fp64", False)])
+@pytest.mark.parametrize(("module", "kernel", "types", "constants"), KERNELS)
+def test_kernel_compiles_without_a_device(module, kernel, types, constants, dtype, logits, monkeypatch, tmp_path):
+    types = {**types, "values": f"*{dtype}", "out": f"*{dtype}"}
+    assert_compiles(module, kernel, types, {**constants, "logits": logits, "right": logits}, monkeypatch, tmp_path)
+
+
+# The row op.
+
+
+@pytest.mark.parametrize("n_classes", CLASSES)
+@of_either_input
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_and_their_gradient_are_those_of_tensor_operations(device, n_classes, from_logits, dtype):
+    n = 37 if n_classes < 1000 or not INTERPRETED else 5 if n_classes < 2000 else 2
+    check(*sample(n, n_classes, from_logits, DTYPES[dtype]), from_logits, device)
+
+
+@of_either_input
+def test_rows_in_any_layout(device, from_logits):
+    values, target = sample(9, 70, from_logits)
+    moved = values.to(device)
+    for same in (*(same for _, same in layouts(moved)), moved[:1].expand(9, 70)):  # the last: one row for all
+        check(same, target, from_logits, device)
+    images = values.view(3, 3, 70).movedim(-1, 1).contiguous().movedim(1, -1)
+    check(images, target.view(3, 3), from_logits, device)
+
+
+@pytest.mark.parametrize("n_classes", [7, 5000, 33_000])
+@of_either_input
+def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits):
+    values, target = (x.to(device) for x in sample(3 if INTERPRETED and n_classes > 7 else 150, n_classes, from_logits))
+    whole, grad = with_gradient(values, target, from_logits, "triton")
+    alone, there = with_gradient(values[1:2], target[1:2], from_logits, "triton")
+    for a, b in zip((*alone, there), (*whole, grad), strict=True):
+        assert torch.equal(a, b[1:2])
+
+
+@pytest.mark.parametrize("n_classes", [3, 70, 9000])
+def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(device, n_classes):
+    q, target = rows_of_which_some_are_no_distribution(n_classes)
+    for tolerance in (0.02, 0.04):
+        expected = rows(q, target, from_logits=False, tolerance=tolerance, backend="torch")
+        options = {"from_logits": False, "tolerance": tolerance, "backend": "triton"}
+        found = rows(q.to(device), target.to(device), **options)
+        assert 4 <= int(expected[0].isnan().sum()) < 7
+        close_to(found[:4], expected[:4], rtol=3e-6, atol=1e-15)
+
+
+@pytest.mark.parametrize("n_classes", [6, 9000, 40_000])
+def test_ties_infinite_logits_saturation_and_nan(device, n_classes):
+    values = torch.full((9, n_classes), -3.0)
+    last = n_classes - 1
+    values[0, [1, last]] = 2.0  # a tie, across blocks
+    values[1, [0, last]] = INF
+    values[2], values[2, 3] = -INF, 1.0
+    values[3, last] = 1000.0
+    values[4, last], values[5, 0] = NAN, NAN
+    values[6], values[7, : n_classes // 2] = -INF, -INF
+    values[8] = 0.0
+    # A row without numbers has any top class.
+    found, _ = check(values, torch.tensor([last, last, 3, 0, 0, 0, 0, 0, 1]), True, device, held=[0, 1, 2, 3, 7, 8])
+    assert ((found.top >= 0) & (found.top < n_classes)).all()
+    assert found.top[0] == 1
+    assert found.confidence[8].item() == pytest.approx(1 / n_classes, rel=1e-12)
+
+
+@of_either_input
+def test_labels_that_are_no_class_and_probabilities_of_0_1_and_nan(device, from_logits):
+    values, target = sample(6, 20, from_logits)
+    target[1], target[2] = -100, 20
+    found, _ = check(values, target, from_logits, device)
+    assert found.log_prob[1:3].isnan().all()
+    values[3] = NAN
+    leaf = values.to(device).requires_grad_()
+    found = rows(leaf, target.to(device), from_logits=from_logits, backend="triton")
+    found.log_prob.masked_fill(torch.arange(6, device=device) == 3, 0).sum().backward()
+    assert not leaf.grad[3].any()  # a row without gradient is not read
+    if not from_logits:
+        values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [NAN, 0.5, 0.5], [0.5, 0.5, NAN]])
+        check(values, torch.tensor([1, 0, 2, 1, 1]), False, device, held=slice(3))
+
+
+# The bin op.
+
+
+@pytest.mark.parametrize(
+    ("n_bins", "right", "dtype"), [(1, False, "fp32"), (15, False, "fp64"), (15, True, "fp32"), (40, True, "fp64")]
+)
+def test_event_bins_are_those_of_tensor_operations(device, n_bins, right, dtype):
+    generator = torch.Generator().manual_seed(0)
+    n = 600  # more than a piece
+    confidence, shares, weights = torch.rand(3, 2, n, generator=generator, dtype=torch.float64)
+    confidence = confidence.to(DTYPES[dtype])
+    edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
+    confidence[0, : n_bins + 1] = edges.to(confidence.dtype)
+    confidence[0, 60:64] = torch.tensor([NAN, -1.0, 2.0, INF])
+    outcome = shares < confidence
+    weights[:, 60::7] = 0
+    weights[0, 61:64] = 1
+    weights[1, 3] = NAN
+    ecd = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    kinds = [("none", True, (outcome,)), ("none", True, (outcome, weights)), ("none", True, (shares, weights, ecd))]
+    columns_of_noise = (outcome.long(),), (shares, weights), (shares, weights, ecd)
+    kinds += itertools.product(("labels", "shares"), (True, False), columns_of_noise)
+    for noise, copies, columns in kinds:
+        options = {"n_bins": n_bins, "right": right, "noise": noise, "copies": copies}
+        found = event_bins(confidence.to(device), *(x.to(device) for x in columns), **options, backend="triton")
+        close_to([found], [event_bins(confidence, *columns, **options, backend="torch")], rtol=1e-12, atol=1e-12)
+
+
+@of_either_input
+@pytest.mark.parametrize(
+    ("n_classes", "n_bins", "right", "weighted", "dtype"),
+    [(1, 3, False, True, "fp32"), (10, 15, False, False, "fp32"), (10, 15, True, True, "fp32"),
+     (40, 1, True, False, "fp32"), (40, 40, False, True, "fp32"),
+     *((50, 15, False, False, dtype) for dtype in ("fp16", "bf16", "fp64"))],
+)  # fmt: skip
+def test_class_bins_and_their_gradient_are_those_of_tensor_operations(
+    device, n_classes, n_bins, right, weighted, dtype, from_logits
+):
+    values, target = sample(70, n_classes, from_logits, DTYPES[dtype])  # more than a piece
+    if from_logits and n_classes > 1:
+        values[3, 1] = INF
+        values[4, 0] = -INF
+    target[5] = -1
+    weights = None
+    if weighted:
+        weights = torch.arange(70, dtype=torch.float64) % 4
+        values[8] = NAN
+    turned = values.T.contiguous().T
+    results = []
+    for where, given, backend in ((device, values, "triton"), (device, turned, "triton"), ("cpu", values, "torch")):
+        leaf = given.to(where).detach().requires_grad_()
+        labels, w = target.to(where), None if weights is None else weights.to(where)
+        found = rows(leaf.detach(), labels, from_logits=from_logits, backend=backend)
+        options = {"from_logits": from_logits, "n_bins": n_bins, "right": right, "backend": backend}
+        options |= {"noise": n_classes > 1, "copies": n_classes == 10}
+        sums = class_bins(leaf, labels, w, found, **options)
+        sums[:, 1].square().sum().backward()
+        results.append((sums.detach().cpu(), leaf.grad.cpu().double()))
+    narrow = dtype in ("fp16", "bf16")
+    for sums, grad in results[:2]:
+        torch.testing.assert_close(sums[:, :3], results[2][0][:, :3], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(sums[:, 3:], results[2][0][:, 3:], rtol=1e-5, atol=1e-7)  # 1 - q cancels
+        torch.testing.assert_close(grad, results[2][1], rtol=2**-6 if narrow else 1e-4, atol=1e-4 if narrow else 1e-6)
+
+
+def test_bins_of_any_layout(device):
+    confidence = torch.rand(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    columns = confidence, confidence > 0.5, confidence.flip(-1), confidence.flip(-1)
+    options = {"n_bins": 7, "backend": "triton"}
+    whole = event_bins(*columns, **options)
+    for views in zip(*map(layouts, columns), strict=True):
+        assert torch.equal(event_bins(*(x for _, x in views), **options), whole), views[0][0]
+    one_row = event_bins(*columns[:2], columns[2][0], **options)  # broadcast over series
+    assert torch.equal(one_row[1], event_bins(columns[0][1], columns[1][1], columns[2][0], **options))
+
+    values, target = (x.to(device) for x in sample(9, 36, True))
+    found = rows(values, target, from_logits=True, backend="triton")
+
+    def read(given):
+        leaf = given.detach().requires_grad_()
+        sums = class_bins(leaf, target, None, found, from_logits=True, **options)
+        return sums.detach(), torch.autograd.grad(sums[:, 1].square().sum(), leaf)[0]
+
+    sums, gradient = read(values)
+    for name, same in layouts(values):
+        of_layout = read(same)
+        assert torch.equal(of_layout[0], sums), name
+        assert torch.equal(of_layout[1], gradient), name
+
+
+def test_nothing_sums_to_zero(device):
+    for shape in ((0,), (3, 0), (0, 3)):
+        assert_nothing_sums_to_zero(shape, "triton", device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("n", "n_classes"), [(1000, 10), (300, 1001), (40, 40_000)])
+def test_on_a_device_nothing_waits_graphs_replay_and_every_run_gives_the_same_bits(n, n_classes):
+    found = conduct.conduct(torch.device("cuda"), ((n, n_classes),), "triton")
+    assert [check for check in found if not check.passed] == []

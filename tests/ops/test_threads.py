@@ -1,0 +1,40 @@
+"""Work in ranges on several threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from torchcalib.ops import threads
+
+
+@pytest.fixture(autouse=True)
+def on_three_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_PER_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+
+def test_threads_write_into_what_a_caller_in_inference_mode_made():
+    with torch.inference_mode():
+        out = torch.zeros(10)
+        threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
+    assert torch.equal(out, torch.ones(10))
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(taken, monkeypatch):
+    class Ending(ThreadPoolExecutor):
+        """Takes work so many times, and then no more."""
+
+        left = taken
+
+        def submit(self, *arguments):
+            if self.left == 0:
+                self.shutdown()
+            self.left -= 1
+            return super().submit(*arguments)
+
+    done = []
+    monkeypatch.setattr(threads, "_others", Ending)
+    threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
+    assert sorted(done) == list(range(10))

@@ -1,0 +1,220 @@
+"""Systems side by side: values as in a report, replicates as a slow loop weighs them, words as the numbers say."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from helpers.refusals import assert_refused
+from helpers.reports import QUICK, TASKS
+from helpers.systems import FEW, compared, systems
+
+import torchcalib as tc
+from torchcalib.inference.interval import Interval
+from torchcalib.plots import DARK, difference_plot, to_svg
+from torchcalib.reporting.comparison import groups
+from torchcalib.reporting.comparison.building import ComparisonBuilder
+
+HALVES = torch.full((4,), 0.5)
+MAIN = {"binary": "positive_class", "multiclass": "top_label", "multilabel": "classwise"}
+
+
+def ends(difference):
+    return () if difference.interval is None else (difference.interval.low, difference.interval.high)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_values_are_those_of_a_report_and_equal_systems_differ_by_exactly_0(task):
+    found, target = systems(task)
+    logits = {"a": found["calibrated"], "b": found["sure"], "c": found["calibrated"].clone()}
+    compared = tc.compare(logits, target, task=task, from_logits=True, **FEW)
+    for name in ("a", "b"):
+        report = tc.report(logits[name], target, task=task, from_logits=True, **QUICK)
+        assert set(report) - set(compared) == {key for key in report if key.startswith("unc/")}
+        for key, line in compared.items():
+            assert line.values[name] == pytest.approx(report[key], abs=1e-12), key
+    for key, line in compared.items():
+        same = line.differences["c"]
+        assert (same.value, same.verdict) == (0, "not told apart"), key
+        assert not any(ends(same)), key
+    assert compared.n == (480 if task == "multilabel" else 120)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_slow_loop_intervals_are_those_of_replicates_with_explicit_weights(task, weighted, monkeypatch):
+    monkeypatch.setattr(groups, "MOST_GROUPS", 64)  # fewer than rows
+    monkeypatch.setattr(groups, "FEWEST_GROUPS", 64)
+    logits, target = systems(task)
+    own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
+    options = {"task": task, "from_logits": True}
+    compared = tc.compare(logits, target, seed=5, weights=own if weighted else None, **options, **FEW)
+    group = groups.group_of(groups.words_of(5, 0, 120, torch.device("cpu")), 64)
+    counts = groups.Draws(5, 39, torch.device("cpu")).of(64)
+    functions = {"nll": tc.nll, "nbs": partial(tc.brier_score, normalize="prior")}
+    functions |= {f"{name}/{MAIN[task]}": getattr(tc, name) for name in ("ece", "esce", "ks")}
+    for key, function in functions.items():
+        drawn = []
+        for weights in (own, *(own * times[group].to(own) for times in counts)):
+            values = [function(logits[name], target, weights=weights, **options) for name in ("noisy", "calibrated")]
+            noisy, calibrated = (value.abs() if key.startswith("esce") else value for value in values)
+            drawn.append(noisy.item() - calibrated.item())
+        drawn = torch.tensor(drawn, dtype=torch.float64)
+        expected = Interval(drawn[0], drawn[1:], 0.95)
+        bias = expected.bias.item() * (abs(expected.bias.item()) > expected.standard_error.item() / 4)
+        found = compared[key].differences["noisy"]
+        numbers = [drawn[0].item(), expected.low.item() - bias, expected.high.item() - bias]
+        assert [found.value, *ends(found)] == pytest.approx(numbers, abs=1e-12), key
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_law_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
+    logits, target = systems(task)
+    builder = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
+    for piece in (slice(0, 50), slice(50, 50), slice(50, 120)):
+        builder.update({name: x[piece] for name, x in logits.items()}, target[piece])
+        bad = {name: x[:2] * (torch.nan if name == "noisy" else 1) for name, x in logits.items()}
+        with pytest.raises(ValueError, match=r"system 'noisy': .*NaN"):
+            builder.update(bad, target[:2])
+    pieces = builder.comparison()
+    for key, line in compared(task).items():
+        found, expected = (
+            [each.value, *ends(each)] for each in (of.differences["noisy"] for of in (pieces[key], line))
+        )
+        assert found == pytest.approx(expected, abs=1e-12), key
+
+
+def test_verdicts_follow_what_is_better_in_a_number():
+    logits, target = systems("binary", n=1500)
+    compared = tc.compare(logits, target, task="binary", from_logits=True, **FEW)
+    assert compared.baseline == "calibrated"
+    better = {"accuracy": "higher", "dsc/positive_class": "higher", "nll": "lower"}
+    better |= {"ecd": "nearer to 0", "esce/top_label": "nearer to 0"}
+    assert {key: compared[key].better for key in better} == better
+    sure = ("nll", "ece/positive_class", "ecd", "esce/top_label", "mcb/top_label")
+    verdicts = {("accuracy", "sure"): "not told apart", **{(key, "sure"): "worse" for key in sure}}
+    verdicts |= {("accuracy", "noisy"): "worse", ("dsc/positive_class", "noisy"): "worse"}
+    assert {(key, name): compared[key].differences[name].verdict for key, name in verdicts} == verdicts
+    assert compared.sentences["sure"].startswith("sure is worse calibrated than calibrated: its ECE is higher by")
+    back = tc.compare(dict(reversed(logits.items())), target, task="binary", from_logits=True, **FEW)
+    assert back["nll"].differences["calibrated"].verdict == "better"
+    assert back["nll"].differences["calibrated"].value == -compared["nll"].differences["noisy"].value
+
+
+def test_pixels_of_an_image_are_drawn_together():
+    g = torch.Generator().manual_seed(0)
+    images = torch.rand(40, generator=g).repeat_interleave(9).reshape(40, 3, 3)
+    target = torch.bernoulli(images[:, 0, 0], generator=g).long().reshape(40, 1, 1).expand(40, 3, 3).contiguous()
+    together, alone, apart = (
+        tc.compare({"a": x, "b": x.sqrt()}, y, task="binary", n_replicates=99)["nll"].differences["b"].interval
+        for x, y in ((images, target), (images[:, 0, 0], target[:, 0, 0]), (images.flatten(), target.flatten()))
+    )
+    assert together.low == pytest.approx(alone.low)
+    assert together.high - together.low > 2 * (apart.high - apart.low)
+
+
+def test_infinite_and_undefined_differences_are_drawn_and_told():
+    target = torch.tensor([0, 1] * 20)
+    certain = torch.full((40,), 0.5)
+    certain[0] = 1.0
+    probs = {"a": torch.full((40,), 0.4), "b": certain, "c": certain.clone()}
+    compared = tc.compare(probs, target, task="binary", **FEW)
+    assert compared["nll"].differences["b"].value == math.inf
+    assert compared["nll"].differences["b"].verdict == "not told apart", "a third of the replicates lack that sample"
+    both = tc.compare({"b": certain, "c": certain.clone()}, target, task="binary", **FEW)
+    assert math.isnan(both["nll"].differences["c"].value)
+    content = json.loads(both.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert next(line for line in content["lines"] if line["key"] == "nll")["differences"]["c"]["value"] == "nan"
+    assert "undefined" in to_svg(difference_plot(both, style=DARK))
+
+
+def test_rounding_of_float32_is_no_difference():
+    thirds, tenths = (torch.tensor(row).repeat(60, 1) for row in ([1 / 3] * 3, [0.2, 0.3, 0.5]))
+    compared = tc.compare({"a": thirds, "b": tenths}, torch.arange(60) % 3, task="multiclass", **FEW)
+    found = compared["esce/classwise"].differences["b"]  # of labels and rows that sum to 1 it is 0
+    assert found.interval.high < 0 or found.interval.low > 0, "these rows do not, in float32"
+    assert found.verdict == "not told apart"
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
+    logits, target = systems("multiclass", n)
+    compared = tc.compare(logits, target, task="multiclass", from_logits=True)
+    assert any(line.differences["sure"].value for line in compared.lines)
+    for line in compared.lines:
+        found = line.differences["sure"]
+        assert (found.interval, found.verdict) == (None, "not told apart")
+        assert set(line.intervals.values()) == {None}
+    assert "so few that some replicates hold none" in compared.notes[-1]
+    assert "nan to nan" not in str(compared)
+
+
+def test_rows_without_a_number_in_any_system_are_left_out_of_all():
+    logits, target = systems("multiclass")
+    logits["sure"][3, 1] = logits["noisy"][7] = torch.nan
+    logits["noisy"][9] = -torch.inf
+    with pytest.raises(ValueError, match="system 'sure'"):
+        tc.compare(logits, target, task="multiclass", from_logits=True)
+    compared = tc.compare(logits, target, task="multiclass", from_logits=True, nan_policy="drop", **FEW)
+    keep = torch.ones(120, dtype=torch.bool)
+    keep[[3, 7, 9]] = False
+    expected = tc.nll(logits["calibrated"][keep], target[keep], task="multiclass", from_logits=True)
+    assert compared["nll"].values["calibrated"] == pytest.approx(expected.item(), abs=1e-12)
+    assert (compared.n, compared.n_dropped) == (117, 3)
+    assert "3 rows are left out" in " ".join(compared.notes)
+
+
+def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
+    weights = torch.rand(30, generator=g, dtype=torch.float64)
+    soft = tc.compare({"a": probs, "b": probs.roll(1, 0)}, votes, task="multiclass", **FEW)
+    assert "TCE, MCB and DSC are left out: they count labels, and targets are shares." in soft.notes
+    expected = tc.brier_score(probs, votes, task="multiclass", normalize="prior").item()
+    assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
+    assert soft["nbs"].differences["b"].interval is not None
+    for limits, given, key, has_interval, words in (
+        ({}, {"weights": weights}, "ks/top_label", None, "weights are no counts"),
+        ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise: with so many classes the sums are too many"),
+        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is uncertain by some 16%"),
+    ):
+        with monkeypatch.context() as patch:
+            for name, limit in limits.items():
+                patch.setattr(groups, name, limit)
+            found = tc.compare(*systems("multiclass", 30), task="multiclass", from_logits=True, **given, **FEW)
+        assert any(words in note for note in found.notes)
+        assert (key in found) == (has_interval is not None)
+        assert key not in found or (found[key].differences["sure"].interval is not None) == has_interval
+
+
+def test_bad_input_is_an_error_that_names_the_system():
+    given = {"systems": {"a": HALVES, "b": HALVES}, "target": torch.tensor([0, 1, 1, 0]), "task": "binary"}
+    rows = [
+        ({"systems": {"a": HALVES}}, "must be two at least, got 1"),
+        ({"systems": {"a": HALVES, "": HALVES}}, "must have names"),
+        ({"systems": {"a": HALVES, "b": HALVES[:3]}}, "must have one shape for all systems"),
+        ({"systems": {"a": HALVES, "b": HALVES * 3}}, "system 'b': "),
+        ({"from_logits": {"a": True}}, "`from_logits` must say it of 'a', 'b'"),
+        ({"n_replicates": 20}, "`n_replicates` must be at least 39"),
+        ({"weights": torch.zeros(4)}, "at least one sample that counts"),
+    ]
+    wrong = (ValueError, TypeError)
+    assert_refused([(words, partial(tc.compare, **{**given, **change}), wrong, [words]) for change, words in rows])
+
+
+@pytest.mark.extended
+def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_calibrated(monkeypatch):
+    """One knows little, and so has the larger chance gaps; ECE alone would call it worse calibrated every time."""
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.MOST_KEPT", 0)  # what is read from the order takes long
+    n_wrong = n_naive = 0
+    for seed in range(100):
+        g = torch.Generator().manual_seed(seed)
+        sharp = (3 * torch.randn(1000, generator=g, dtype=torch.float64)).sigmoid()
+        target = torch.bernoulli(sharp, generator=g).long()
+        dull = torch.where(sharp > 0.5, sharp[sharp > 0.5].mean(), sharp[sharp <= 0.5].mean())
+        compared = tc.compare({"sharp": sharp, "dull": dull}, target, task="binary", n_replicates=199)
+        found = compared["ece/positive_class"].differences["dull"]
+        n_wrong += found.verdict != "not told apart"
+        n_naive += found.interval.low > 0 or found.interval.high < 0
+    assert n_wrong <= 8 < 40 <= n_naive, (n_wrong, n_naive)

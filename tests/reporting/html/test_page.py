@@ -1,0 +1,53 @@
+"""What pages have in common: numbers in words, and the dark picture that is made of the light one."""
+
+import math
+import re
+from functools import partial
+
+import pytest
+from helpers.reports import quick
+from helpers.systems import compared
+from helpers.tables import small_blocks
+
+from torchcalib import plots
+from torchcalib.plots import DARK
+from torchcalib.reporting.html import page as pages
+from torchcalib.reporting.monitoring.history import History, HistoryRow
+
+HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))
+
+
+@pytest.mark.parametrize(
+    ("draw", "of"),
+    [
+        (plots.reliability_diagram, lambda: quick("binary").main_table),
+        (plots.confidence_histogram, lambda: quick("binary").main_table),
+        (plots.tce_diagram, small_blocks),
+        (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive_class"]),
+        (plots.training_curve, lambda: HISTORY),
+        (plots.difference_plot, lambda: compared("binary")),
+    ],
+)
+def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
+    def numbered(svg):
+        """Ids in the order in which they come: some are made of what they name, its colours too."""
+        ids = {}
+        return re.sub(r"\b[a-z]?[0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), svg)
+
+    drawn = pages.both_themes(draw, of(), "p", "label")
+    dark = pages._inline(plots.to_svg(draw(of(), style=DARK)), "p-dark-", "label", "dark")
+    assert numbered(drawn[drawn.index('<svg class="dark"') :]) == numbered(dark)
+
+
+@pytest.mark.parametrize(
+    ("write", "written"),
+    [
+        (pages.gain, {8.4163: "8.4%", -0.02: "0.0%", -4.44: "−4.4%", math.nan: "undefined", -math.inf: "−infinite"}),
+        (pages.number, {0.0: "0", -1.0: "−1", 0.5: "0.5000", -0.0109003639: "−0.01090", 999.96: "1000"}),
+        (pages.number, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.234e-05", math.inf: "infinite"}),
+        (partial(pages.four_decimals, signed=True), {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000"}),
+        (pages.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
+    ],
+)
+def test_numbers_are_written_with_the_digits_that_tell_something(write, written):
+    assert {value: write(value) for value in written} == written

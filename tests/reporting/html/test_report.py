@@ -1,0 +1,165 @@
+"""The page of a report holds every number, loads nothing, and escapes what it did not write."""
+
+import json
+import math
+import re
+import runpy
+import sys
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+
+import matplotlib
+import pytest
+import torch
+from helpers.reports import QUICK, TASKS, full
+
+import torchcalib as tc
+from torchcalib.reporting import html
+from torchcalib.reporting.html import page as pages
+from torchcalib.reporting.html.report import _worst_classes, render, save_report
+
+HOSTILE = "<script>alert(1)</script>"
+LOADING = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+BARE = {"tables": {}, "tests": {}}
+"""In place of what takes long to draw."""
+
+
+class Parsed(HTMLParser):
+    """Elements and words of a page, whose tags must be balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.open, self.elements, self.words = text, [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in VOID or self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def values_of(self, name: str) -> list[str]:
+        return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+
+@cache
+def page(task):
+    """The page of a report with all there is."""
+    return Parsed(render(full(task)))
+
+
+def shown(report=None, **changes):
+    """The page of a report with changes, without pictures."""
+    return Parsed(render(replace(report or full("binary"), **{**BARE, **changes})))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nothing_is_loaded_nothing_runs_and_every_reference_has_its_target(task):
+    assert not {tag for tag, _ in page(task).elements} & LOADING
+    assert not [name for _, attributes in page(task).elements for name in attributes if name.startswith("on")]
+    for name in ("href", "xlink:href", "src", "srcset", "action"):
+        assert all(address.startswith("#") for address in page(task).values_of(name))
+    text = page(task).text
+    assert set(re.findall(r"url\(['\"]?(.)", text)) <= {"#"}
+    assert "@import" not in text
+    # Names of the SVG vocabulary are not addresses that anything is fetched from.
+    fetched = set(re.findall(r"https?://[^\"'\s<>]+", text))
+    assert fetched <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    ids = page(task).values_of("id")
+    assert len(ids) == len(set(ids))
+    assert {*re.findall(r'(?:href="|url\()#([^")]+)', text), *page(task).values_of("aria-labelledby")} <= set(ids)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_number_and_picture_is_on_the_page(task):
+    r, words = full(task), " ".join(page(task).words)
+    stage = r.calibration
+    assert {r.sentence, stage.recommendation.text} <= set(page(task).words)
+    numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
+    numbers |= {*stage.raw.values(), *(x for gain in stage.gains for x in (gain.value, gain.rcl))}
+    numbers |= {x for table in r.tables.values() for x in table.frequency[table.n > 0].tolist()}
+    assert set(map(str, numbers)) <= set(page(task).values_of("value"))
+    for line in r.lines:
+        assert all(text in words for text in (pages.number(line.value), line.question, line.source)), line.key
+        if line.interval is not None and line.interval.low > 0.001:
+            assert f"{line.interval.low:.4g} to {line.interval.high:.4g}" in words, line.key
+    spans = [attributes for tag, attributes in page(task).elements if tag == "span" and "style" in attributes]
+    bars = [float(span["style"].split()[1][:-1]) for span in spans]
+    assert 0 <= min(bars) < max(bars) == 100
+    pictures = [attributes for tag, attributes in page(task).elements if tag == "svg"]
+    assert [picture["class"] for picture in pictures] == ["light", "dark"] * 2 * (len(r.tables) + len(r.tests))
+    assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
+
+
+def test_names_of_others_are_escaped():
+    r = full("binary")
+    fields = ("name", "unit", "question", "source", "group")
+    checked = shown(
+        source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
+        settings={**r.settings, HOSTILE: HOSTILE},
+        notes=(HOSTILE,),
+        lines=tuple(replace(line, **dict.fromkeys(fields, HOSTILE)) for line in r.lines),
+        calibration=replace(r.calibration, notes=(HOSTILE,)),
+        **dict.fromkeys(("sentence", "version"), HOSTILE),
+    )
+    assert "script" not in [tag for tag, _ in checked.elements]
+    assert HOSTILE in checked.words
+
+
+def test_infinite_and_undefined_values_are_words_with_an_explanation():
+    r = tc.report(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]]), task="multilabel", n_bins=5, **QUICK)
+    undefined = (replace(r.lines[0], value=math.nan), r.main_line)
+    assert "Infinite: a probability of 0 was given to something that happened." in shown(r).text
+    assert "Undefined: the data do not say" in shown(r, lines=undefined).text
+    assert "calibration stage" not in shown(calibration=None).text.lower()
+
+
+def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
+    r = full("multiclass")
+    values = (0.3, math.nan, 0.5) + (0.1,) * 9
+    worst = _worst_classes(replace(r, per_class=values))
+    assert [index for index, _, _ in worst] == [2, 0, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert [task for task in TASKS if "worst" in page(task).values_of("id")] == ["multiclass", "multilabel"]
+
+
+def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_matplotlib_is_set_to(tmp_path):
+    out = tmp_path / "a" / "b"
+    out.mkdir(parents=True)
+    (out / "report.html").write_text("old")
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):
+        before = matplotlib.rcParams.copy()
+        written = save_report(full("binary"), out)
+        assert matplotlib.rcParams.copy() == before
+    pictures = ["reliability", "confidence", "reliability_top_label", "confidence_top_label"]
+    pictures += ["test_positive_class", "test_top_label"]
+    expected = {f"{name}.{end}" for name in pictures for end in ("png", "svg")} | {"report.json", "report.html"}
+    assert {path.name for path in written} == expected
+    assert sorted(written) == sorted(out.iterdir())
+    assert (out / "report.html").read_text(encoding="utf-8") == page("binary").text
+    content = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    for name, table in full("binary").tests.items():
+        assert content["tests"][name]["rejected"] == table.rejected.tolist()
+        assert "quantiles" not in content["tests"][name]
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(NotADirectoryError, match=r"`out` must be a folder, got '.*taken.*Name another folder\."):
+        save_report(replace(full("multilabel"), **BARE), tmp_path / "taken" / below)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_missing_jinja_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'torchcalib\[report\]'"):
+        runpy.run_path(html.__file__)

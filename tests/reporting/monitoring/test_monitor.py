@@ -1,0 +1,159 @@
+"""A `Monitor` has the values of the functions in every epoch, keeps a history, and warns of over-confidence."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from helpers.refusals import assert_refused
+from helpers.reports import SCORES, predictions, quick
+from helpers.trainings import epochs_of
+
+import torchcalib as tc
+from torchcalib.reporting import terminal
+from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.reporting.monitoring.over_confidence import crossings
+
+TASKS = {"binary": {}, "multiclass": {"num_classes": 5}, "multilabel": {"num_labels": 5}}
+FUNCTIONS = {name: function for name, function in SCORES.items() if name != "nbs"}
+FUNCTIONS |= {name: getattr(tc, name) for name in ("ece", "esce", "mce")}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_epoch_has_the_values_of_the_functions_and_nothing_of_the_one_before(task):
+    monitor = tc.Monitor(task=task, **TASKS[task], from_logits=True, threshold=math.inf, prefix="a/", postfix="/b")
+    for epoch in (1, 2):
+        logits, target = predictions(task, 40, epoch)
+        for part in (slice(0, 7), slice(7, 40)):
+            monitor.update(logits[part], target[part])
+        values = monitor.end_epoch()
+        for name, function in FUNCTIONS.items():
+            expected = float(function(logits, target, task=task, from_logits=True))
+            assert values[f"a/{name}/b"] == pytest.approx(expected, abs=1e-12), name
+        assert all(type(value) is float for value in values.values())
+        table = tc.bin_table(logits, target, task=task, from_logits=True)
+        if task == "multilabel":
+            assert monitor.bin_table.n.tolist() == table.n.sum(0).tolist()
+        else:
+            torch.testing.assert_close(monitor.bin_table.gap, table.gap)
+        assert ("a/confidence/b" in values) == (task == "multiclass")
+    assert [(row.epoch, row.step) for row in monitor.history.rows] == [(1, 1), (2, 2)]
+    assert monitor.history.rows[-1].values == {name[2:-2]: value for name, value in values.items()}
+
+
+def test_rows_that_hold_nan_are_dropped_counted_and_shown():
+    logits, target = predictions("multiclass", 40)
+    monitor = tc.Monitor(task="multiclass", num_classes=5, from_logits=True, nan_policy="drop")
+    for n_dropped in (3, 0):
+        bad = torch.where((torch.arange(40) < n_dropped).unsqueeze(-1), torch.nan, logits)
+        monitor.update(bad, target)
+        values = monitor.end_epoch()
+        assert values["val/n_dropped"] == n_dropped
+        expected = tc.nll(logits[n_dropped:], target[n_dropped:], task="multiclass", from_logits=True)
+        assert values["val/nll"] == pytest.approx(expected.item(), abs=1e-12)
+    assert monitor.history.column("n_dropped") == (3, 0)
+
+
+def test_metrics_of_ones_own_are_copied_and_without_data_values_are_nan():
+    given = tc.Brier(task="binary")
+    monitor = tc.Monitor(task="binary", metrics={"brier": given})
+    monitor.update(torch.tensor([0.5]), torch.tensor([1]))
+    assert monitor.end_epoch() == {"val/brier": 0.25}
+    assert given.state.sum() == 0, "it is a copy that is updated"
+    monitor = tc.Monitor(task="binary")
+    assert all(math.isnan(value) for value in monitor.end_epoch().values())
+    assert monitor.history.best is None
+
+
+def test_bad_arguments_are_refused():
+    wrong = (
+        ({"task": "multiclass"}, "`num_classes` must be given for task='multiclass', got None"),
+        ({"task": "binary", "threshold": -1.0}, "`threshold` must be a number of nats of at least 0, got -1.0"),
+        ({"task": "ternary"}, "`task` must be one of"),
+        ({"task": "binary", "metrics": [tc.ECE(task="binary")]}, "must be metrics by their names, got list"),
+    )
+    assert_refused(
+        [
+            (given, partial(tc.Monitor, **given), TypeError if "metrics" in given else ValueError, [words])
+            for given, words in wrong
+        ]
+    )
+
+
+def test_history_goes_through_a_checkpoint_and_a_training_that_goes_back():
+    monitor, _ = epochs_of([0.2, 1.1, 2.5])
+    again = tc.Monitor(task="binary", from_logits=True)
+    again.load_state_dict(monitor.state_dict())
+    assert again.history == monitor.history
+    back = monitor.history.with_row(HistoryRow(2, 2, {"nll": 0.1}))
+    assert [row.epoch for row in back.rows] == [1, 2], "later epochs are of another model"
+    assert back.column("ece")[-1:] != back.column("nll")[-1:] == (0.1,)
+    assert back.best.epoch == 2
+    with pytest.raises(ValueError, match="must be a history of version 1, got 2"):
+        History.from_dict({**monitor.state_dict(), "version": 2})
+
+
+def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_are_shown(tmp_path, capsys):
+    bad = {"nll": math.inf, "ecd": math.nan, "<b>": 0.25}
+    history = History((HistoryRow(1, 1, {"nll": 0.5}), HistoryRow(2, 2, bad, "words <script>")))
+    report = replace(quick("multiclass"), tables={}, tests={}, history=history)
+    assert quick("multiclass").to_dict()["history"] is None
+    assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
+    files = {path.name: path for path in tc.save_report(report, tmp_path)}
+    assert {"training.png", "training.svg"} <= set(files)
+    page = files["report.html"].read_text()
+    assert "Words &lt;script&gt;" in page
+    assert "&lt;b&gt;" in page
+    assert "<script>" not in page
+    terminal.show_warnings(history)
+    assert "words <script>" in capsys.readouterr().out.lower()
+
+
+def test_over_confidence_is_warned_of_when_it_has_grown_beyond_the_threshold():
+    cases = (
+        ([-0.5, -0.2, 0.1, 0.11], [0, 0, 0, 1]),  # from 0 on, whatever was below, and beyond the threshold
+        ([0.3, 0.35, 0.41], [0, 0, 1]),  # above the least so far
+        ([0, 0.2, 0.3, 0.1, 0.2], [0, 1, 0, 0, 0]),  # once: more than half of the threshold was left
+        ([0, 0.2, 0.04, 0.2], [0, 1, 0, 1]),  # and again
+        ([math.nan, 0, math.nan, 0.2], [0, 0, 0, 1]),
+        ([0, math.inf, math.inf], [0, 1, 0]),
+        ([math.inf, math.inf], [0, 0]),
+        ([], []),
+    )
+    for ecd, expected in cases:
+        assert [int(crosses) for crosses in crossings(ecd, 0.1)] == expected
+
+
+def test_the_warning_has_numbers_epochs_and_advice():
+    monitor, warned = epochs_of([0.2, 1.0, 2.5, 3.0])  # log 3 is what calibration asks for
+    (row,) = monitor.history.warnings
+    assert [*warned] == [row.warning[:1].upper() + row.warning[1:]]
+    assert row.epoch == 3
+    p, log_odds = 1 / (1 + math.exp(-2.5)), 2.5
+    by_hand = 0.75 * (p - 1) * log_odds + 0.25 * p * log_odds
+    assert f"in epoch 3 the outcomes surprise the model by {by_hand:.3g} nats more" in row.warning
+    assert row.warning.endswith("has not risen since: keep the model of epoch 2 (early stopping).")
+    assert epochs_of([0, 3], threshold=math.inf)[1] == []
+
+
+def test_the_advice_follows_nll_and_accuracy():
+    monitor = tc.Monitor(task="multiclass", num_classes=2, from_logits=True)
+    target = torch.arange(40) % 2
+
+    def epoch(sure, n_right):
+        wrong = torch.arange(40) >= n_right
+        label = torch.where(wrong, 1 - target, target)
+        monitor.update(sure * torch.nn.functional.one_hot(label, 2).float(), target)
+        monitor.end_epoch()
+
+    epoch(0.5, 20)
+    still_falls = r"claims to be right with 88.1% .* right in 80.0% of samples. Its NLL still falls: train on, and cal"
+    with pytest.warns(tc.OverConfidenceWarning, match=still_falls):
+        epoch(2.0, 32)
+    epoch(1.4, 32)
+    rises = r"Its NLL was least in epoch 3, .*, while its accuracy has risen from 80.0% to 82.5%: .* or calibrate this"
+    with pytest.warns(tc.OverConfidenceWarning, match=rises):
+        epoch(5.0, 33)
+    _, warned = epochs_of([0, 3], metrics={"ecd": tc.ECD(task="binary", from_logits=True)})
+    assert warned[0].endswith("Calibrate the model (torchcalib.Temperature).")

@@ -1,0 +1,95 @@
+"""Above a number of samples a report reads their order off a sketch, in bounded memory."""
+
+import pytest
+import torch
+from helpers.reports import IN_ORDER, QUICK, REDUCTIONS, TASKS, ordered, predictions, quick, values_are, values_in_order
+
+import torchcalib as tc
+from torchcalib.reporting import bounded
+from torchcalib.reporting.building import ReportBuilder
+
+
+def in_pieces(task, logits, target):
+    builder = ReportBuilder(task=task, from_logits=True, **QUICK)
+    for piece, labels in zip(logits.split(40), target.split(40), strict=True):
+        builder.update(piece, labels)
+    return builder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
+    """Its accuracy is a matter of `LogitCells`; KS is off by at most the share of a cell, which is 1/200 here."""
+    exact = quick(task)  # before there are limits
+    monkeypatch.setattr(bounded, "MOST_SAMPLES", 60 if task != "multilabel" else 300)
+    monkeypatch.setattr(bounded, "_PIECE", 64)
+    logits, target = predictions(task)
+    builder = in_pieces(task, logits, target)
+    report, again = builder.report(), builder.report()
+    assert ordered(report) == ordered(again), "looking changes nothing"
+    assert report.settings["order_based"] == "sketch, 2,048 cells per unit of log-odds"
+    (note,) = report.notes
+    assert "sketch" in note
+    outputs = {"multiclass": {"num_classes": 5}, "multilabel": {"num_labels": 5}}.get(task, {})
+    for reduction in REDUCTIONS[task]:
+        given = {"task": task, "from_logits": True, "reduction": reduction, "resolution": 2048, **outputs}
+        metrics = {"ace": tc.ACE(**given), "tce": tc.TCE(**given), "ks": tc.KS(**given)}
+        metrics |= {part: tc.CORP(**given, component=part) for part in ("mcb", "dsc", "unc")}
+        for name, metric in metrics.items():
+            metric.update(logits, target)
+            assert report[f"{name}/{reduction}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
+        assert report[f"ks/{reduction}"] == pytest.approx(exact[f"ks/{reduction}"], abs=1 / 200)
+        assert report.tests[reduction].n.sum() == exact.tests[reduction].n.sum()
+    values_are(report, exact, set(exact) - set(ordered(exact)))
+
+
+@pytest.mark.parametrize(("task", "dtype"), [("binary", torch.float16), ("multilabel", torch.bfloat16)])
+def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_ignored_rows(task, dtype, monkeypatch):
+    logits, target = predictions(task)
+    target = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
+    given = {"task": task, "ignore_index": -1, "weights": torch.arange(200) % 4, **QUICK}
+    whole = tc.report(logits.sigmoid().to(dtype), target, **given)
+    monkeypatch.setattr(bounded, "MOST_SAMPLES", 60)
+    report = tc.report(logits.sigmoid().to(dtype), target, **given)
+    assert report.settings["order_based"].startswith("sketch")
+    values_are(report, ordered(whole))
+    for reduction, table in whole.tests.items():
+        assert report.tests[reduction].rejected.tolist() == table.rejected.tolist()
+
+
+def test_a_sample_takes_nine_bytes_memory_stays_bounded_and_many_labels_share_their_cells(monkeypatch):
+    logits, target = predictions("multiclass", 1000)
+    for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
+        monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
+        held = in_pieces("multiclass", logits.float(), target)._metrics["sample of top_label"].state
+        size = sum(t.untyped_storage().nbytes() for part in held[:3] for t in part)
+        assert size == n_bytes if most > 1000 else size <= n_bytes
+    preds, target = torch.rand(60, 40, generator=torch.Generator().manual_seed(0)), torch.ones(60, 40, dtype=torch.long)
+    report = tc.report(preds, target, task="multilabel", **QUICK)
+    assert report.settings["order_based"] == "sketch, 819 cells per unit of log-odds"
+    exact = tc.ks(preds, target, task="multilabel").item()
+    assert report["ks/classwise"] == pytest.approx(exact, abs=1 / 60)
+
+
+@pytest.mark.parametrize("most", [2**24, 60])
+@pytest.mark.parametrize("task", TASKS)
+def test_soft_targets_leave_out_what_counts_labels_and_floating_labels_are_labels(task, most, monkeypatch):
+    logits, labels = predictions(task)
+    floating = torch.nn.functional.one_hot(labels, 5).double() if task == "multiclass" else labels.double()
+    soft = floating * 0.75 + 0.05
+    given = {"task": task, "from_logits": True}
+    expected = values_in_order(logits, soft, names=("ace", "ks"), **given)
+    monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
+    builder = in_pieces(task, logits, soft)
+    builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))  # which keeps what is known
+    report = builder.report()
+    assert set(ordered(report)) == set(expected)
+    assert report.tests == {}
+    assert "TCE, MCB, DSC and UNC are left out: they count labels, and targets are shares." in report.notes
+    assert len(report.notes) == 1 + (most == 60)
+    for key, value in expected.items():
+        assert report[key] == pytest.approx(value, abs=1e-12 if most > 60 else 0.01)
+    given |= {"weights": torch.arange(200) % 3 if most == 60 else None, **QUICK}
+    report, expected = tc.report(logits, floating, **given), tc.report(logits, labels, **given)
+    assert {key.split("/")[0] for key in ordered(report)} == set(IN_ORDER)
+    values_are(ordered(report), ordered(expected))
+    assert set(report.tests) == set(report.tables)

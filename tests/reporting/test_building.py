@@ -1,0 +1,58 @@
+"""A builder names what is wrong; its report is a mapping that compares and prints, and strict JSON."""
+
+import json
+import math
+
+import pytest
+import torch
+from helpers.refusals import assert_refused
+from helpers.reports import QUICK, calibrated, off
+
+import torchcalib as tc
+from torchcalib.reporting.building import ReportBuilder
+
+
+def test_wrong_calls_name_what_is_wrong():
+    quick = ReportBuilder(task="multiclass", **QUICK)
+    quick.update(torch.full((2, 2), 0.5), torch.tensor([0, 1]))
+    wide = torch.full((2, 4), 0.25), torch.tensor([0, 1])
+    empty, dp = ReportBuilder(task="binary"), tc.DPCalibration()
+    assert_refused(
+        [
+            ("another width", lambda: quick.update(*wide), ValueError, ["must have 2 entries on its class axis"]),
+            ("not kept", lambda: quick.fit(dp), ValueError, ["with_calibration is False"]),
+            ("nothing to fit", lambda: empty.fit(dp), ValueError, ["got none: nothing was added"]),
+            ("a number", lambda: ReportBuilder(task="binary", with_calibration=1), TypeError, ["`with_calibration`"]),
+        ]
+    )
+
+
+def test_a_report_is_a_mapping_that_compares_and_prints_its_sentence_and_recommendation():
+    report, again = calibrated("binary"), calibrated.__wrapped__("binary")
+    assert report == again
+    assert report != tc.report(*off("binary"), task="binary", with_intervals=False)
+    assert "loss" not in report
+    assert dict(report)["nll"] == report["nll"]
+    assert len(list(report)) == len(report) == len(report.lines)
+    assert repr(report) == str(report)
+    assert str(report).startswith(report.sentence)
+    assert report.recommendation.text in str(report)
+    assert report.main_table != again.main_table, "tables compare by identity"
+
+
+def test_json_is_strict_and_complete():
+    report = tc.report(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1, 0, 1]), task="binary", n_bins=3)
+    content = json.loads(report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    lines = {line["key"]: line for line in content["lines"]}
+    assert (lines["nll"]["value"], report["nll"], lines["nll"]["interval"]["high"]) == ("inf", math.inf, "inf")
+    assert lines["brier"]["value"] == pytest.approx((1 + 0.25 + 0) / 3)
+    names = "key name group value unit perfect naive question source interval noise_floor p_value"
+    assert set(lines["ece/top_label"]) == set(names.split())
+    assert content["tables"]["positive_class"]["n"] == [1, 1, 1]
+    assert content["tables"]["positive_class"]["upper"] == [1 / 3, 2 / 3, 1]
+    stage, expected = json.loads(calibrated("binary").to_json())["calibration"], calibrated("binary")
+    assert stage["recommendation"]["text"] == expected.recommendation.text
+    assert stage["calibrator"] == "Temperature()"
+    assert stage["raw"] == pytest.approx({"NLL": expected["nll"], "Brier score": expected["brier"]}, rel=1e-12)
+    gains = [gain.rcl if math.isfinite(gain.rcl) else str(gain.rcl) for gain in expected.calibration.gains]
+    assert [gain["rcl"] for gain in stage["gains"]] == gains

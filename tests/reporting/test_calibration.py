@@ -1,0 +1,204 @@
+"""The calibration stage of a report: every gain is that of its function, or a note says why there is none."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.each import check_each
+from helpers.reports import TASKS, calibrated, full, off, realistic, stages_are_equal, values_are
+
+import torchcalib as tc
+from torchcalib.reporting import calibration as module
+from torchcalib.reporting import kept
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.html.report import render
+
+CALIBRATORS = {
+    "temperature scaling": tc.Temperature(),
+    "DP calibration": tc.DPCalibration(),
+    "histogram binning": tc.HistogramBinning(),
+    "isotonic calibration": tc.Isotonic(),
+}
+SCORES = {"NLL": "nll", "Brier score": "brier"}
+AFFINE = ("temperature scaling", "DP calibration")
+
+
+def report_of(preds, target, **given):
+    return tc.report(preds, target, with_intervals=False, **given)
+
+
+def check_against_functions(report, preds, target, names=CALIBRATORS, **given):
+    stage = report.calibration
+    assert [(gain.score, gain.calibrator) for gain in stage.gains] == [(s, c) for s in SCORES for c in names]
+    for score, name in SCORES.items():
+        assert stage.raw[score] == pytest.approx(report[name], rel=1e-12, nan_ok=True)
+    for gain in stage.gains:
+        expected = tc.rcl(preds, target, score=SCORES[gain.score], calibrator=CALIBRATORS[gain.calibrator], **given)
+        assert gain.rcl == pytest.approx(expected.item(), abs=1e-8), gain
+        if math.isfinite(gain.value):
+            assert gain.rcl == pytest.approx(100 * (1 - gain.value / stage.raw[gain.score]), abs=1e-10)
+    tried = [CALIBRATORS[name] for name in names]
+    assert report.recommendation.text == tc.recommend(preds, target, calibrators=tried, **given).text
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("task", TASKS)
+def test_every_gain_is_that_of_its_function(task, from_logits):
+    report, data = (calibrated(task), realistic(task)) if from_logits else (full(task), off(task))
+    names = AFFINE if task == "multiclass" else tuple(CALIBRATORS)
+    check_against_functions(report, *data, names, task=task, from_logits=from_logits)
+    assert (report.calibration.n_folds, report.calibration.seed, report.notes) == (5, 0, ())
+
+
+# rcl_ce_txv, rcl_ce_dxv, rcl_bs_txv, rcl_bs_dxv of the authors' code, whose folds are others.
+RECORDED = {
+    "cifar100_resnet20": ((8.4129, 8.5645, 4.3016, 4.5013), "temperature scaling"),
+    "sst2_gpt2": ((6.4943, 46.0147, 9.5369, 53.4770), "DP calibration"),
+}
+
+
+@pytest.mark.parametrize("system", RECORDED)
+def test_recorded_gains_but_for_the_deal_of_the_folds(recorded, system):
+    data = recorded(f"{system}.npz")
+    preds = data.get("logits", data.get("log_probs"))
+    report = report_of(preds, data["targets"], task="multiclass", from_logits=True)
+    gains, best = RECORDED[system]
+    assert [gain.rcl for gain in report.calibration.gains] == pytest.approx(gains, abs=0.15)
+    assert report.recommendation.best == report.calibration.name == best
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces_are_not_kept(task):
+    preds, target = realistic(task)
+    builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
+    x, y = torch.empty_like(preds[:100]), torch.empty_like(target[:100])
+    builder.update(preds[:0], target[:0])
+    for start in (0, 100, 200):
+        builder.update(x.copy_(preds[start : start + 100]), y.copy_(target[start : start + 100]))
+        for bad in (math.nan, -0.5, math.inf):
+            with pytest.raises(ValueError, match="weights"):
+                builder.update(x, y, weights=torch.full((100,), bad))
+        with pytest.raises(ValueError, match="NaN"):
+            builder.update(x.fill_(torch.nan), y)
+    report = builder.report()
+    values_are(report, calibrated(task))
+    stages_are_equal(report.calibration, calibrated(task).calibration)
+    assert report.n == calibrated(task).n == (1500 if task == "multilabel" else 300)
+    assert builder.report() == report, "looking changes nothing"
+
+
+def test_sets_of_classes_and_rows_that_are_left_out():
+    preds, target = realistic("multiclass")
+    given = {"task": "multiclass", "from_logits": True}
+    some = {**given, "positive_classes": [1, 3]}
+    check_against_functions(report_of(preds, target, **some), preds, target, **some)
+    given["ignore_index"] = -100
+    ignored, padded = torch.cat((target, torch.full((7,), -100))), torch.cat((preds, torch.full((7, 5), torch.nan)))
+    found = report_of(padded, ignored, **given)
+    assert found.calibration.raw == pytest.approx(calibrated("multiclass").calibration.raw)
+    check_against_functions(found, padded, ignored, AFFINE, **given)
+    preds, target = realistic("binary")
+    weights, absent = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0), torch.tensor([torch.nan, 0.5])
+    preds, target = torch.cat((preds, absent)), torch.cat((target, absent))  # floating labels
+    found = report_of(preds, target, task="binary", from_logits=True, weights=weights)
+    assert found.calibration.raw == pytest.approx(calibrated("binary").calibration.raw)
+
+
+def test_weights_of_every_kind():
+    preds, target = realistic("binary")
+    counts, given = torch.arange(300) % 3, {"task": "binary", "from_logits": True}
+    report = report_of(preds, target, weights=counts, **given)
+    check_against_functions(report, preds, target, weights=counts, **given)
+    weights = counts + 0.5
+    report = report_of(preds, target, weights=weights, **given)
+    check_against_functions(report, preds, target, tuple(CALIBRATORS)[:3], weights=weights, **given)
+    (note,) = report.calibration.notes
+    assert note == "Isotonic calibration is not tried: it counts copies of a sample, and weights are no counts."
+    builder = ReportBuilder(**given, with_intervals=False)
+    builder.update(preds[:100], target[:100])
+    builder.update(preds[100:], target[100:], weights=weights[100:])
+    mixed = torch.cat((torch.ones(100), weights[100:]))
+    stages_are_equal(builder.report().calibration, report_of(preds, target, weights=mixed, **given).calibration)
+
+
+def test_remarks_of_fits_are_notes_of_the_section():
+    preds, target = realistic("multiclass")
+    right = (target > 1).unsqueeze(-1).expand(-1, 5)
+    separable = torch.where(right, preds.abs(), -preds.abs())
+    (note,) = report_of(separable, right.long(), task="multilabel", from_logits=True).calibration.notes
+    assert note.startswith("Temperature scaling and DP calibration: alpha of 5 of 5 fits: no finite scale is best")
+    assert "`" not in note
+
+
+LEFT_OUT = [
+    ("binary", [0.1, 0.6, 0.3, 0.9], [0.1, 0.5, 0.2, 1.0], "targets are shares"),
+    ("binary", [0.1, 0.6, 0.3, 0.9], [1, 1, 1, 1], "all samples are of one class"),
+    ("binary", [0.1], [1], "there is one of class 1"),
+    ("multiclass", [[0.1, 0.6, 0.3]] * 4, [0, 1, 0, 2], "there is one of class 1, 2."),
+    ("multilabel", [[0.1, 0.6]] * 4, [[1, 1], [0, 1], [1, 1], [0, 1]], "label 1 has fewer"),
+]
+
+
+def test_it_is_left_out_with_a_note():
+    def check(case):
+        task, preds, target, words = case
+        report = report_of(torch.tensor(preds), torch.tensor(target), task=task)
+        assert report.calibration is report.recommendation is json.loads(report.to_json())["calibration"] is None
+        assert report.notes[-1].startswith("What a calibration stage would gain is left out: ")
+        assert words in report.notes[-1]
+        assert math.isfinite(report["nll"])
+
+    check_each(LEFT_OUT, check)
+
+
+@pytest.mark.parametrize(
+    ("task", "limit", "most"),
+    [("multiclass", "MOST_SAMPLES", 250), ("multiclass", "MOST_VALUES", 1250), ("multilabel", "MOST_SAMPLES", 1250)],
+)
+def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, most, monkeypatch):
+    monkeypatch.setattr(kept, limit, most)
+    preds, target = realistic(task)
+    builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
+    builder.update(preds[:250], target[:250])
+    assert builder.report().calibration is not None
+    builder.update(preds[250:], target[250:])
+    assert builder._kept._pieces == []
+    report = builder.report()
+    assert report.calibration is None
+    assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]
+    with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
+        builder.fit(tc.DPCalibration())
+
+
+def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
+    monkeypatch.setattr(module, "MOST_PRODUCTS", 300 * 5**2 - 1)
+    stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
+    assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
+    assert stage.notes[0].startswith("DP calibration is not tried: with 5 classes it takes long.")
+    assert (stage.recommendation.best, stage.calibrator) == (None, tc.Temperature())
+
+    def fail(*_):
+        raise RuntimeError("DefaultCPUAllocator: not enough memory.\nC++ trace")
+
+    monkeypatch.setattr(module, "out_of_fold", fail)
+    report = report_of(*realistic("binary"), task="binary", from_logits=True)
+    assert report.calibration is None
+    assert report.notes[-1].endswith("failed with RuntimeError: DefaultCPUAllocator: not enough memory.")
+
+
+def test_infinite_and_undefined_scores_have_words_for_their_gain():
+    p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
+    p[1] = 0
+    words = "Calibration would cut NLL by 100.0 %: add histogram binning; temperature scaling leaves it inf"
+    assert report_of(p, y, task="binary").recommendation.text.startswith(words)
+    few = tc.recommend(p, y, task="binary")
+    assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)
+    certain = report_of(y.double(), y, task="binary")
+    assert certain.recommendation.text == "NLL is 0: there is nothing to gain by calibration."
+    assert "makes it infinite" in calibrated("binary").recommendation.text
+    p[2] = torch.nan
+    unknown = report_of(p, y, task="binary", validate_args=False)
+    assert unknown.recommendation.text == "NLL is undefined, and with it what calibration would gain."
+    assert "undefined" in render(replace(unknown, tables={}, tests={}))

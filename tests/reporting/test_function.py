@@ -1,0 +1,111 @@
+"""Every number of a report is that of its function."""
+
+from functools import partial
+
+import pytest
+import torch
+from helpers.reports import QUICK, SCORES, TASKS, ordered, predictions, quick, values_are, values_in_order
+
+import torchcalib as tc
+from torchcalib.reporting.building import ReportBuilder
+
+ERRORS = {name: getattr(tc, name) for name in ("ece", "esce", "mce", "rmsce")}
+ERRORS["rmsce_debiased"] = partial(tc.rmsce, debiased=True)
+BINNED = {
+    "binary": ("positive_class", "top_label"),
+    "multiclass": ("top_label", "classwise"),
+    "multilabel": ("classwise",),
+}
+
+
+def values_of_sums(preds, target, n_bins, **given):
+    """Return the values of scores and of errors over equal-width bins, by the keys of a report."""
+    values = {key: function(preds, target, **given) for key, function in SCORES.items()}
+    for reduction in BINNED[given["task"]]:
+        of = {**given, "n_bins": n_bins, "reduction": reduction}
+        values |= {f"{name}/{reduction}": function(preds, target, **of) for name, function in ERRORS.items()}
+    return {key: value.item() for key, value in values.items()}
+
+
+def check_tables(report, preds, target, **given):
+    """One series; the entries of several labels are the samples of one."""
+    for reduction, table in report.tests.items():
+        if given["task"] == "multilabel":
+            expected = tc.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
+        else:
+            expected = tc.tce_table(preds, target, **given, reduction=reduction)
+        for name, column in expected.to_dict().items():
+            assert table.to_dict()[name] == pytest.approx(column, abs=1e-12, nan_ok=True), name
+
+
+@pytest.mark.parametrize("n", [1, 19, 60, 200])
+@pytest.mark.parametrize("task", TASKS)
+def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_for_one_class(task, n):
+    logits, target = predictions(task, n)
+    target = torch.ones_like(target) if n == 60 else target
+    given = {"task": task, "from_logits": True}
+    report = tc.report(logits, target, n_bins=7, **given, **QUICK)
+    expected = values_of_sums(logits, target, 7, **given) | values_in_order(logits, target, n_bins=7, **given)
+    assert {*report} == {*expected}
+    values_are(report, expected)
+    assert (report.settings["order_based"], report.notes) == ("exact", ())
+    assert set(report.tests) == set(report.tables)
+    check_tables(report, logits, target, **given)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_and_right_predictor_gets(task):
+    _, target = predictions(task)
+    report = quick(task)
+    certain = torch.nn.functional.one_hot(target, 5).double() if task == "multiclass" else target.double()
+    shares = certain.mean(0)
+    priors = [1 - shares.item(), shares.item()] if task == "binary" else shares.tolist()
+    assert report.priors == pytest.approx(priors, abs=1e-15)
+    constant = shares.expand(certain.shape).contiguous()
+    for preds, name in ((constant, "naive"), (certain, "perfect")):
+        found = tc.report(preds, target, task=task, **QUICK)
+        values_are(found, {line.key: getattr(line, name) for line in report.lines})
+
+
+def test_recorded_tce_of_imagenet_dogs(recorded):
+    arrays = recorded("imagenet_dogs_alexnet.npz")
+    report = tc.report(arrays["probs"], arrays["targets"], task="binary", **QUICK)
+    assert report["tce/positive_class"] == pytest.approx(42.736, abs=1e-9)
+    assert report.tests["positive_class"].rejected.sum() == 21368
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_are_copies_and_ignored_entries_are_none(task):
+    logits, target = predictions(task)
+    marked = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
+    given = {"task": task, "from_logits": True, "weights": torch.arange(200.0) % 3, "ignore_index": -1}
+    report = tc.report(logits, marked, **given, **QUICK)
+    expected = values_of_sums(logits, marked, 15, **given) | values_in_order(logits, marked, **given)
+    assert {*report} == {*expected}
+    values_are(report, expected)
+    if task != "multilabel":
+        check_tables(report, logits, marked, **given)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
+    logits, target = predictions(task)
+    builder = ReportBuilder(task=task, from_logits=True, **QUICK)
+    for weight in (2.0, 0.5, 1.0):
+        builder.update(logits, target, weights=torch.full((200,), weight))
+        report = builder.report()
+        assert bool(ordered(report)) == (weight == 2)
+    assert (report.tests, report.settings["order_based"]) == ({}, "left out")
+    note = "ACE, TCE, KS, MCB, DSC and UNC are left out: they count copies of a sample, and weights are no counts."
+    assert report.notes == (note,)
+    assert note in str(report)
+    keys = {key for key in report if "debiased" not in key}  # which depends on how many samples there are
+    assert keys == {key for key in quick(task) if "debiased" not in key} - set(ordered(quick(task)))
+    values_are(report, quick(task), keys)
+
+
+def test_more_copies_than_can_be_counted_leave_the_order_out():
+    for weight in (2.0**54, 2.0**52):  # one too large, and four of them
+        given = {"weights": torch.full((4,), weight), "from_logits": True}
+        report = tc.report(*predictions("binary", 4), task="binary", **given, **QUICK)
+        assert (ordered(report), report.settings["order_based"]) == ({}, "left out")

@@ -1,0 +1,186 @@
+"""Groups in reports: the worst of them, over pieces, files, parts and ranks, by their names."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.refusals import assert_refused
+from helpers.reports import QUICK, QUICK_COMMAND, REDUCTIONS, TASKS, predictions
+from helpers.written import WRITERS, write_npz
+
+import torchcalib as tc
+from torchcalib.cli import main
+from torchcalib.reporting import terminal
+from torchcalib.reporting.groups import MOST_GROUPS
+from torchcalib.reporting.html.page import filled
+
+GIVEN = {"task": "binary", **QUICK}
+NAMES = [f"site {letter}" for letter in "abcdefgh"]
+
+
+def data(n=1_600):
+    """Calibrated but at two sites, one of which has no samples at all."""
+    g = torch.Generator().manual_seed(0)
+    groups = (torch.rand(n, generator=g) ** 2 * 8).long()
+    groups[groups == 6] = 0
+    p = torch.rand(n, generator=g, dtype=torch.float64) * 0.6
+    return p, (torch.rand(n, generator=g) < p + 0.3 * (groups == 3)).long(), groups
+
+
+def as_rows(report):
+    return {row["group"]: row for row in report.groups.rows()}
+
+
+def assert_close(a, b):
+    assert a.keys() == b.keys()
+    for group, row in a.items():
+        for name in ("n", "value", "noise_floor", "p_value", "shrunk"):
+            assert row[name] == pytest.approx(b[group][name], rel=1e-9, abs=1e-12), (group, name)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_is_left_out(task):
+    logits, target = predictions(task)
+    weights, groups = torch.arange(200) % 3, torch.arange(200) % 4
+    groups[9], groups[12] = -1, -77  # of weight 0: not read
+    logits[20] = torch.nan
+    options = {"task": task, "from_logits": True, "nan_policy": "drop"}
+    found = as_rows(tc.report(logits, target, weights=weights, groups=groups, **{**GIVEN, **options}))
+    assert set(found) == {"0", "1", "2", "3"}
+    for k in range(4):
+        rows = groups == k
+        value = tc.ece(logits[rows], target[rows], weights=weights[rows], reduction=REDUCTIONS[task][0], **options)
+        assert found[str(k)]["value"] == pytest.approx(float(value))
+
+
+def test_pieces_parts_and_saved_states_are_one_report_whatever_numbers_a_piece_gives_its_names(tmp_path):
+    p, y, groups = data()
+    report = tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN)
+    table, whole = report.groups, as_rows(report)
+    assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True), "the worst is first"
+    parts = [tc.ReportBuilder(**GIVEN) for _ in range(3)]
+    for k, rows in enumerate(torch.arange(len(p)).split(400)):
+        names, numbers = np.unique([NAMES[i] for i in groups[rows].tolist()][::-1], return_inverse=True)
+        numbers = torch.from_numpy(numbers.copy()).flip(0)
+        parts[k % 2].update(p[rows], y[rows], groups=numbers, group_names=names.tolist())
+    assert_close(as_rows((parts[0] + parts[1]).report()), whole)
+    tc.save_report_state(parts[0], tmp_path / "a.pt")
+    loaded = tc.load_report_state(tmp_path / "a.pt")
+    loaded.merge(parts[1])
+    loaded.merge(parts[2])  # which has seen nothing
+    parts[2].merge(loaded)
+    for builder in (loaded, parts[2]):
+        assert_close(as_rows(builder.report()), whole)
+
+
+def test_groups_come_with_all_rows_or_with_none_and_bad_ones_add_nothing():
+    p, y, groups = data(40)
+    builder, without = tc.ReportBuilder(**GIVEN), tc.ReportBuilder(**GIVEN)
+    builder.update(p, y, groups=groups, group_names=NAMES)
+    without.update(p, y)
+    many = torch.arange(MOST_GROUPS + 1)
+    too_many = partial(tc.report, torch.full((len(many),), 0.5), many % 2, groups=many, **GIVEN)
+    all_or_none = "`groups` must be given with all predictions of a report"
+    refused = [
+        (partial(builder.update, p, y), ValueError, all_or_none),
+        (partial(without.update, p, y, groups=groups), ValueError, all_or_none),
+        (partial(builder.merge, without), ValueError, "`other` must have groups if this one has some"),
+        (too_many, ValueError, "`groups` must be at most 10,000 different ones in a report, got 10,001"),
+    ]
+    refused += [
+        (partial(builder.update, p, y, groups=wrong, group_names=names), kind, words)
+        for wrong, names, kind, words in (
+            (groups - 2, NAMES, ValueError, "must be numbers in"),
+            (groups, NAMES[:2], ValueError, "must be numbers in"),
+            (groups[:3], NAMES, ValueError, "one number per sample"),
+            (groups, ["x" * 1001] * 8, ValueError, "at most 1,000 letters"),
+            (groups, "abcdefgh", TypeError, "`group_names` must be a list of strings"),
+            (groups, [1] * 8, TypeError, "`group_names` must be a list of strings"),
+        )
+    ]
+    assert_refused([(words, call, kind, [words]) for call, kind, words in refused])
+    assert builder.report().n == sum(builder.report().groups.n) == 40
+    assert without.report().groups is None
+
+
+def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
+    p, y, groups = data(40)
+    builder = tc.ReportBuilder(**GIVEN)
+    builder.update(p, y, groups=groups, group_names=NAMES)
+    tc.save_report_state(builder, tmp_path / "a.pt")
+    state = torch.load(tmp_path / "a.pt", weights_only=True)
+    names, sums, apart = (state["groups"][name] for name in ("names", "sums", "apart"))
+    for wrong in (
+        {"sums": sums[1:]},
+        {"sums": sums.float()},
+        {"apart": apart[1:]},
+        {"apart": apart.float()},
+        {"names": [names[0], *names[:-1]]},
+        {"names": [*names[:-1], 7]},
+        {"names": [*names[:-1], "x" * 1001]},
+    ):
+        torch.save({**state, "groups": {**state["groups"], **wrong}}, tmp_path / "b.pt")
+        with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
+            tc.load_report_state(tmp_path / "b.pt")
+
+
+def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys):
+    pytest.importorskip("rich")
+    p, y, groups = data(400)
+    alike = ["a" * 500 + letter + "z" * 499 for letter in "bc"]
+    report = tc.report(p, y, groups=groups, group_names=[*alike, "m" * 1000, *NAMES[3:]], **GIVEN)
+    terminal.show(report)
+    column = "".join("".join(line[:25].split()) for line in capsys.readouterr().out.splitlines())
+    for text in (str(report), column, filled("groups.html.jinja", report=report, group_words="")):
+        assert all(text.count(name) == 1 for name in alike), "of what tells them apart nothing is left out"
+        assert "m" * 900 not in text
+
+
+def run(folder, *files):
+    """Return the report of a state that the command saves, which is quicker than a page."""
+    saved = folder / "state.pt"
+    assert main(["report", *map(str, files), "--groups", "site", *QUICK_COMMAND, "--save-state", str(saved)]) == 0
+    return tc.load_report_state(saved).report()
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["text", "numbers"])
+def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
+    pytest.importorskip("rich")
+    p, y, groups = data()
+    site = np.array(NAMES)[groups] if kind == "text" else groups.numpy()
+    columns = {"prob": p.numpy(), "target": y.numpy(), "site": site}
+    if form == "npy":
+        for name, column in columns.items():
+            np.save(tmp_path / f"{name}.npy", column)
+    else:
+        WRITERS[form](tmp_path / f"a.{form}", columns)
+    report = run(
+        tmp_path, *(tmp_path / f"{name}.npy" for name in columns) if form == "npy" else [tmp_path / f"a.{form}"]
+    )
+    expected = tc.report(p, y, groups=groups, group_names=NAMES if kind == "text" else None, **GIVEN)
+    assert_close(as_rows(report), as_rows(expected))
+    assert report.groups.group == expected.groups.group
+    assert report.source["groups"] == "site"
+
+
+def test_an_empty_text_is_no_group_and_what_tells_no_groups_is_refused_in_one_line(tmp_path, capsys):
+    pytest.importorskip("rich")
+    path, five = tmp_path / "a.npz", {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1])}
+    write_npz(path, {**five, "site": np.array(["a", "", "b", "a", ""])})
+    found = run(tmp_path, path).groups
+    assert dict(zip(found.group, found.n, strict=True)) == {"a": 2, "b": 1}
+    capsys.readouterr()
+    for site, words in (
+        ({"site": np.zeros(5)}, "must hold whole numbers or text to tell groups, got float64"),
+        ({"site": np.zeros((5, 2), np.int64)}, "must be one group per sample, got shape"),
+        ({"site": np.array(["a", "b", "c", "d", "e" * 1001])}, "must hold names of at most 1,000 letters"),
+        ({"site": np.array([0, 1, -2, 0, 0])}, "`groups` must be numbers in"),
+        ({}, "--groups must name what is in"),
+    ):
+        write_npz(path, {**five, **site})
+        assert main(["report", str(path), "--groups", "site"]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1

@@ -1,0 +1,161 @@
+"""Intervals of a report: those that `bootstrap` finds, on the page, in files and in the terminal."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from helpers.reports import SCORES, predictions
+
+import torchcalib as tc
+from torchcalib.reporting import evidence, intervals, kept, terminal
+from torchcalib.reporting.data import Line, LineInterval
+
+
+def data(task):
+    logits, target = predictions(task, 120)
+    return (logits.softmax(-1) if task == "multiclass" else logits.sigmoid()), target
+
+
+def corp_part(*args, part, **options):
+    return getattr(tc.corp(*args, **options), part)
+
+
+FUNCTIONS = SCORES | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
+ERRORS = {name: getattr(tc, name.upper()) for name in ("ece", "esce", "mce", "rmsce", "ace", "tce", "ks")}
+ERRORS |= {"rmsce_debiased": partial(tc.RMSCE, debiased=True), "mcb": tc.CORP}
+REPLICATES = 99
+
+
+def near(*expected):
+    """Sums in another order, of weights that are the same."""
+    return pytest.approx([float(value) for value in expected], abs=1e-9)
+
+
+def ends(line):
+    return [line.interval.low, line.interval.high]
+
+
+@pytest.mark.parametrize(
+    ("task", "n_errors", "n_scores"), [("binary", 18, 10), ("multiclass", 13, 8), ("multilabel", 9, 8)]
+)
+def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their_metrics(
+    task, n_errors, n_scores, monkeypatch
+):
+    monkeypatch.setattr(evidence, "_MOST_REPLICATES", REPLICATES)  # the same number for every line
+    preds, target = data(task)
+    report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
+    given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 5})
+    checked = Counter()
+    for line in report.lines:
+        name, *reduction = line.key.split("/")
+        of = {"reduction": reduction[0]} if reduction else {}
+        if line.key == "esce/classwise" and task == "multiclass":  # whose parts cancel
+            assert line.noise_floor is line.p_value is line.interval is None
+        elif name in ERRORS:
+            bins = {} if name in ("tce", "ks", "mcb") else {"n_bins": 5}
+            metric = ERRORS[name](**given, **bins, **of)
+            metric.update(preds, target)
+            found = metric.evidence(n_replicates=REPLICATES)
+            expected = near(found.value, found.noise_floor, found.p_value, found.low, found.high)
+            assert [line.value, line.noise_floor, line.p_value, *ends(line)] == expected, line.key
+            assert f"{line.name} " in str(line)
+            assert "(noise floor " in str(line)
+            checked["errors"] += 1
+        else:
+            assert line.noise_floor is line.p_value is None, line.key
+            assert line.interval is not None
+        if name in FUNCTIONS:
+            expected = tc.bootstrap(FUNCTIONS[name], preds, target, task=task, **of, n_replicates=199)
+            assert [line.value, *ends(line)] == near(expected.value, expected.low, expected.high), line.key
+            checked["scores"] += 1
+    assert checked == {"errors": n_errors, "scores": n_scores}
+
+
+def test_one_line_says_it_as_it_is_written_down():
+    line = Line("ece/top_label", "ECE", "top label", 0.021, "probability", 0, 0, "", "", 0.004, 0.0005)
+    score = Line("nll", "NLL", "scores", 0.6931472, "nats", 0, 1, "", "")
+    signed = {"name": "ESCE", "value": -0.0109, "p_value": 0.0123, "interval": (-0.0174, -0.0041)}
+    small = {"value": 0.00021, "noise_floor": 0.00018, "p_value": 0.41}
+    for of, change, words in (
+        (line, {"interval": (0.018, 0.024)}, "ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"),
+        (line, signed, "ESCE -0.0109 (noise floor 0.0040, 95 % -0.0174 to -0.0041, p = 0.012)"),
+        (line, small, "ECE 0.000210 (noise floor 0.000180, p = 0.41)"),
+        (score, {"interval": (0.61, float("inf"))}, "NLL 0.6931 (95 % 0.6100-inf)"),
+    ):
+        interval = LineInterval(*change["interval"]) if "interval" in change else None
+        assert str(replace(of, **{**change, "interval": interval})) == words
+
+
+def test_intervals_of_weights_ignored_rows_and_soft_targets():
+    preds, target = data("binary")
+    marked = torch.where(torch.arange(120) == 5, -1, target)
+    for labels, given in (
+        (marked, {"ignore_index": -1, "weights": torch.arange(120) % 3}),
+        ((target + 0.5) / 2, {}),
+    ):
+        line = tc.report(preds, labels, task="binary", with_calibration=False, **given).lines[1]
+        expected = tc.bootstrap(tc.nll, preds, labels, task="binary", n_replicates=199, **given)
+        assert ends(line) == near(expected.low, expected.high)
+
+
+def missing(report, name):
+    """Return the keys of lines that lack something, and the notes."""
+    return {line.key for line in report.lines if getattr(line, name) is None}, " ".join(report.notes)
+
+
+def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes_say_so(monkeypatch):
+    preds, target = data("multiclass")
+    given = {"task": "multiclass", "with_calibration": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(intervals, "MOST_EVENTS", 200)
+        patch.setattr(intervals, "MOST_IN_ORDER", 100)
+        keys, notes = missing(tc.report(preds, target, **given), "interval")
+        assert keys == {"dsc/top_label", "unc/top_label", "esce/classwise"}, "evidence has no such limit"
+        assert "There is no interval of DSC and UNC, top label, above 100 samples;" in notes
+        patch.setattr(evidence, "MOST_CELLS", 74)
+        patch.setattr(evidence, "MOST_IN_ORDER", 100)
+        report = tc.report(preds, target, **given)
+        floors, (keys, notes) = missing(report, "noise_floor")[0], missing(report, "interval")
+        assert {"ece/classwise", "mce/classwise", "rmsce_debiased/classwise"} <= keys - floors
+        assert "Errors over bins, class-wise, have no interval" in notes
+        assert "ks/top_label" in floors
+        assert "ace/top_label" not in floors
+        assert "There is no noise floor of KS, TCE and MCB, top label" in notes
+    monkeypatch.setattr(evidence, "_replicates", lambda affordable, at_least: at_least)
+    report = tc.report(preds, target, **given, with_intervals=False)
+    words = "Noise floor and p of errors over bins, class-wise, are from 39 replicates, so that p is at least 0.025"
+    assert words in " ".join(report.notes)
+    p_values = [line.p_value for line in report.lines if line.group == "class-wise" and line.p_value is not None]
+    assert min(p_values) >= 1 / 40
+
+
+def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fails_and_a_note_says_so(monkeypatch):
+    """Five copies of a sample of weight 2^51 are more than float64 counts, and in some replicate there are five."""
+    weights = torch.ones(120, dtype=torch.int64).index_fill(0, torch.tensor([3]), 2**51)
+    report = tc.report(*data("binary"), task="binary", weights=weights, with_calibration=False)
+    keys, notes = missing(report, "interval")
+    assert "nll" in keys
+    assert "Bootstrap intervals are left out: computing them failed with ValueError: `weights` must" in notes
+    monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
+    keys, notes = missing(tc.report(*data("binary"), task="binary"), "interval")
+    assert {"nll", "dsc/positive_class"} <= keys
+    assert not keys & {"ece/positive_class", "tce/positive_class", "mcb/positive_class"}, "that is of what was streamed"
+    assert "Bootstrap intervals are left out: " in notes
+
+
+def test_intervals_are_shown_in_the_terminal_and_leave_the_sentence_and_the_noise_floor_as_they_are(capsys):
+    pytest.importorskip("rich")
+    report, quick = (
+        tc.report(*data("binary"), task="binary", with_calibration=False, with_intervals=flag) for flag in (True, False)
+    )
+    assert (quick.sentence, quick.main_line) == (report.sentence, replace(report.main_line, interval=None))
+    assert not any(line.interval for line in quick.lines)
+    terminal.show(report)
+    shown, ece = capsys.readouterr().out, report.main_line
+    nll = next(line.interval for line in report.lines if line.key == "nll")
+    assert nll.low < report["nll"] < nll.high
+    assert f"{nll.low:.4g} to {nll.high:.4g}" in shown
+    assert f"ECE {ece.value:.4f} (noise floor {ece.noise_floor:.4f}, 95 % " in shown
+    assert f"{ece.noise_floor:.6f}" in shown

@@ -1,0 +1,368 @@
+"""A report of parts is the report of the whole: builders that add, their files, and `torchcalib merge`."""
+
+import io
+import json
+import zipfile
+from functools import cache, reduce
+from operator import add
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.each import check_each
+from helpers.reports import QUICK, QUICK_COMMAND
+from helpers.shards import add_to, assert_same, cut, data_set, shards
+
+import torchcalib as tc
+from torchcalib.cli import main
+from torchcalib.reporting import evidence, kept
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.saving import state_bytes
+
+SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
+
+
+@pytest.fixture(autouse=True)
+def few_replicates(monkeypatch):
+    """Enough to show that they are the same, and quick."""
+    monkeypatch.setattr(evidence, "_MOST_REPLICATES", 39)
+
+
+def builder_of(arrays, task, **settings):
+    builder = ReportBuilder(task=task, from_logits=True, **settings)
+    if len(arrays["targets"]):
+        add_to(builder, arrays)
+    return builder
+
+
+def through_a_file(builder, folder):
+    tc.save_report_state(builder, folder / "state.pt")
+    return tc.load_report_state(folder / "state.pt")
+
+
+def parts_of(arrays, task, folder, *ends, **settings):
+    return [through_a_file(builder_of(piece, task, **settings), folder) for piece in cut(arrays, *ends)]
+
+
+@pytest.mark.parametrize(
+    ("task", "n", "weights", "soft", "settings", "ends"),
+    [
+        # With calibrators and intervals, which depend on the order of rows; the first part has none.
+        ("multiclass", 60, "none", False, {}, (0, 11, 50)),
+        pytest.param("binary", 60, "none", False, {}, (0, 11, 50), marks=pytest.mark.extended),
+        pytest.param("multilabel", 60, "none", False, {}, (0, 11, 50), marks=pytest.mark.extended),
+        ("binary", 240, "real", False, SEVEN_BINS, (31, 100)),
+        ("multiclass", 240, "counts", False, SEVEN_BINS, (31, 100)),
+        ("multiclass", 240, "real", True, SEVEN_BINS, (31, 100)),
+        ("multilabel", 240, "counts", True, SEVEN_BINS, (31, 100)),
+    ],
+)
+def test_law_parts_through_files_are_the_whole(task, n, weights, soft, settings, ends, tmp_path):
+    arrays = data_set(task, n, weights, soft)
+    whole = builder_of(arrays, task, **settings).report().to_dict()
+    first, second, *rest = parts_of(arrays, task, tmp_path, *ends, **settings)
+    merged = through_a_file(first + second, tmp_path) + reduce(add, rest)
+    assert_same(merged.report().to_dict(), whole)
+    if not settings:
+        assert whole["calibration"] is not None
+        assert all(line["interval"] for line in whole["lines"] if line["key"] != "esce/classwise")
+
+
+def test_parts_whose_weights_are_counts_and_not_counts_have_no_order():
+    arrays = data_set("binary", 60, weights="counts")
+    arrays["weights"] = arrays["weights"].astype(float)
+    arrays["weights"][50] = 0.5
+    whole = builder_of(arrays, "binary", with_intervals=False).report().to_dict()
+    for end in (40, 55):
+        parts = [builder_of(piece, "binary", with_intervals=False) for piece in cut(arrays, end)]
+        assert_same((parts[0] + parts[1]).report().to_dict(), whole)
+    assert whole["settings"]["order_based"] == "left out"
+
+
+@pytest.mark.parametrize("task", ["binary", pytest.param("multilabel", marks=pytest.mark.extended)])
+def test_what_is_too_much_only_together_is_let_go_of_as_in_one(task, tmp_path, monkeypatch):
+    """The samples become a sketch, and are not kept for calibrators: in each part, in some of them, in none."""
+    arrays = data_set(task, weights="counts")
+    arrays["weights"] += 1  # samples of weight 0 would not be among those that are too many
+    n_events = arrays["targets"].size
+    for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
+        monkeypatch.setattr("torchcalib.reporting.bounded.MOST_SAMPLES", limit)
+        monkeypatch.setattr(kept, "MOST_SAMPLES", limit)
+        whole = builder_of(arrays, task, with_intervals=False).report().to_dict()
+        parts = parts_of(arrays, task, tmp_path, 10, 20, 200, with_intervals=False)
+        assert_same(reduce(add, parts).report().to_dict(), whole)
+        assert whole["settings"]["order_based"].startswith("exact" if limit == n_events else "sketch")
+        assert (whole["calibration"] is None) == (limit < n_events)
+        notes = [note for note in whole["notes"] if "replicates" not in note]
+        assert len(notes) == (limit < n_events) * 2  # on the sketch, on calibrators and intervals
+
+
+def test_a_sum_leaves_its_parts_as_they_are_and_nothing_is_counted_twice(tmp_path):
+    """A part again, a copy of it, or one beside a sum that has it in; but parts of equal content are two."""
+    arrays = data_set("binary", n=20)
+    parts = parts_of(arrays, "binary", tmp_path, 10, **QUICK)
+    before = [part.report().to_dict() for part in parts]
+    add_to(parts[0] + parts[1], data_set("binary", seed=1))
+    assert [part.report().to_dict() for part in parts] == before
+    whole = parts[0] + parts[1]
+    before = whole.report().to_dict()
+    for other in (parts[0], through_a_file(parts[0], tmp_path), through_a_file(whole, tmp_path), whole):
+        with pytest.raises(ValueError, match="that are here already"):
+            whole.merge(other)
+    assert whole.report().to_dict() == before
+    alike = [builder_of(arrays, "binary", **QUICK) for _ in range(2)]
+    assert (alike[0] + alike[1]).report().n == 40
+    empty = [through_a_file(builder_of(cut(arrays, 0)[0], "binary", **QUICK), tmp_path)] * 2
+    assert (empty[0] + empty[1] + alike[0]).report().n == 20
+
+
+def test_builders_that_differ_are_refused_and_nothing_is_added():
+    mine = builder_of(data_set("multiclass", n=60), "multiclass", **QUICK)
+    before = mine.report().to_dict()
+
+    def check(name):
+        value = {"task": "multilabel", "n_bins": 10, "ignore_index": -100}.get(name, name != "from_logits")
+        changes = {} if name == "classes" else {name: value}
+        other = ReportBuilder(**{"task": "multiclass", "from_logits": True, **QUICK, **changes})
+        width = 3 if name == "classes" else 4
+        labels = torch.zeros(3, 4, dtype=torch.int64) if name == "task" else torch.arange(3)
+        other.update(torch.full((3, width), 1 / width), labels)
+        found = "classes=3 beside classes=4" if name == "classes" else f"{name}={value!r} beside {name}="
+        with pytest.raises(ValueError, match=f"must be made with the same arguments, got {found}"):
+            mine.merge(other)
+
+    check_each(["task", "n_bins", "right", "from_logits", "ignore_index", "with_intervals", "classes"], check)
+    assert mine.report().to_dict() == before
+
+
+# Files that pretend to be states
+
+
+@cache
+def saved(task):
+    if task == "probabilities":
+        builder = tc.ReportBuilder(task="binary")
+        builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2)
+        return state_bytes(builder)
+    return state_bytes(builder_of(data_set(task, n=12, weights="counts"), task))
+
+
+def changed(*keys, to, task="multiclass", **options):
+    """Return a writer of a state with one change, found by its keys: a value, or what a function makes of it."""
+
+    def write(path):
+        state = holder = torch.load(io.BytesIO(saved(task)), weights_only=True)
+        state["kept"]["pieces"] = [list(piece) for piece in state["kept"]["pieces"]]
+        for folder in keys[:-1]:
+            holder = holder[folder]
+        holder[keys[-1]] = to(holder[keys[-1]]) if callable(to) else to
+        torch.save(state, path, **options)
+
+    return write
+
+
+CELLS = torch.ones(3, 2, dtype=torch.float64)
+
+
+def sketch(**parts):
+    """Return a writer of a state with cells in place of samples."""
+    sound = {"cells": CELLS, "places": torch.tensor([5, 9]), "has_labels": True}
+    return changed("samples", "positive_class", to={**sound, **parts}, task="binary")
+
+
+def kept_as(k, value):
+    return changed("kept", "pieces", 0, k, to=value)
+
+
+def sums(name, change, task="multiclass"):
+    return changed("metrics", name, to=change, task=task)
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("evil"),))
+
+
+def deflated(path):
+    """What unpacks to a thousand times its size."""
+    changed("kept", "pieces", to=[(torch.zeros(10**6, 4), torch.zeros(10**6, dtype=torch.int64), None)])(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+ONE_AXIS_MORE = [(torch.zeros(1, 12, 4), torch.zeros(1, 12, dtype=torch.int64), None)]
+HOSTILE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_bytes(b"hello" * 99),
+    "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
+    "objects": lambda path: torch.save({"format": Evil()}, path),
+    "old format": changed("version", to=5, _use_new_zipfile_serialization=False),
+    "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
+    "a tensor": lambda path: torch.save(torch.ones(3), path),
+    "other format": changed("format", to="other"),
+    "compressed": deflated,
+    "10^9 classes": changed("num_classes", to=10**9),
+    "classes of another kind": changed("num_classes", to=4.0),
+    "other classes": changed("num_classes", to=3),
+    "expanded": kept_as(0, torch.ones(1, 1).expand(10**9, 4)),
+    "laughs": changed("samples", to={"top_label": reduce(lambda value, _: [value, value], range(40), [])}),
+    "sparse": kept_as(0, torch.ones(12, 4).to_sparse()),
+    "settings": changed("settings", to={"task": "multiclass", "nonsense": 1}),
+    "bins": changed("settings", "n_bins", to=10**9),
+    "a bin more": changed("settings", "n_bins", to=16),
+    "task": changed("settings", "task", to="regression"),
+    "no metrics": changed("metrics", to=3),
+    "no sums": changed("metrics", to={}),
+    "sums": sums("NLL.sums", lambda sums: sums[:-1]),
+    "sums of another kind": sums("NLL.sums", [1, 2]),
+    "chunks": sums("sample of top_label.scores", lambda chunks: chunks * 2),
+    "probabilities": sums("sample of positive_class.scores", lambda chunks: [x + 2 for x in chunks], "probabilities"),
+    "outcomes": sums("sample of top_label.outcomes", lambda chunks: [chunk + 200 for chunk in chunks]),
+    "counts": sums("sample of top_label.weights", lambda chunks: [chunk - 9 for chunk in chunks]),
+    "labels out of range": kept_as(1, torch.full((12,), 2**40)),
+    "labels missing": kept_as(1, torch.zeros(5, dtype=torch.int64)),
+    "kept NaN": kept_as(0, torch.full((12, 4), torch.nan)),
+    "kept of other classes": kept_as(0, torch.zeros(12, 5)),
+    "kept too few": kept_as(0, torch.zeros(0, 4)),
+    "kept no tensors": kept_as(0, "text"),
+    "kept of one axis more": changed("kept", "pieces", to=ONE_AXIS_MORE),
+    "pieces": changed("kept", "pieces", to=7),
+    "kept nothing": changed("kept", to=None),
+    "flag": changed("kept", "has_shares", to=torch.tensor(True)),
+    "source": changed("source", to={"files": 3}),
+    "cells elsewhere": sketch(places=torch.tensor([5, 10**9])),
+    "cells twice": sketch(places=torch.tensor([5, 5])),
+    "cells of another shape": sketch(cells=CELLS[1:]),
+    "cells below 0": sketch(cells=-CELLS),
+    "cells of NaN": sketch(cells=CELLS * torch.nan),
+}
+
+
+def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = r"^`bad\.pt` must be a report state that torchcalib wrote to its end, got"
+
+    def check(case):
+        HOSTILE[case](tmp_path / "bad.pt")
+        with pytest.raises(ValueError, match=words) as e:
+            tc.load_report_state("bad.pt")
+        assert str(e.value).endswith("`save_report_state`.")
+        assert str(e.value).isprintable()
+        assert not Path("evil").exists()
+
+    check_each(HOSTILE, check)
+    changed("version", to=6)(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="`version` of a report state must be 5 for this torchcalib, got 6"):
+        tc.load_report_state(tmp_path / "new.pt")
+    with pytest.raises(FileNotFoundError):
+        tc.load_report_state(tmp_path / "none.pt")
+
+
+def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
+    for write_sound in (changed("version", to=5), changed("version", to=5, task="binary"), sketch()):
+        write_sound(tmp_path / "good.pt")
+        report = tc.load_report_state(tmp_path / "good.pt").report()
+        assert report.n == data_set(report.task, 12, "counts")["weights"].sum()
+
+
+# The command.
+
+
+def run(capsys, *arguments):
+    """Exit code, output, errors."""
+    code = main([*arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_command_merges_what_it_saved_into_the_report_of_one_run(folder, capsys):
+    arrays = data_set("multiclass", 120)
+    shards(folder, arrays, 0, 40, 45)
+    options = ["--no-intervals", "--out"]
+    code, one, _ = run(capsys, "report", "whole.npz", *options, "one", "--save-calibrator", "one.cal")
+    assert code == 0
+    for k, names in enumerate((["shard-0.npz", "shard-1.npz"], ["shard-2.npz"], ["shard-3.npz"])):
+        code, said, _ = run(capsys, "report", *names, "--no-intervals", "--save-state", f"part{k}.pt")
+        assert code == 0
+        assert "ECE" not in said, "without --out nothing is reported"
+    saved = ["--save-calibrator", "merged.cal", "--save-state", "all.pt"]
+    code, merged, _ = run(capsys, "merge", "part*.pt", "--out", "merged", *saved)
+    assert code == 0
+    names = ", ".join(f"shard-{k}.npz" for k in range(4))
+    expected = one.replace("whole.npz", names).replace("one/", "merged/").replace("one.cal", "merged.cal")
+    assert merged.startswith(expected)
+    reports = [json.loads(Path(name, "report.json").read_text()) for name in ("merged", "one")]
+    assert_same(*reports)
+    assert reports[0]["source"]["files"] == names.split(", ")
+    preds = torch.from_numpy(arrays["logits"])
+    cals = [tc.load_calibrator(name)(preds) for name in ("merged.cal", "one.cal")]
+    torch.testing.assert_close(*cals, rtol=1e-12, atol=1e-12)
+    code, again, _ = run(capsys, "merge", "all.pt", "--save-state", "again.pt")
+    assert code == 0
+    assert "saved the state of 120 rows: again.pt" in again
+    assert not list(folder.glob(".*")), "nothing is left half-written"
+
+
+def test_command_refuses_parts_that_do_not_belong_together(folder, capsys):
+    arrays = data_set("binary", n=20)
+    shards(folder, arrays, 10)
+    np.savez("double.npz", **{**arrays, "logits": arrays["logits"].astype(float)})
+    np.savez("votes.npz", **{**arrays, "targets": arrays["targets"] * 0.5})
+    for name in ("shard-0", "shard-1", "double", "votes"):
+        assert run(capsys, "report", f"{name}.npz", *QUICK_COMMAND, "--save-state", f"{name}.pt")[0] == 0
+    assert run(capsys, "report", "shard-1.npz", *QUICK_COMMAND, "--n-bins", "10", "--save-state", "bins.pt")[0] == 0
+    Path("copy.pt").write_bytes(Path("shard-0.pt").read_bytes())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def check(case):
+        code, out, err = run(capsys, "merge", "shard-0.pt", *case[:-1])
+        assert (code, out) == (2, "")
+        assert case[-1] in err
+        assert err.count("\n") == 1
+
+    check_each(
+        [
+            ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must be made with the same arguments"),
+            ("double.pt", "`double.npz` must be read as `shard-0.npz` is, got dtype='float64' and 'float32'."),
+            ("votes.pt", "`votes.npz` must be read as `shard-0.npz` is, got rows=('float32 ()', 'float64 ()')"),
+            ("shard-0.pt", "every part must be named once"),
+            ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: `other` must hold other predictions"),
+            ("none*.pt", "`none*.pt` must match at least one file, got none."),
+            ("none.pt", "No such file"),
+            ("shard-1.npz", "`shard-1.npz` must be a report state"),
+            ("shard-1.pt", "--save-state", "shard-0.pt", "`--save-state` must not be a file that is read"),
+            ("shard-1.pt", "--save-state", "nowhere/a.pt", "`--save-state` must be in a folder that exists"),
+            ("shard-1.pt", "--save-calibrator", "cal.pt", "with_calibration is False."),
+        ],
+        check,
+    )
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_command_expands_patterns_in_the_order_of_names(folder, capsys):
+    shards(folder, data_set("binary", n=40), 10, 20)
+    Path("shard-[1].npz").write_bytes(Path("shard-0.npz").read_bytes())
+    Path("deep/er").mkdir(parents=True)
+    Path("shard-2.npz").rename("deep/er/shard-10.npz")
+    for patterns, expected, words in (
+        (["**/shard-1*.npz", "shard-0.npz"], 0, "files        deep/er/shard-10.npz, shard-1.npz, shard-0.npz\n"),
+        (["shard-[1].npz"], 0, "files        shard-[1].npz\n"),
+        (["shard-[0-1].npz"], 0, "files        shard-0.npz, shard-1.npz\n"),
+        ([str(folder / "who*")], 0, f"files        {folder / 'whole.npz'}\n"),
+        (["who*", "none-*.npz"], 2, "`none-*.npz` must match at least one file, got none. Check the pattern"),
+        (["who*.npz", "whole.npz"], 2, "Every file must be named once"),
+    ):
+        code, *printed = run(capsys, "report", *patterns, *QUICK_COMMAND)
+        assert code == expected
+        assert words in printed[code > 0]

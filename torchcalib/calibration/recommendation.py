@@ -1,0 +1,135 @@
+"""Whether to calibrate, in words."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration.affine import DPCalibration, Temperature
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.cross_validation import CalibrationOptions
+from torchcalib.calibration.gain import Score, both_scores
+from torchcalib.core.arguments import Task
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do about the calibration of predictions.
+
+    Attributes:
+        text: a sentence or two.
+        score: the name of the score.
+        raw: the score of the predictions as they are.
+        rcl: gain of every calibrator that was tried in percent of `raw`, by its name.
+        best: name of the calibrator to add, or None.
+    """
+
+    text: str
+    score: str
+    raw: float
+    rcl: Mapping[str, float]
+    best: str | None
+
+
+_NAMES = {"Temperature": "temperature scaling", "DPCalibration": "DP calibration",
+          "HistogramBinning": "histogram binning", "Isotonic": "isotonic calibration"}  # fmt: skip
+_SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
+
+
+def recommend(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    score: Score = "nll",
+    calibrators: Sequence[Calibrator[Any]] = (Temperature(), DPCalibration()),
+    worthwhile: float = 5.0,
+    **options: Unpack[CalibrationOptions],
+) -> Recommendation:
+    """Say in words whether a calibration stage is worth adding, and which.
+
+    Args:
+        preds: of one series: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        target: see `calibration_loss`.
+        task: see `calibration_loss`.
+        score: see `calibration_loss`.
+        calibrators: what to try, the simplest first. A later one is preferred to an earlier one if it gains a tenth
+            more.
+        worthwhile: gain in percent from which a calibration stage is worth its trouble.
+        **options: see `calibration_loss`.
+
+    Returns:
+        A `Recommendation`.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Warns:
+        UserWarning: see `calibration_loss`.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> logits = torch.randn(1000, generator=generator)
+        >>> target = (torch.rand(1000, generator=generator) < logits.sigmoid()).long()
+        >>> recommend(3 * logits, target, task="binary", from_logits=True).text
+        'Calibration would cut NLL by 21.4 %: add temperature scaling; DP calibration gains 21.3 %.'
+    """
+    if not calibrators:
+        raise ValueError("`calibrators` must hold at least one calibrator, got none.")
+    gains: dict[str, float] = {}
+    raw = torch.tensor(torch.nan)
+    names = [name_of(calibrator) for calibrator in calibrators]
+    for name, calibrator in zip(names, calibrators, strict=True):
+        raw, after = both_scores(preds, target, task, score, calibrator, options)
+        if raw.dim():
+            raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Take one at a time.")
+        gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
+    return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
+
+
+def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthwhile: float = 5.0) -> Recommendation:
+    """Choose from gains in percent of the raw score, those of the simplest calibrator first."""
+    best, *others = gains
+    for name in others:
+        # What leaves the score infinite, or undefined, has gained nothing.
+        if math.isnan(gains[best]) or gains[name] > max(gains[best], 1.1 * gains[best]):
+            best = name if not math.isnan(gains[name]) else best
+    text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, best, worthwhile)
+    return Recommendation(text, score, raw, gains, best if gains[best] >= worthwhile else None)
+
+
+def _name_of_score(score: Score) -> str:
+    if isinstance(score, str):
+        return score
+    return getattr(getattr(score, "func", score), "__name__", "score")  # of a partial, that of its function
+
+
+def name_of(calibrator: Calibrator[Any]) -> str:
+    """Return what people call a calibrator."""
+    return _NAMES.get(type(calibrator).__name__, type(calibrator).__name__)
+
+
+def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, worthwhile: float) -> str:
+    gain = gains[best]
+    rest = "".join(f"; {name} {_gains(value)}" for name, value in gains.items() if name != best)
+    if gain >= worthwhile:
+        return f"Calibration would cut {score} by {gain:.1f} %: add {best}{rest}."
+    if gain > 0:
+        return f"Calibration would cut {score} by {gain:.1f} % only ({best}): leave the predictions as they are."
+    if math.isnan(raw):
+        return f"{score} is undefined, and with it what calibration would gain."
+    if raw == 0:
+        return f"{score} is 0: there is nothing to gain by calibration."
+    return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."
+
+
+def _gains(value: float) -> str:
+    if math.isfinite(value):
+        return f"gains {round(value, 1) + 0:.1f} %"  # + 0 turns -0 into 0
+    return "leaves it infinite" if math.isnan(value) else "makes it infinite"

@@ -1,0 +1,91 @@
+"""Fitted transforms to files, and back without knowing what they are."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcalib.calibration.affine import AffineTransform
+from torchcalib.calibration.calibrator import Transform
+from torchcalib.calibration.histogram import HistogramTransform
+from torchcalib.calibration.isotonic import IsotonicTransform
+from torchcalib.io.tensors import load_tensors
+from torchcalib.io.writing import write_whole
+
+CHECKPOINT_KEY = "torchcalib_calibrator"
+"""Where a checkpoint of a training holds the `state_dict` of a calibrator."""
+
+_KINDS: dict[str, type[Transform]] = {
+    kind.__name__: kind for kind in (AffineTransform, HistogramTransform, IsotonicTransform)
+}
+
+
+def save_calibrator(transform: Transform, path: str | Path) -> None:
+    """Write the `state_dict` of a fitted calibrator to a file, which is there whole or not at all.
+
+    `load_calibrator` reads it, as does `torch.load(path, weights_only=True)`, for `load_state_dict`.
+
+    Args:
+        transform: what `Calibrator.fit` returned.
+        path: the file; one of the same name is replaced.
+
+    Raises:
+        TypeError: `transform` is not one.
+        OSError: the file cannot be written.
+    """
+    if type(transform) not in _KINDS.values():
+        raise TypeError(f"`transform` must be a fitted calibrator, got {type(transform).__name__}. Call fit() first.")
+    content = io.BytesIO()
+    torch.save(transform.state_dict(), content)
+    write_whole(Path(path), content.getvalue())
+
+
+def load_calibrator(path: str | Path) -> Transform:
+    """Read a fitted calibrator from a file that `save_calibrator` or `torchcalib report --save-calibrator` wrote.
+
+    A checkpoint of Lightning is such a file too, if `torchcalib.CalibrationMonitor(calibrate=...)` was there when it
+    was saved, and if it holds nothing but tensors and plain Python values otherwise.
+
+    Args:
+        path: the file, which is read without running anything that it holds.
+
+    Returns:
+        The `Transform`, on the CPU: a module that takes predictions of the kind it was fitted to and returns calibrated
+        ones of the same kind.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else.
+
+    Example:
+        >>> import tempfile
+        >>> from torchcalib import DPCalibration
+        >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
+        >>> transform = DPCalibration().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_calibrator(transform, f"{folder}/cal.pt")
+        ...     loaded = load_calibrator(f"{folder}/cal.pt")
+        >>> bool((loaded(preds) == transform(preds)).all())
+        True
+    """
+    with Path(path).open("rb"):  # an OSError tells more than what follows would
+        pass
+    try:
+        saved = load_tensors(path)
+        transform = transform_of(saved.get(CHECKPOINT_KEY, saved))
+    # A file of another kind fails in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
+    except Exception as error:
+        raise ValueError(
+            f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which holds something else "
+            f"({type(error).__name__}). Fit and save the calibrator again."
+        ) from error
+    return transform
+
+
+def transform_of(state: Mapping[str, Any]) -> Transform:
+    """Return the fitted calibrator of a `state_dict`."""
+    transform = _KINDS[state["_extra_state"]["kind"]]()
+    transform.load_state_dict(state)
+    return transform

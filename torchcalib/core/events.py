@@ -1,0 +1,274 @@
+"""`Predictions` to `Events`: what is claimed with which confidence, and whether it came true.
+
+A reduction adds an axis or takes one away, never a branch further up: class-wise values come from the code of the
+scalar, with classes as one more batch axis.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task, check_count, check_flag, check_task
+from torchcalib.core.predictions import Predictions
+from torchcalib.ops import logs
+from torchcalib.ops.log_odds import log_odds
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The k most probable classes of a row as one claim: with which confidence is the true class among them.
+
+    A reduction of multi-class predictions, wherever one is asked for: `reduction=TopK(5)`. The confidence is the sum of
+    the k largest probabilities, the outcome whether the true class is one of those classes (of soft targets: its share
+    of the votes). Where probabilities tie for the k-th place, the first classes are in. `TopK(1)` is "top_label"; with
+    k = C the confidence is 1, and so is the outcome.
+
+    Attributes:
+        k: how many classes, at most C.
+        only: claim the k-th most probable class alone, rather than one of the first k.
+
+    Source:
+        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r, and with `only`
+        r-th top-label calibration.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib import ece
+        >>> preds = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
+        >>> ece(preds, torch.tensor([1, 0]), task="multiclass", reduction=TopK(2))
+        tensor(0.1500)
+    """
+
+    k: int
+    only: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k)
+        check_flag("only", self.only)
+
+
+NamedReduction = Literal["positive_class", "top_label", "classwise"]
+Reduction = NamedReduction | TopK
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Claims with a confidence each, and their outcomes.
+
+    Attributes:
+        confidence: probability in [0, 1] given to the event, `(..., N)`.
+        outcome: 1 if it came true, 0 if not; a share of votes for soft targets. `(..., N)`, of any real dtype.
+        weights: broadcastable to `confidence`, or None for all ones. 0 marks a row that is left out.
+        ecd: entropic calibration difference of the claim, in nats `(..., N)`; None unless asked for.
+        complement: 1 - `confidence`, exact where `confidence` rounds to 1; None unless asked for.
+    """
+
+    confidence: Tensor
+    outcome: Tensor
+    weights: Tensor | None
+    ecd: Tensor | None = None
+    complement: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Events":
+        """Return events with `function` applied to every tensor."""
+        parts = (self.confidence, self.outcome, self.weights, self.ecd, self.complement)
+        return Events(*(None if part is None else function(part) for part in parts))  # type: ignore[arg-type]
+
+
+def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
+    """P(y=1) and y, for every sample (multi-label: of every label, `(..., L, N)`)."""
+    # Columns as they were given: who sums them widens, one by one.
+    confidence = p.probs if p.from_logits else p.given.to(p.dtype)
+    return Events(confidence, p.given_target, p.weights, p.ecd if with_ecd else None)
+
+
+def top_label(p: Predictions, with_ecd: bool = False) -> Events:
+    """max_k q_k and whether that class is the true one; the first maximum on ties.
+
+    With soft targets the outcome is the share of votes for the class. The ECD is that of the whole prediction.
+    """
+    if p.task == "multiclass" and p.soft:
+        top = p.values.argmax(-1, keepdim=True)
+        confidence, outcome = p.probs.gather(-1, top).squeeze(-1), p.target.gather(-1, top).squeeze(-1)
+        outcome = outcome.to(confidence.dtype)
+    elif p.task == "multiclass":
+        confidence = p.rows.confidence
+        outcome = p.target == p.rows.top
+    else:
+        confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.predicts_one, p.values, p.not_probs)
+        outcome = torch.where(p.predicts_one, p.target, 1 - p.target)
+    return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
+
+
+_PIECE = 2**22  # entries of rows that are compared at a time
+
+
+def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
+    """What the k most probable classes have together, and whether the true class is one of them; see `TopK`.
+
+    The ECD is that of the whole prediction.
+    """
+    k = which.k
+    _check_k(p, which)
+    largest = p.values.topk(k, -1).values
+    if p.from_logits and p.soft:
+        mass = p.probs.topk(k, -1).values
+    elif p.from_logits:  # p.rows has read the rows: what it says of the first is carried over to the others
+        mass = p.rows.confidence.unsqueeze(-1) * (largest - largest[..., :1]).to(p.rows.confidence.dtype).exp()
+    else:
+        mass = largest.to(logs.wide_dtype(largest.device))
+    if which.only:
+        confidence = mass[..., -1]
+    elif k == p.num_classes:  # whatever their sum has been rounded to
+        confidence = 1 + mass[..., :0].sum(-1)
+    else:
+        confidence = mass.sum(-1).clamp(max=1)
+    return Events(confidence, _votes_for(p, largest, which), p.weights, p.ecd if with_ecd else None)
+
+
+def _check_k(p: Predictions, which: TopK) -> None:
+    if which.k > p.num_classes:
+        raise ValueError(f"`reduction` must be TopK of at most the {p.num_classes} classes, got {which}.")
+
+
+def _votes_for(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
+    """Whether the true class is among the k (or is the k-th alone), or its share of votes, `(..., N)`."""
+    values, first = p.values.detach(), which.k - 1 if which.only else 0
+    if not p.soft:
+        place = _place_of(values, p.target)
+        return (place >= first) & (place < which.k)
+    last = largest.detach()[..., -1:]
+    ties = (values == last).to(torch.int32).cumsum(-1) + (values > last).sum(-1, keepdim=True)  # place, from 1
+    chosen = (values == last) & (ties == which.k)
+    if not which.only:
+        chosen = (values > last) | ((values == last) & (ties <= which.k))
+    return p.target.masked_fill(~chosen, 0).sum(-1)
+
+
+def _place_of(values: Tensor, target: Tensor) -> Tensor:
+    """Return how many classes come before the one of the label: larger ones, and equal ones that stand before it."""
+    rows = max(1, _PIECE // max(1, values.shape[-1]))
+    classes = torch.arange(values.shape[-1], device=values.device)
+    places = []
+    for some, labels in zip(torch.split(values, rows, -2), torch.split(target.unsqueeze(-1), rows, -2), strict=True):
+        own = some.gather(-1, labels)
+        places.append(((some > own) | ((some == own) & (classes < labels))).sum(-1))
+    return torch.cat(places, -1)
+
+
+def classwise(p: Predictions, with_ecd: bool = False) -> Events:
+    """q_k and 1[h = k] for every class k (multi-label: every label), as `(..., C, N)`: one against the rest."""
+    if p.task == "multilabel":
+        return positive_class(p, with_ecd)
+    one_hot = p.target if p.soft else _one_hot(p.target, p.num_classes, p.dtype)
+    ecd = None
+    if with_ecd:
+        log_q, log_rest = logs.one_vs_rest_log_probs(p.probs, p.log_probs.to(p.probs.dtype))
+        ecd = logs.binary_neg_entropy(log_q, log_rest) + logs.binary_cross_entropy(log_q, log_rest, one_hot)
+        ecd = ecd.transpose(-1, -2)
+    weights = None if p.weights is None else p.weights.unsqueeze(-2)
+    return Events(p.probs.transpose(-1, -2), one_hot.transpose(-1, -2), weights, ecd)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Claims by the number that puts them in order.
+
+    Attributes:
+        score: probability of the event, or with `from_logits` its log-odds, which do not saturate. `(..., N)`, in the
+            narrowest dtype that holds it as it was given; log-odds of classes are float64.
+        outcome: uint8 labels, or shares of votes in the dtype of `score`. `(..., N)`.
+        from_logits: whether `score` is log-odds.
+    """
+
+    score: Tensor
+    outcome: Tensor
+    from_logits: bool
+
+
+def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
+    """Return the scores and outcomes of events for rank-based metrics. `reduction` comes from `resolve_reduction`.
+
+    Logits become log-odds: binary and multi-label logits are log-odds already, those of classes are computed in
+    float64. Probabilities stay probabilities.
+    """
+    if p.task == "multiclass" and p.from_logits:
+        score, outcome = _log_odds_of_classes(p, reduction)
+    elif p.task == "multiclass" and reduction == "classwise":
+        score, outcome = p.probs.transpose(-1, -2), _outcomes_of_classes(p)
+    elif p.task == "multiclass" or (reduction == "top_label" and not p.from_logits):
+        events = reduce_to_events(p, reduction)
+        score, outcome = events.confidence, events.outcome
+    elif reduction == "top_label":
+        score, outcome = p.values.abs().to(p.dtype), top_label(p).outcome
+    else:
+        score, outcome = p.given.to(p.dtype), p.given_target
+    return Scores(score, outcome.to(torch.uint8 if p.hard else score.dtype), p.from_logits)
+
+
+def _log_odds_of_classes(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor]:
+    """Return log-odds and outcomes of the events of multi-class logits."""
+    if reduction == "classwise":
+        return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
+    which = reduction if isinstance(reduction, TopK) else TopK(1)
+    _check_k(p, which)
+    if which.k == 1:
+        top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
+        outcome = p.target.gather(-1, top).squeeze(-1) if p.soft else p.target == top.squeeze(-1)
+        return log_odds(p.given, top), outcome
+    largest = p.values.detach().topk(which.k, -1)
+    members = largest.indices[..., -1:] if which.only else largest.indices
+    return log_odds(p.given, members), _votes_for(p, largest.values, which)
+
+
+def _outcomes_of_classes(p: Predictions) -> Tensor:
+    """Return whether each class is the true one, or its share of votes, `(..., C, N)`."""
+    if p.soft:
+        return p.target.transpose(-1, -2)
+    return p.target.unsqueeze(-2) == torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
+
+
+def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    classes = torch.arange(num_classes, device=target.device)
+    return (target.unsqueeze(-1) == classes).to(dtype)
+
+
+_REDUCTIONS: dict[Task, dict[NamedReduction, Callable[[Predictions, bool], Events]]] = {
+    "binary": {"positive_class": positive_class, "top_label": top_label},
+    "multiclass": {"top_label": top_label, "classwise": classwise},
+    "multilabel": {"classwise": classwise},
+}
+
+
+def reductions_of(task: Task) -> tuple[NamedReduction, ...]:
+    """Return the reductions that a task offers by name, the usual one first."""
+    return tuple(_REDUCTIONS[task])
+
+
+def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
+    """Return the reduction asked for, or the task's usual one (its first) for None; raise if the task has no such."""
+    check_task(task)
+    offered = _REDUCTIONS[task]
+    if reduction is None:
+        return next(iter(offered))
+    if isinstance(reduction, TopK) and task == "multiclass":
+        return reduction
+    if reduction not in offered:
+        names = ", ".join(map(repr, offered)) + (" or TopK(k)" if task == "multiclass" else "")
+        raise ValueError(f"`reduction` must be one of {names} for task={task!r}, got {reduction!r}.")
+    return reduction
+
+
+def n_events(p: Predictions, reduction: Reduction) -> int:
+    """Return how many events a reduction makes of the samples."""
+    return p.given.numel() if reduction == "classwise" else p.samples.numel()
+
+
+def reduce_to_events(p: Predictions, reduction: Reduction, with_ecd: bool = False) -> Events:
+    """Apply a reduction that `resolve_reduction` has let through."""
+    if isinstance(reduction, TopK):
+        return top_k(p, reduction, with_ecd)
+    return _REDUCTIONS[p.task][reduction](p, with_ecd)

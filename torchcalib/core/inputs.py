@@ -1,0 +1,450 @@
+"""How raw tensors are read."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import (
+    InputOptions,
+    NanPolicy,
+    Task,
+    check_choice,
+    check_count,
+    check_flag,
+    check_positive_classes,
+    check_task,
+    is_int,
+)
+from torchcalib.core.checks import (
+    SUM_TOLERANCE,
+    Rules,
+    keeps,
+    label_rules,
+    logit_rules,
+    missing_rows,
+    probability_rules,
+    row_rules,
+    settle,
+    shares_of_votes,
+    vote_rules,
+    weight_rules,
+)
+from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.ops.host_values import look
+from torchcalib.ops.logs import wide_dtype
+
+_OPTIONS = frozenset(InputOptions.__annotations__)
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """How raw tensors are to be read: the options of `InputOptions` but `weights`, and what the metric demands.
+
+    Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; given, never inferred from the values.
+        num_classes: C (or L) that `preds` must have; None accepts any.
+        hard_targets: whether `target` must be integer or bool labels.
+        whole_weights: whether `weights` must be counts of copies.
+        least_votes: how many votes must be known to stand behind every target: 0 where shares will do, 1 for labels or
+            counts of votes, 2 for counts alone.
+    """
+
+    task: Task
+    from_logits: bool = False
+    ignore_index: int | None = None
+    class_axis: int = -1
+    num_classes: int | None = None
+    validate_args: bool = True
+    hard_targets: bool = False
+    whole_weights: bool = False
+    positive_classes: Sequence[int] | None = None
+    nan_policy: NanPolicy = "raise"
+    least_votes: int = 0
+    _alike: dict[bool, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_task(self.task)
+        if self.positive_classes is not None:
+            object.__setattr__(self, "positive_classes", check_positive_classes(self.task, self.positive_classes))
+        check_flag("from_logits", self.from_logits)
+        check_flag("validate_args", self.validate_args)
+        check_choice("nan_policy", self.nan_policy, get_args(NanPolicy))
+        if not (self.ignore_index is None or is_int(self.ignore_index)):
+            raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
+        if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
+            raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {self.ignore_index}.")
+        if not is_int(self.class_axis):
+            raise TypeError(f"`class_axis` must be an int, got {self.class_axis!r}.")
+        if self.num_classes is not None:
+            check_count("num_classes", self.num_classes, at_least=1 if self.task == "multilabel" else 2)
+
+    def read(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        batch_shape: tuple[int, ...] | None = None,
+        drop_invalid: bool = False,
+        wait: bool = True,
+    ) -> Predictions:
+        """Check and convert one batch of input.
+
+        Args:
+            preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; floating.
+            target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`;
+                or counts of votes, see `counts_votes`.
+            weights: `(..., N)`, or for R replicates `(R, ..., N)`; none of the latter with a `batch_shape`.
+            batch_shape: None keeps leading axes as a batch. A tuple names the leading axes to keep apart; all others
+                but the class axis are samples and are flattened.
+            drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
+            wait: where False, bad rows get NaN weights instead of raising, without waiting for the device.
+
+        Raises:
+            TypeError: for a wrong dtype or a thing that is no tensor.
+            ValueError: for a wrong shape or a bad value.
+        """
+        self.check(preds, target, weights)
+        preds, target, n_votes, weights = self._shaped(preds, target, weights, batch_shape)
+
+        wide = wide_dtype(preds.device)
+        weighted, hard = weights is not None, not target.is_floating_point()
+        copies = weights is None or not weights.is_floating_point()
+        dtype = torch.promote_types(preds.dtype, torch.float32)
+        target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
+        # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
+        if n_votes is None:
+            target = target.long() if hard else target.to(dtype)
+        ignored = None if self.ignore_index is None else target == self.ignore_index
+        rules: list[Rules] = []
+        if weights is not None:
+            weights = weights.to(wide)
+            rules.append(weight_rules(weights, self.whole_weights))
+        if ignored is not None:
+            ones = torch.ones((), dtype=wide, device=preds.device)
+            weights = torch.where(ignored, 0.0, ones if weights is None else weights)
+
+        samples = preds.dim() - (self.task == "multiclass")
+        absent = None if weights is None else in_all_replicates(weights == 0, samples)
+        if absent is not None and hard:  # an absent row's label must not index anything
+            target = target.masked_fill(absent, 0)
+        tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
+        p = Predictions(
+            self.task,
+            self.from_logits,
+            preds,
+            target,
+            weights,
+            dtype,
+            None,
+            weighted,
+            hard,
+            tolerance,
+            n_votes=n_votes,
+            copies=copies,
+            absent=absent,
+        )
+        if self.nan_policy == "drop":
+            p = self._complete(p, absent, target_tolerance, wait and not drop_invalid)
+            weights = p.weights
+            absent = None if weights is None else in_all_replicates(weights == 0, samples)
+        if self.validate_args:
+            rules += self._value_rules(p, target_tolerance)
+        weights, broken = settle(rules, weights, absent, drop_invalid, wide, wait)
+        p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
+        return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
+
+    def with_missing_marked(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the same input with what is missing in one way: NaN predictions, and no weight.
+
+        For those who look at targets and weights themselves: soft targets of missing rows are 0, and so are weights of
+        rows of which nothing is left. Waits for the device, under "drop" alone; under "raise" all is as it was.
+
+        Raises:
+            TypeError, ValueError: as `read` does for anything but values.
+        """
+        if self.nan_policy == "raise":
+            return preds, target, weights
+        self.check(preds, target, weights)
+        self._shaped(preds, target, weights, None)
+        per_class, soft = self.task == "multiclass", target.is_floating_point()  # counts of votes hold nothing missing
+        missing = self.missing_in(preds, target)
+        if not bool(missing.any()):
+            return preds, target, weights
+        entries = missing.unsqueeze(self.class_axis) if per_class else missing
+        if soft:
+            ignored = torch.zeros_like(missing) if self.ignore_index is None else target == self.ignore_index
+            preds = preds.masked_fill(entries, torch.nan)
+            target = target.masked_fill(entries if per_class else entries & ~ignored, 0)
+        if weights is not None:
+            weights = weights.masked_fill(missing.all(self.class_axis) if self.task == "multilabel" else missing, 0)
+        return preds, target, weights
+
+    def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
+
+        Returns:
+            A mask of the shape of labels: that of `preds`, but for the class axis of multi-class input.
+        """
+        per_class = self.task == "multiclass"
+        no_vote = self.votes_in(target)[1] == 0 if self.counts_votes(preds, target) else None
+        if per_class:
+            preds = preds.movedim(self.class_axis, -1)
+            target = target.movedim(self.class_axis, -1) if target.is_floating_point() else target
+        missing = missing_rows(preds, target, self.from_logits, per_class)
+        return missing if no_vote is None else missing | no_vote
+
+    def counts_votes(self, preds: Tensor, target: Tensor) -> bool:
+        """Whether `target` is counts of votes: integers with an axis that labels lack.
+
+        Multi-class that of classes, `(..., N, C)`; else a last one, of votes for no and for yes: binary `(..., N, 2)`,
+        multi-label `(..., N, L, 2)`.
+        """
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            return False
+        if self.task == "multiclass":
+            return target.shape == preds.shape and self._has_class_axis(preds) and preds.shape[self.class_axis] > 1
+        return target.shape == (*preds.shape, 2)
+
+    def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Read counts of votes as soft targets and the number of votes behind each; see `counts_votes`."""
+        shares, n_votes = shares_of_votes(target, self.class_axis if self.task == "multiclass" else -1)
+        return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
+
+    def _has_class_axis(self, preds: Tensor) -> bool:
+        return -preds.dim() <= self.class_axis < preds.dim()
+
+    def samples_of(self, preds: Tensor) -> tuple[int, ...]:
+        """Return the shape of the samples of predictions that have been read, which have a class axis or need none."""
+        shape = list(preds.shape)
+        if self.task != "binary":
+            del shape[self.class_axis]
+        return tuple(shape)
+
+    @property
+    def read_as(self) -> Task:
+        """The task that predictions are one of once they are read: binary for a set of classes against the rest."""
+        return self.task if self.positive_classes is None else "binary"
+
+    def shareable(self, weights: Tensor | None) -> "InputFormat":
+        """Return the format without what it demands of input: two that are equal here read alike."""
+        demands_whole = self.whole_weights and weights is not None
+        if demands_whole not in self._alike:
+            votes = self.least_votes if self.least_votes > 1 else 0  # a target that has too few is told by its values
+            alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes)
+            self._alike[demands_whole] = alike
+        return self._alike[demands_whole]
+
+    def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
+        """Check types, dtypes, devices and what the metric demands, but no values; `read` does so first."""
+        named = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
+        for name, tensor in named.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}. Convert it with torch.as_tensor."
+                )
+            if tensor.layout != torch.strided:
+                raise TypeError(f"`{name}` must be a dense tensor, got layout {tensor.layout}. Call .to_dense() on it.")
+            if tensor.is_complex():
+                raise TypeError(f"`{name}` must be real, got {tensor.dtype}.")
+            if tensor.device != preds.device:
+                raise ValueError(
+                    f"`{name}` must be on the device of `preds` ({preds.device}), got {tensor.device}. "
+                    f"Move it with {name}.to(preds.device)."
+                )
+        if preds.dtype not in SUM_TOLERANCE:
+            raise TypeError(
+                f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
+                "Pass probabilities or logits; hard decisions carry no confidence."
+            )
+        if self.num_classes is not None and preds.dim() and self._has_class_axis(preds):
+            n_classes = preds.shape[self.class_axis]
+            if self.task != "binary" and n_classes != self.num_classes:
+                raise ValueError(
+                    f"`preds` must have {self.num_classes} entries on its class axis ({self.class_axis}), got shape "
+                    f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
+                )
+        voted = self.counts_votes(preds, target)
+        if self.hard_targets and (target.is_floating_point() or voted):
+            found = f"counts of votes {tuple(target.shape)}" if voted else f"{target.dtype}"
+            raise TypeError(
+                f"`target` must be integer labels where labels are counted (`priors`, tests, isotonic blocks), got "
+                f"{found}: a soft target belongs to no single class. Convert 0/1 targets with target.long(); "
+                "repeat voted samples once per class, weighted."
+            )
+        if (self.least_votes and target.is_floating_point()) or (self.least_votes > 1 and not voted):
+            axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)}, of no and yes,"
+            raise TypeError(
+                f"`target` must be counts of votes, integers {axes} where the noise of few votes is accounted for, got "
+                f"{target.dtype} {tuple(target.shape)}. Pass vote counts: of a share alone nobody knows how many stand "
+                "behind it."
+            )
+
+    def _shaped(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None, batch_shape: tuple[int, ...] | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked.
+
+        Returns:
+            Predictions, targets, of counts of votes as shares, their numbers or None, and weights.
+        """
+        has_classes = self.task != "binary"
+        n_votes = None
+        if self.counts_votes(preds, target):
+            target, n_votes = self.votes_in(target)
+        if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
+            raise ValueError(
+                f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, "
+                f"got shape {tuple(preds.shape)}. Add the missing axis with unsqueeze."
+            )
+        if n_votes is not None and self.ignore_index is not None:
+            raise ValueError(
+                f"`ignore_index` must be None for counts of votes, got {self.ignore_index}. "
+                "Give the rows to drop weight 0."
+            )
+        soft = False
+        if has_classes:
+            if not self._has_class_axis(preds):
+                raise ValueError(
+                    f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.class_axis}."
+                )
+            soft = self._check_class_shapes(preds, target)
+            n_classes = preds.shape[self.class_axis]
+            chosen = self.positive_classes
+            if chosen is not None and (max(chosen) >= n_classes or len(chosen) == n_classes):
+                raise ValueError(
+                    f"`positive_classes` must be some but not all of the {n_classes} classes, got {list(chosen)}."
+                )
+        elif target.shape != preds.shape:
+            raise ValueError(
+                f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
+                f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'; votes are "
+                f"{(*preds.shape, 2)}, of no and yes."
+            )
+        samples = preds.shape
+        if has_classes:
+            axis = self.class_axis % preds.dim()
+            samples = preds.shape[:axis] + preds.shape[axis + 1 :]
+        if weights is not None:
+            replicates = max(0, weights.dim() - len(samples)) if batch_shape is None else 0
+            if weights.shape[replicates:] != samples:
+                raise ValueError(
+                    f"`weights` must have one value per sample, shape {tuple(samples)}, got {tuple(weights.shape)}."
+                )
+        flat = samples
+        if batch_shape is not None:
+            if samples[: len(batch_shape)] != batch_shape:
+                raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
+            flat = torch.Size((*batch_shape, math.prod(samples[len(batch_shape) :])))
+        labels = self.task == "multilabel"
+
+        def arranged(x: Tensor, with_classes: bool) -> Tensor:
+            if with_classes and self.class_axis not in (-1, x.dim() - 1):
+                x = x.movedim(self.class_axis, -1)
+            if flat != samples:
+                x = x.reshape(flat + x.shape[-1:] if with_classes else flat)
+            return x.transpose(-1, -2) if with_classes and labels else x
+
+        preds, target = arranged(preds, has_classes), arranged(target, soft)
+        n_votes = None if n_votes is None else arranged(n_votes, labels)
+        weights = None if weights is None else arranged(weights, False)
+        return preds, target, n_votes, weights.unsqueeze(-2) if weights is not None and labels else weights
+
+    def _check_class_shapes(self, preds: Tensor, target: Tensor) -> bool:
+        """Check C and the shape of `target`; return whether `target` has the class axis too."""
+        what = "L" if self.task == "multilabel" else "C"
+        n_classes = preds.shape[self.class_axis]
+        if n_classes < 2 and self.task == "multiclass":
+            raise ValueError(
+                f"`preds` must have at least 2 classes, got shape {tuple(preds.shape)}. "
+                "Pass P(y=1) without the class axis and task='binary'."
+            )
+        axis = self.class_axis % preds.dim()
+        labels = preds.shape[:axis] + preds.shape[axis + 1 :]
+        if self.task == "multiclass" and target.shape == labels:
+            if target.is_floating_point():
+                raise TypeError(
+                    f"`target` must be integer class indices when it has no class axis, got {target.dtype}. "
+                    "Convert it with target.long()."
+                )
+            return False
+        if target.shape != preds.shape:
+            expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
+            votes = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
+            raise ValueError(
+                f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
+                f"{self.class_axis}, got {tuple(target.shape)}. For class-first input (N, {what}, ...) pass "
+                f"class_axis=1; votes are {votes}."
+            )
+        if self.task == "multiclass":
+            if not target.is_floating_point():
+                raise TypeError(
+                    f"`target` with a class axis must be integer (counts of votes) or floating (soft targets), got "
+                    f"{target.dtype}. Pass target.argmax(class_axis) for one-hot labels, or target.long() for votes."
+                )
+            if self.ignore_index is not None:
+                raise ValueError(
+                    f"`ignore_index` must be None for soft multi-class targets, got {self.ignore_index}. "
+                    "Give the rows to drop weight 0."
+                )
+        return True
+
+    def _complete(self, p: Predictions, absent: Tensor | None, target_tolerance: float, wait: bool) -> Predictions:
+        """Return predictions without the rows that are missing, in themselves or in their soft targets."""
+        # Where values can be looked at, rows that keep the rules are none of these, and are not looked at once more.
+        if wait and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
+            return p
+        missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
+        if p.n_votes is not None:
+            missing = missing | (p.n_votes == 0)
+        if absent is not None:
+            missing = missing & ~absent
+        return p if wait and look(missing.any()) is False else p.without_missing(missing)
+
+    def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
+        """Every rule on values."""
+        per_class = self.task == "multiclass"
+        if self.from_logits:
+            of_preds = logit_rules(p.given, per_class)
+        else:
+            of_preds = probability_rules("preds", p.given, per_class, p.sum_tolerance)
+        if per_class and p.hard:
+            return [row_rules(p.rows.log_prob, of_preds, p.given_target, p.num_classes)]
+        if p.n_votes is not None:
+            return [of_preds, vote_rules(p.n_votes, max(1, self.least_votes))]
+        if not p.hard:
+            return [of_preds, probability_rules("target", p.given_target, per_class, target_tolerance)]
+        return [of_preds, label_rules(p.given_target, p.num_classes)]
+
+
+def check_option_names(options: Mapping[str, Any]) -> None:
+    """Raise unless all options are those of `InputOptions`."""
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown:
+        raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
+
+
+def read_input(
+    task: Task,
+    preds: Tensor,
+    target: Tensor,
+    options: Mapping[str, Any],
+    *,
+    hard_targets: bool = False,
+    whole_weights: bool = False,
+    least_votes: int = 0,
+    wait: bool = True,
+) -> Predictions:
+    """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
+    check_option_names(options)
+    named = {name: value for name, value in options.items() if name != "weights"}
+    reading = InputFormat(
+        task, hard_targets=hard_targets, whole_weights=whole_weights, least_votes=least_votes, **named
+    )
+    return reading.read(preds, target, options.get("weights"), wait=wait)

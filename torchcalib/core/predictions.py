@@ -1,0 +1,315 @@
+"""Predictions in canonical form, and what their rows yield."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task
+from torchcalib.ops import logs, softmax_stats
+from torchcalib.ops.log_odds import log_ratio
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.once import once
+from torchcalib.ops.softmax_stats import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Checked predictions in canonical form. Made by `InputFormat.read`.
+
+    Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        from_logits: whether `values` are logits.
+        given: multi-class `(..., N, C)`, binary `(..., N)` and multi-label `(..., L, N)`, which is binary with the
+            labels as one more batch axis; of the dtype it was given in.
+        given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or P(y=1) of the
+            observation, of the shape of `given`.
+        weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
+            left out, whose values mean nothing. Or `(R, ..., N)`, with any number of axes in front: the same rows,
+            weighed in R ways. Whatever is read of them has these axes in front too.
+        dtype: what results are given in: that of the input, and at least float32.
+        weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
+        hard: whether the targets were given as labels.
+        copies: whether weights are numbers of copies, which those of an integer dtype are; floating ones say how much a
+            row matters.
+        n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
+        n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
+        groups: which group every sample belongs to, int64 `(..., N)`, broadcastable to `target`; None for no groups.
+        sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
+        n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
+            sums' dtype; None where targets were not counts of votes.
+        absent: rows whose weight is 0 in all replicates `(..., N)`; None without weights.
+        rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in the dtype of sums. None if
+            P(y=0) is 1 - P(y=1).
+        computed: row quantities that were asked for, so that each is computed once.
+    """
+
+    task: Task
+    from_logits: bool
+    given: Tensor
+    given_target: Tensor
+    weights: Tensor | None
+    dtype: torch.dtype
+    n_invalid: Tensor | None
+    weighted: bool = False
+    hard: bool = True
+    sum_tolerance: float = math.inf
+    n_dropped: Tensor | None = None
+    n_votes: Tensor | None = None
+    copies: bool = True
+    groups: Tensor | None = None
+    absent: Tensor | None = None
+    rest: Tensor | None = None
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @once
+    def values(self) -> Tensor:
+        """What was given, in `dtype`, and of logits without +inf; binary and multi-label in the wide dtype."""
+        per_class = self.task == "multiclass"
+        values = self.given.to(self.dtype) if per_class else self._wide(self.given)
+        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even times a weight of 0
+            absent = self.absent.unsqueeze(-1) if per_class else self.absent
+            values = values.masked_fill(absent, 0 if self.from_logits else 0.5)
+        if not per_class:
+            return values
+        return logs.spread_infinite_logits(values) if self.from_logits else values
+
+    @once
+    def target(self) -> Tensor:
+        """The targets that were given; binary and multi-label as P(y=1) of the observation, in the wide dtype."""
+        return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
+
+    @property
+    def num_classes(self) -> int:
+        """C; 2 where every row is P(y=1) alone."""
+        return self.given.shape[-1] if self.task == "multiclass" else 2
+
+    @property
+    def soft(self) -> bool:
+        """Whether multi-class targets are distributions rather than labels."""
+        return self.task == "multiclass" and self.given_target.is_floating_point()
+
+    @property
+    def samples(self) -> torch.Size:
+        """Shape of the samples: `(..., N)`."""
+        return self.given.shape[:-1] if self.task == "multiclass" else self.given.shape
+
+    @property
+    def replicates(self) -> torch.Size:
+        """Shape of the ways in which the rows are weighed; `()` for one."""
+        return torch.Size() if self.weights is None else self.weights.shape[: self.weights.dim() - len(self.samples)]
+
+    def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
+        """Return the rows under weights that tell those that are broken; a broken label indexes nothing."""
+        target = self.given_target
+        if self.hard:
+            target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
+        n_invalid = broken.sum() if counted else self.n_invalid
+        return self._with(weights=weights, given_target=target, n_invalid=n_invalid)
+
+    def without_missing(self, missing: Tensor) -> "Predictions":
+        """Return predictions in which the rows of a mask `(..., N)` have weight 0 and harmless values."""
+
+        def filled(x: Tensor, with_classes: bool, harmless: float) -> Tensor:
+            return x.masked_fill(missing.unsqueeze(-1) if with_classes else missing, harmless)
+
+        per_class = self.task == "multiclass"
+        wide = wide_dtype(self.given.device)
+        ones = torch.ones((), dtype=wide, device=self.given.device)
+        return replace(
+            self,
+            given=filled(self.given, per_class, 0 if self.from_logits else 1 / self.num_classes),
+            given_target=filled(self.given_target, self.soft, 1 / self.num_classes if self.soft else 0),
+            weights=torch.where(missing, 0.0, ones if self.weights is None else self.weights),
+            n_dropped=missing.sum(),
+            n_votes=None if self.n_votes is None else filled(self.n_votes, False, 1),
+        )
+
+    def weighed(self, weights: Tensor) -> "Predictions":
+        """Return the same rows under other weights; what has been computed of them is shared."""
+        return self._with(weights=weights, weighted=True)
+
+    def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
+        """Return the same rows, each with its group `(..., N)`, under weights that leave out those that have none."""
+        return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
+
+    def _with(self, **changes: Any) -> "Predictions":
+        """Return other predictions of the same rows, which share what has been computed of them."""
+        other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest torch that is supported
+        object.__setattr__(other, "computed", self.computed)
+        return other
+
+    def with_values(self, values: Tensor) -> "Predictions":
+        """Return the same samples with new predictions, for example calibrated ones."""
+        return replace(self, given=values, rest=None)
+
+    def set_in_log_odds(self) -> "Predictions":
+        """Return a set of classes as log-odds, which stay exact where P(set) rounds to 1; others unchanged."""
+        if self.rest is None:
+            return self
+        log_p, log_not_p = self.binary_log_probs
+        return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
+
+    def resampled(self, counts: Tensor) -> "Predictions":
+        """Return the same rows, each with its weight as often as it was drawn, `(R, N)`; all series are drawn alike."""
+        counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
+        return self.weighed(counts if self.weights is None else counts * self.weights)
+
+    def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
+        """Return the binary predictions that one of `classes` is the true one.
+
+        P(set) is the sum over its classes, and P(y=0) the sum over the other classes. 1 - P(set) would be 0 or mostly
+        rounding error where P(set) is near 1. Rows are not normalised.
+        """
+        inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
+        for k in classes:  # numbers go to a GPU with the work; it would wait for a list of them
+            inside[k] = True
+        if self.from_logits:  # the log-odds, which do not saturate
+            logits = self._wide(self.values)
+            values = log_ratio(logits.masked_fill(~inside, -torch.inf), logits.masked_fill(inside, -torch.inf))
+            rest = None
+        else:
+            q = self._wide(self.values)
+            values, rest = (q.masked_fill(left_out, 0).sum(-1).clamp(max=1) for left_out in (~inside, inside))
+        if self.soft:
+            target = self._wide(self.target).masked_fill(~inside, 0).sum(-1).clamp(max=1)
+        else:
+            known = (self.target >= 0) & (self.target < self.num_classes)
+            target = (known & inside[self.target.masked_fill(~known, 0)]).to(values.dtype)
+        return Predictions(
+            "binary",
+            self.from_logits,
+            values,
+            target,
+            self.weights,
+            self.dtype,
+            self.n_invalid,
+            self.weighted,
+            self.hard,
+            n_dropped=self.n_dropped,
+            n_votes=self.n_votes,
+            copies=self.copies,
+            rest=rest,
+        )
+
+    def _wide(self, x: Tensor) -> Tensor:
+        """Widen before a function is taken of every element.
+
+        Vectorised and scalar code for exp, log and sigmoid differ in the last digit, and which of them an element gets
+        depends on its place in memory. In float32 that would let a bin depend on the batch size.
+        """
+        return x.to(wide_dtype(x.device))
+
+    @once
+    def log_probs(self) -> Tensor:
+        """Multi-class log q `(..., N, C)`; from logits it never passes through q, so it is exact where q is 0 or 1."""
+        return self.values.log_softmax(-1) if self.from_logits else logs.safe_log(self._wide(self.values))
+
+    @once
+    def probs(self) -> Tensor:
+        """Multi-class q `(..., N, C)`, or P(y=1) `(..., N)`."""
+        if not self.from_logits:
+            return self.values
+        return self._wide(self.log_probs).exp() if self.task == "multiclass" else self.values.sigmoid()
+
+    @once
+    def not_probs(self) -> Tensor:
+        """Binary P(y=0) `(..., N)`; exact where P(y=1) is near 1 for logits and for a set of classes."""
+        if self.from_logits:
+            return (-self.values).sigmoid()
+        return 1 - self.values if self.rest is None else self.rest
+
+    @once
+    def predicts_one(self) -> Tensor:
+        """Whether y=1 is more probable than y=0, `(..., N)`. A tie counts as y=0."""
+        if self.from_logits:
+            return self.values > 0
+        return self.values > (0.5 if self.rest is None else self.rest)
+
+    @once
+    def binary_log_probs(self) -> tuple[Tensor, Tensor]:
+        """Binary log P(y=1) and log P(y=0), each `(..., N)`."""
+        if self.rest is not None:
+            return logs.safe_log(self.values), logs.safe_log(self.rest)
+        return logs.binary_log_probs(self.values, self.from_logits)
+
+    @once
+    def rows(self) -> Rows:
+        """What multi-class rows and their labels yield, from one read of the row; not for soft targets."""
+        return softmax_stats.rows(
+            self.given, self.given_target, from_logits=self.from_logits, tolerance=self.sum_tolerance
+        )
+
+    @once
+    def cross_entropy(self) -> Tensor:
+        """-sum_k t_k log q_k per sample, in nats."""
+        if self.task != "multiclass":
+            return logs.binary_cross_entropy(*self.binary_log_probs, self.target)
+        return logs.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.rows.log_prob
+
+    @once
+    def neg_entropy(self) -> Tensor:
+        """sum_k q_k log q_k per sample, in nats."""
+        if self.task != "multiclass":
+            return logs.binary_neg_entropy(*self.binary_log_probs)
+        return logs.neg_entropy(self.probs, self.log_probs) if self.soft else self.rows.neg_entropy
+
+    @once
+    def ecd(self) -> Tensor:
+        """Entropic calibration difference per sample, in nats: cross entropy less the prediction's own entropy."""
+        return self.neg_entropy + self.cross_entropy
+
+    @once
+    def squared_error(self) -> Tensor:
+        """sum_k (q_k - t_k)^2 per sample; binary (p - t)^2."""
+        if self.soft:
+            return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
+        if self.task == "multiclass":
+            return self.rows.squared_error
+        if self.from_logits or self.rest is not None:  # P(y=0) is known without the cancellation in 1 - p
+            return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
+        return (self.probs - self.target).square()
+
+    def clipped_cross_entropy(self, eps: float) -> Tensor:
+        """-sum_k t_k log max(q_k, eps) per sample."""
+        floor = math.log(eps)
+        if self.task != "multiclass":
+            log_p, log_not_p = self.binary_log_probs
+            return logs.binary_cross_entropy(log_p.clamp(min=floor), log_not_p.clamp(min=floor), self.target)
+        if self.soft:
+            return logs.cross_entropy(self.log_probs.clamp(min=floor), self.target)
+        return 0 - self.rows.log_prob.clamp(min=floor)
+
+
+_MOST_AT_ONCE = 2**22  # elements of the sums' dtype, 32 MB, that a few replicates make together
+
+
+def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
+    """Read a value of rows that are weighed in R ways, a few ways at a time, so that any R fits into memory.
+
+    Args:
+        read: predictions with weights `(r, ..., N)` to a value `(r, *)`.
+        p: predictions.
+        elements: how many numbers `read` works on for each way.
+
+    Returns:
+        `(*p.replicates, *)`.
+    """
+    if p.weights is None or not p.replicates:
+        return read(p)
+    ways = p.weights.flatten(0, len(p.replicates) - 1)
+    values = torch.cat([read(p.weighed(piece)) for piece in torch.split(ways, replicates_at_once(elements))])
+    return values.reshape(*p.replicates, *values.shape[1:])
+
+
+def replicates_at_once(elements: int) -> int:
+    """Return in how many ways rows are weighed at a time where each makes this many numbers."""
+    return max(1, _MOST_AT_ONCE // max(1, elements))
+
+
+def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
+    """Reduce a mask of weights to the last `samples` axes: what holds in all ways of weighing."""
+    return mask if mask.dim() <= samples else mask.flatten(0, mask.dim() - samples - 1).all(0)

@@ -1,0 +1,261 @@
+"""Bins of a sample in order: equal-mass, PAVA, PAVA-BC, equal-width or given edges; and what a test says of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import check_count, check_flag
+from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
+from torchcalib.core.ranked import RankedSample, SortedSample
+from torchcalib.core.sums import BinStats
+from torchcalib.ops import isotonic
+from torchcalib.ops.host_values import look
+from torchcalib.ops.isotonic import Ties, Variant
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.once import once
+from torchcalib.ops.ranking import end_of_ties, equal_mass_sums, run_sums
+from torchcalib.special.bin_tests import rejected_in_bins
+from torchcalib.special.student import t_interval
+
+Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
+Test = Literal["binomial", "t"]
+
+N_QUANTILES = 33
+
+_ROUNDING = 16 * torch.finfo(torch.float64).eps
+"""Bound on the relative error of a probability from 1 / 10,000 on that is computed from log-odds x: at most |x| eps."""
+
+_LONG = 2**16  # elements of a series from which on it costs less to part it at the cuts than to sort it
+
+
+@dataclass(frozen=True, eq=False)
+class RankedBins(BinStats):
+    """Bins over a sample in order: their sums, and the sample.
+
+    Attributes:
+        in_order: makes `sample`.
+        ends: bin b is the elements `ends[b - 1]` (0 for the first) up to before `ends[b]`; `(..., B)`, int64. Series
+            that have fewer bins than others end in empty ones.
+        given: edges `(B + 1,)` that were given; None where bins follow from the sample.
+        from_outcomes: whether the outcomes have a say in where the bins are.
+    """
+
+    in_order: Callable[[], SortedSample]
+    ends: Tensor
+    given: Tensor | None
+    from_outcomes: bool = False
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @once
+    def sample(self) -> SortedSample:
+        """The elements in order."""
+        return self.in_order()
+
+    @property
+    def spread(self) -> Tensor:
+        """See `BinStats`."""
+        return self._variances[0]
+
+    @property
+    def noise(self) -> Tensor:
+        """See `BinStats`; NaN where bins follow from the outcomes, which are no independent trials then."""
+        return self._variances[1]
+
+    @once
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        if self.from_outcomes:
+            return torch.full_like(self.n, torch.nan), torch.full_like(self.n, torch.nan)
+        spread, noise = (run_sums(variance, self.ends) for variance in self.sample.variances)
+        return spread, noise
+
+    def with_noise(self) -> BinStats:
+        """Return the bins without their sample, but with the sums of noise."""
+        sums = torch.cat((self.sums, torch.stack((self.spread, self.noise), -2)), -2)
+        return BinStats(sums, has_noise=True)
+
+    @property
+    def edges(self) -> Tensor:
+        """Edges `(..., B + 1)`: those given, or 0, the middle between the last score of a bin and the next one, 1."""
+        if self.given is not None:
+            return self.given
+        p, inner, size = self.sample.confidence, self.ends[..., :-1], self.sample.size.unsqueeze(-1)
+        last, following = p.gather(-1, (inner - 1).clamp(min=0)), p.gather(-1, inner.clamp(max=p.shape[-1] - 1))
+        middle = torch.where(inner == 0, 0.0, torch.where(inner == size, 1.0, (last + following) / 2))
+        outer = torch.zeros_like(self.n[..., :1])
+        return torch.cat((outer, middle, outer + 1), -1)
+
+    def rejected(self, alpha: float, test: Test) -> Tensor:
+        """Samples of every bin whose probability a test against the bin's outcomes rejects, `(..., B)`."""
+        p, k, n = self.sample.confidence.detach(), self.sums[..., 2, :].detach().long(), self.n.detach().long()
+        counts = None if self.sample.n is None else self.sample.counts
+        if test == "binomial":
+            return rejected_in_bins(p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
+        low, high = t_interval(k, n, alpha)
+        passed = torch.stack((torch.searchsorted(p, low), torch.searchsorted(p, high, right=True)))
+        begins = torch.cat((torch.zeros_like(self.ends[..., :1]), self.ends[..., :-1]), -1)
+        first, last = passed.maximum(begins).minimum(self.ends).unbind()
+        if counts is not None:
+            upto = torch.cat((torch.zeros_like(counts[..., :1]), counts.cumsum(-1)), -1)
+            first, last = upto.gather(-1, first), upto.gather(-1, last)
+        return self.n - (last - first)
+
+    def quantiles(self) -> Tensor:
+        """The predictions of every bin at 33 evenly spaced ranks, from its least to its greatest `(..., B, 33)`."""
+        begins = torch.cat((torch.zeros_like(self.ends[..., :1]), self.ends[..., :-1]), -1)
+        ranks = torch.linspace(0, 1, N_QUANTILES, dtype=self.n.dtype, device=self.n.device)
+        if self.sample.n is None:
+            place = begins.unsqueeze(-1) + ((self.ends - begins - 1).unsqueeze(-1) * ranks).round().long()
+        else:
+            upto = self.sample.counts.cumsum(-1)
+            before = torch.where(begins > 0, upto.gather(-1, (begins - 1).clamp(min=0)), 0)
+            rank = before.unsqueeze(-1) + ((self.n - 1).clamp(min=0).unsqueeze(-1) * ranks).round().long()
+            place = torch.searchsorted(upto, rank.flatten(-2), right=True).reshape(rank.shape)
+        p = self.sample.confidence.detach()
+        at = p.gather(-1, place.clamp(0, p.shape[-1] - 1).flatten(-2)).reshape(place.shape)
+        return at.masked_fill((self.n == 0).unsqueeze(-1), torch.nan)
+
+    def table(self) -> BinTable:
+        """Return the table of the bins."""
+        return BinTable.of(self, self.edges)
+
+    def test_table(self, alpha: float, test: Test) -> TCETable:
+        """Return the table of the bins, with what the test says and how the predictions spread."""
+        table = self.table()
+        columns = {name: getattr(table, name) for name in BinTable.__dataclass_fields__}
+        return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
+
+
+@dataclass(frozen=True)
+class Binning:
+    """How a sample in order is cut into bins; checked.
+
+    Attributes:
+        bins: which bins, or their edges from 0 to 1.
+        n_bins: B of equal-width and equal-mass bins.
+        right: equal-width bins, and those of given edges, are `(a, b]`.
+        n_min, n_max, variant: see `kernels.isotonic.pava_bc`.
+        ties: "pool" keeps samples of equal score together; "split" takes them in the order given.
+    """
+
+    bins: Bins | tuple[float, ...] = "equal_width"
+    n_bins: int = 15
+    right: bool = False
+    n_min: int | None = None
+    n_max: int | None = None
+    variant: Variant = "code"
+    ties: Ties = "pool"
+
+    def __post_init__(self) -> None:
+        check_count("n_bins", self.n_bins, at_most=2**20)  # edges are exact to the last digit up to here
+        check_flag("right", self.right)
+        for name, value, allowed in (("variant", self.variant, get_args(Variant)), ("ties", self.ties, get_args(Ties))):
+            if value not in allowed:
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}, got {value!r}.")
+        for name in ("n_min", "n_max"):
+            if (bound := getattr(self, name)) is not None:
+                check_count(name, bound)
+        if self.n_min is not None and self.n_max is not None and self.n_min > self.n_max:
+            raise ValueError(f"`n_min` must be at most `n_max`, got {self.n_min} and {self.n_max}.")
+
+    @classmethod
+    def given(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
+        """Read the argument `bins` of a metric: a name, or edges."""
+        if isinstance(bins, str):
+            if bins not in get_args(Bins):
+                names = ", ".join(map(repr, get_args(Bins)))
+                raise ValueError(f"`bins` must be one of {names} or edges from 0 to 1, got {bins!r}.")
+            return cls(bins, **options)  # type: ignore[arg-type]
+        try:
+            edges = tuple(float(edge) for edge in bins)
+        except (TypeError, ValueError):
+            raise TypeError(f"`bins` must be a name or edges from 0 to 1, got {bins!r}.") from None
+        rises = all(a < b for a, b in pairwise(edges))
+        if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rises:
+            raise ValueError(f"`bins` must be edges that rise from 0 to 1, got {list(edges)}.")
+        return cls(edges, **options)  # type: ignore[arg-type]
+
+    @property
+    def is_isotonic(self) -> bool:
+        """Whether the outcomes have a say in where the bins are: they must be labels then."""
+        return self.bins in ("pava", "pava_bc")
+
+    def of(self, sample: RankedSample) -> RankedBins:
+        """Cut a sample into bins."""
+        given: Tensor | None = None
+        if self.ties == "split" and sample.n is not None and look((sample.n > 1).any()):
+            raise ValueError("`weights` must be 0 or 1 with ties='split', got others. Repeat the samples or pool ties.")
+        if self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled and sample.score.shape[-1] >= _LONG:
+            sums, ends = equal_mass_sums(sample.score.contiguous(), sample.positives.contiguous(), self.n_bins)
+            return RankedBins(sums, sample.sorted, ends, None)
+        ordered = sample.sorted(stable=self.ties == "split")
+        size = ordered.size.unsqueeze(-1)
+        if self.bins == "equal_mass":
+            ends = self._equal_mass_ends(ordered)
+        elif self.bins in ("pava", "pava_bc"):
+            ends = self._isotonic_ends(ordered)
+        else:
+            given = self._edges(ordered.confidence)
+            inner = given[1:-1]
+            if ordered.from_logits:  # a probability within rounding error of an edge is on it
+                inner = inner * (1 + _ROUNDING if self.right else 1 - _ROUNDING)
+            # A sum and no expansion: under vmap a search wants memory of its own.
+            inner = inner + torch.zeros_like(size, dtype=given.dtype)
+            # Behind the samples stand scores of 1 and above, which no inner edge reaches.
+            ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
+            ends = torch.cat((ends, size), -1)
+        ends = ends.minimum(size).contiguous()
+        return RankedBins(self._sums(ordered, ends), lambda: ordered, ends, given, self.is_isotonic)
+
+    def _edges(self, like: Tensor) -> Tensor:
+        if isinstance(self.bins, tuple):
+            return torch.tensor(self.bins, dtype=like.dtype, device=like.device)
+        return equal_width_edges(self.n_bins, like)
+
+    def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
+        """Cut i of N samples is at `i * N // B`; an element, with its ties, belongs where its first sample does."""
+        places, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
+        # i * N // B in two parts, for weights may make the product larger than an integer can be.
+        cuts = places * (total // self.n_bins) + places * (total % self.n_bins) // self.n_bins
+        if ordered.n is not None:
+            counts = ordered.counts
+            cuts = torch.searchsorted(counts.cumsum(-1) - counts, cuts)
+        return cuts if self.ties == "split" else end_of_ties(ordered.score.detach(), cuts)
+
+    def _isotonic_ends(self, ordered: SortedSample) -> Tensor:
+        begins = torch.ones_like(ordered.begins) if self.ties == "split" else ordered.begins
+        positives = ordered.positives.detach().masked_fill(~ordered.counted, 0)
+        positives = positives.long() if positives.is_floating_point() else positives
+        n = ordered.counted if ordered.n is None else ordered.counts
+        if self.bins == "pava":
+            return isotonic.block_ends("pava", begins, positives, n)
+        return isotonic.block_ends(
+            "pava_bc", begins, positives, n, n_min=self.n_min, n_max=self.n_max, variant=self.variant
+        )
+
+    def _sums(self, ordered: SortedSample, ends: Tensor) -> Tensor:
+        wide = wide_dtype(ends.device)
+        if ordered.n is None:
+            n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).to(wide)
+            confidence = run_sums(ordered.confidence if ordered.from_logits else ordered.score, ends)
+        else:
+            n = run_sums(ordered.n, ends)
+            confidence = run_sums(ordered.confidence * ordered.n, ends)
+        return torch.stack((n, confidence, run_sums(ordered.positives, ends)), -2)
+
+
+Norm = Literal["l1", "l2", "max"]
+
+
+def norm_over_bins(loss: Callable[[BinStats], Tensor], b: BinStats, norm: Norm) -> Tensor:
+    """Read a loss per bin over all bins: sum share loss, sqrt(sum share loss^2), or the greatest. Empty bins add 0."""
+    empty = (b.n == 0) & (b.total > 0).unsqueeze(-1)
+    value = loss(b).masked_fill(empty, 0)
+    if norm == "max":
+        return value.masked_fill((b.total == 0).unsqueeze(-1), torch.nan).amax(-1)
+    if norm == "l1":
+        return (b.share * value).sum(-1)
+    return root((b.share * value.square()).sum(-1))

@@ -1,0 +1,432 @@
+"""The small statistics that metrics are readings of. They add, and know nothing of names.
+
+Each is one tensor of sums, so that streaming, merging, saving and syncing are an addition of tensors. A recipe says
+which sums: it is a frozen value, so two metrics with equal recipes over equal input can share one pass.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+from torch.linalg import vecdot
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.events import Events, Reduction, n_events, reduce_to_events
+from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.ops.bin_sums import Noise, class_bins, event_bins
+from torchcalib.ops.logs import wide_dtype, xmul
+from torchcalib.ops.segments import bin_index, bin_sums, bin_sums_of_replicates, cell_sums
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums of the wide dtype, `(..., F, K)`: F quantities, each over K cells.
+
+    Attributes:
+        sums: in the order that the statistic says.
+        apart: `(...)`, of bins whose noise follows from all rows together; see `apart_of`. None for others, and where
+            `settled` has had its say.
+    """
+
+    sums: Tensor
+    apart: Tensor | None = field(default=None, kw_only=True)
+
+    @property
+    def n(self) -> Tensor:
+        """Weight of every cell `(..., K)`: its number of samples where all weights are 1."""
+        return self.sums[..., 0, :]
+
+    @property
+    def total(self) -> Tensor:
+        """Weight of all cells together `(...)`."""
+        return self.n.sum(-1)
+
+    @property
+    def share(self) -> Tensor:
+        """Each cell's share of the weight `(..., K)`; NaN without data."""
+        return self.n / self.total.unsqueeze(-1)
+
+    def __add__(self, other: Self) -> Self:
+        apart = None if self.apart is None or other.apart is None else self.apart + other.apart
+        return replace(self, sums=self.sums + other.sums, apart=apart)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSum(Sums):
+    """Sums of a per-sample score: over all samples (K = 1), or over the samples of each class (K = C).
+
+    The quantities are weight and score and, by class, sum_k t_k^2, which is the weight again for hard labels.
+    """
+
+    @property
+    def score(self) -> Tensor:
+        """Sum of the score `(..., K)`."""
+        return self.sums[..., 1, :]
+
+    @property
+    def label_square(self) -> Tensor:
+        """Sum of sum_k t_k^2 `(..., K)`."""
+        return self.sums[..., 2, :]
+
+
+@dataclass(frozen=True, eq=False)
+class BinStats(Sums):
+    """Sums over the samples of each bin: weight, confidence, outcome and, where asked for, noise (two) and ECD (last).
+
+    `share`, `confidence`, `frequency` and `gap` are what binned errors are read from. An empty bin has gap 0, so it
+    adds nothing to a sum or a maximum; without any data every gap is NaN. `spread` and `noise` say how far chance alone
+    would move a gap: they are constants to autograd.
+
+    Attributes:
+        sums: `(..., F, B)`, in this order.
+        has_noise: whether sums 3 and 4 are `spread` and `noise`.
+    """
+
+    has_noise: bool = field(default=False, kw_only=True)
+
+    @property
+    def outcomes(self) -> Tensor:
+        """Sum of outcomes `(..., B)`: how many came true, where all weights are 1."""
+        return self.sums[..., 2, :]
+
+    @property
+    def confidence(self) -> Tensor:
+        """Mean confidence `(..., B)`; NaN in an empty bin."""
+        return self.sums[..., 1, :] / self.n
+
+    @property
+    def frequency(self) -> Tensor:
+        """Mean outcome `(..., B)`; NaN in an empty bin."""
+        return self.outcomes / self.n
+
+    @property
+    def ecd(self) -> Tensor:
+        """Mean ECD in nats `(..., B)`; NaN in an empty bin, and everywhere if it was not asked for."""
+        row = 5 if self.has_noise else 3
+        return self.sums[..., row, :] / self.n if self.sums.shape[-2] > row else torch.full_like(self.n, torch.nan)
+
+    @property
+    def spread(self) -> Tensor:
+        """Sum of w p (1 - p) `(..., B)`, the variances that labels have in a calibrated model; NaN if not taken."""
+        return self.sums[..., 3, :] if self.has_noise else torch.full_like(self.n, torch.nan)
+
+    @property
+    def noise(self) -> Tensor:
+        """Variance of the sum of outcomes in a calibrated model `(..., B)`, that of n times the gap; NaN if not taken.
+
+        Rows are taken to be independent. Weights of an integer dtype are copies of rows, which are then as many
+        independent rows: the sum of w v. Floating weights say how much a row matters, and do not make it more certain:
+        the sum of w^2 v. With labels v is p (1 - p). A soft target t is a mean of unknown many votes, less noisy than
+        that; there v is (t - p)^2, whose expectation in a calibrated model is the variance of t.
+
+        Whether floating targets are labels is decided for a series as a whole: they are where each of them is 0 or 1,
+        and a single one that is neither makes soft targets of them all. (Those of an integer dtype are labels in any
+        case.) With floating weights, though, they always count as soft targets, for no sum of w^2 p (1 - p) is kept
+        beside that of w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so
+        that p-values are valid only for many rows: give labels as integers there.
+        """
+        if not self.has_noise:
+            return torch.full_like(self.n, torch.nan)
+        return self.sums[..., 4, :] if self.apart is None else _noise(self.sums, self.apart)
+
+    @property
+    def gap(self) -> Tensor:
+        """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without any data."""
+        empty = (self.n == 0) & (self.total > 0).unsqueeze(-1)
+        return (self.outcomes - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
+
+
+S = TypeVar("S", covariant=True)
+
+
+def _noise(sums: Tensor, apart: Tensor) -> Tensor:
+    return torch.where(apart.unsqueeze(-1) == 0, sums[..., 3, :], sums[..., 4, :])
+
+
+def settled(sums: Tensor, apart: Tensor) -> Tensor:
+    """Return sums of bins, `BinStats.sums`, to be read and not to be added to: their noise is what all rows say."""
+    return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
+
+
+def apart_of(
+    p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
+) -> Tensor:
+    """Return what a batch adds to `Sums.apart`: it stays 0 as long as the noise of bins is their spread.
+
+    That is so for labels, each of which counts for some copies. A share t of weight w adds w t (1 - t), which no label
+    does. Floating weights add themselves, for the noise goes by their squares.
+
+    Args:
+        p: the batch.
+        sums: of its events `(..., F, B)`, or `(G, ..., F, B)`.
+        events: these; None will do for labels that were given as such, which cost nothing.
+        groups: of every event `(..., N)` if they are kept apart.
+        n_groups: G.
+
+    Returns:
+        `(...)`, or `(G, ...)`. A sum of what is not negative: 0 if and only if every row adds 0, in whatever pieces.
+    """
+    if not p.copies:
+        return sums[..., 0, :].detach().sum(-1)
+    if p.hard or events is None:
+        return sums.new_zeros(sums.shape[:-2])
+    outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
+    added = (1 - outcome).mul_(outcome)  # in one piece of memory: of many events a fresh one costs more than the rest
+    added = added if weights is None else added.nan_to_num_(0, 0, 0)  # what a row of weight 0 holds may be NaN
+    if groups is None:
+        total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
+        return total
+    added = added.to(sums.dtype) if weights is None else added * weights
+    return cell_sums(groups.expand_as(added), added.unsqueeze(-2), n_groups).squeeze(-2).movedim(-1, 0)
+
+
+def with_apart(recipe: object) -> bool:
+    """Return whether the sums of a recipe come with `Sums.apart`: those of bins with noise do, no others know of it."""
+    return bool(getattr(recipe, "with_noise", False))
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """What sums are made of, before it is summed: which cell every event counts in, and what is counted of it.
+
+    Attributes:
+        index: cell of every event, int64 `(..., E)`; where samples make several events each, those of one follow each
+            other.
+        columns: `(..., F, E)` of the wide dtype, weighed.
+        n_cells: K.
+    """
+
+    index: Tensor
+    columns: Tensor
+    n_cells: int
+
+
+class SumsRecipe(Protocol[S]):
+    """Which sums to take of predictions, and the statistic that they make."""
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return the shape `(..., F, K)` of the sums of one series of samples."""
+
+    def of(self, p: Predictions) -> Sums:
+        """Take the sums over the samples of `p`."""
+
+    def wrap(self, sums: Tensor) -> S:
+        """Return sums that were taken earlier as the statistic they are."""
+
+    def n_events(self, p: Predictions) -> int:
+        """Return how many elements a sum is taken over, all series together: what one way of weighing has in memory."""
+
+
+@dataclass(frozen=True)
+class ScoreRecipe:
+    """Sums of a per-sample score.
+
+    Attributes:
+        per_sample: predictions (and `arguments`) to scores `(..., N)`; a module-level function, so that it pickles.
+        arguments: further arguments of `per_sample`.
+        by_class: keep the samples of each class apart. A soft target belongs to each class by its share of votes.
+    """
+
+    per_sample: Callable[..., Tensor]
+    arguments: tuple[Hashable, ...]
+    by_class: bool
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return `(2, 1)`, by class `(3, C)`; and that for each of L labels."""
+        labels = (known("num_labels", num_classes),) if task == "multilabel" else ()
+        if not self.by_class:
+            return (*labels, 2, 1)
+        return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
+
+    def of(self, p: Predictions) -> ScoreSum:
+        """Sum the score over the samples of `p`."""
+        score = self.per_sample(p, *self.arguments)
+        if p.replicates and p.weights is not None and (p.hard or not self.by_class):
+            index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
+            ones = torch.ones_like(score)
+            quantities = (ones, score, ones) if self.by_class else (ones, score)
+            return ScoreSum(sums_of_replicates(index, quantities, p.weights, p.num_classes if self.by_class else 1))
+        score, n = self._weighted(score, p)
+        if not self.by_class:
+            return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
+        if p.task == "multiclass" and not p.soft:
+            return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
+        return ScoreSum(self._shared_out(score, n, p).sum(-2))
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say where every sample counts; with soft targets by class each is an event of every class."""
+        score, n = self._weighted(self.per_sample(p, *self.arguments), p)
+        if not self.by_class:
+            return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
+        if p.hard:
+            return Cells(p.target.long(), torch.stack((n, score, n), -2), p.num_classes)
+        classes = torch.arange(p.num_classes, device=score.device).expand(*score.shape, -1)
+        return Cells(classes.flatten(-2), self._shared_out(score, n, p).flatten(-2), p.num_classes)
+
+    def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
+        """The weighed score, and the weights, of every sample `(..., N)`."""
+        score = weighted(score, p.weights, wide_dtype(score.device))
+        return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
+
+    def _shared_out(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
+        """The quantities of every sample, dealt out to the classes by its shares of votes `(..., F, N, K)`."""
+        shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
+        shares = shares.to(score).nan_to_num()  # NaN only in rows of weight 0
+        columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
+        # xmul: an infinite score stays out of the classes in which the row has no share.
+        return xmul(shares.unsqueeze(-3), columns.unsqueeze(-1))
+
+    def wrap(self, sums: Tensor) -> ScoreSum:
+        """Return `sums` as a `ScoreSum`."""
+        return ScoreSum(sums)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of samples; with soft targets by class each is one of every class."""
+        return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
+
+
+@dataclass(frozen=True)
+class EqualWidthBins:
+    """Sums over equal-width bins of the confidence of events; see `kernels.bin_sums.bin_index` for the edge rule.
+
+    Attributes:
+        reduction: what the events are.
+        n_bins: B.
+        right: the edge rule.
+        with_ecd: sum the ECD too.
+        with_noise: sum `BinStats.spread` and `BinStats.noise` too.
+    """
+
+    reduction: Reduction
+    n_bins: int
+    right: bool
+    with_ecd: bool = False
+    with_noise: bool = False
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
+        return (*series_shape(self.reduction, task, num_classes), 3 + 2 * self.with_noise + self.with_ecd, self.n_bins)
+
+    def of(self, p: Predictions) -> BinStats:
+        """Put the events of `p` into bins."""
+        options: dict[str, Any] = {"n_bins": self.n_bins, "right": self.right, "copies": p.copies}
+        each_class = self.reduction == "classwise" and p.task == "multiclass"
+        if each_class and not (p.soft or self.with_ecd or p.replicates):  # in one pass over the rows
+            options |= {"from_logits": p.from_logits, "noise": self.with_noise}
+            return self._made(p, class_bins(p.given, p.given_target, p.weights, p.rows, **options))
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        if not p.replicates or events.weights is None:
+            columns = events.confidence, events.outcome, events.weights, events.ecd
+            return self._made(p, event_bins(*columns, noise=kind_of_noise(p, self.with_noise), **options), events)
+        index = bin_index(events.confidence, self.n_bins, self.right)
+        if self.with_noise:  # of which the replicates that are read have no need
+            return self._made(p, bin_sums(index, self._columns(events, p), self.n_bins), events)
+        quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
+        quantities += [] if events.ecd is None else [events.ecd]
+        finite = not self.with_ecd
+        return self.wrap(sums_of_replicates(index, quantities, events.weights, self.n_bins, finite=finite))
+
+    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
+        """Put the events of `p` into bins, those of every group apart: `(G, ..., F, B)`.
+
+        Args:
+            p: predictions, weighed in one way.
+            groups: the group of every sample in [0, G), int64 `(..., N)`, of multi-label ones `(..., 1, N)`.
+            num_groups: G.
+        """
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
+        sums = event_bins(
+            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
+            noise=kind_of_noise(p, self.with_noise), copies=p.copies, groups=groups, n_groups=num_groups,
+        )  # fmt: skip
+        return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say in which bin every event counts."""
+        events = reduce_to_events(p, self.reduction, self.with_ecd)
+        index = bin_index(events.confidence, self.n_bins, self.right)
+        return Cells(index, torch.stack(self._columns(events, p), -2), self.n_bins)
+
+    def _columns(self, events: Events, p: Predictions) -> list[Tensor]:
+        """What each event adds to every sum, `(..., N)`."""
+        wide = wide_dtype(events.confidence.device)
+        quantities = torch.ones_like(events.confidence), events.confidence, events.outcome
+        columns = [weighted(quantity, events.weights, wide) for quantity in quantities]
+        if self.with_noise:
+            columns += noise_of(events, p)
+        if events.ecd is not None:
+            columns.append(weighted(events.ecd, events.weights, wide))
+        return columns
+
+    def _made(
+        self,
+        p: Predictions,
+        sums: Tensor,
+        events: Events | None = None,
+        groups: Tensor | None = None,
+        n_groups: int = 1,
+    ) -> BinStats:
+        """Return the sums of a batch as `BinStats`, which add; arguments as of `apart_of`."""
+        made = self.wrap(sums)
+        return replace(made, apart=apart_of(p, sums, events, groups, n_groups)) if self.with_noise else made
+
+    def wrap(self, sums: Tensor) -> BinStats:
+        """Return `sums` as `BinStats`."""
+        return BinStats(sums, has_noise=self.with_noise)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of events."""
+        return n_events(p, self.reduction)
+
+
+def kind_of_noise(p: Predictions, wanted: bool) -> Noise:
+    """Return which variances of the outcomes of a batch are summed, if any are wanted; see `kernels.bin_op.Noise`."""
+    if not wanted:
+        return "none"
+    return "labels" if p.hard else "shares"
+
+
+def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
+    """Return what each event adds to `BinStats.spread` and `BinStats.noise`, `(..., N)`."""
+    wide = wide_dtype(events.confidence.device)
+    confidence = events.confidence.detach().to(wide)
+    weights = None if events.weights is None else events.weights.detach()
+    spread = confidence * (1 - confidence)
+    variance = spread if p.hard else (events.outcome.detach().to(wide) - confidence).square()
+    share = weights if weights is None or p.copies else weights.square()
+    return weighted(spread, weights, wide), weighted(variance, share, wide)
+
+
+def sums_of_replicates(
+    index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False
+) -> Tensor:
+    """Sum columns `(..., N)` over the samples of every cell under weights `(R, ..., N)`: `(R, ..., F, K)`."""
+    wide = wide_dtype(index.device)
+    never = in_all_replicates(weights == 0, index.dim())
+    columns = [column.to(wide).masked_fill(never, 0) for column in columns]
+    ways = weights.shape[: weights.dim() - index.dim()]
+    sums = bin_sums_of_replicates(index, columns, weights.flatten(0, len(ways) - 1), n_cells, finite)
+    return sums.reshape(*ways, *sums.shape[1:])
+
+
+def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:
+    """Return the shape of the series that a reduction makes of one of predictions: `(C,)` for C classes apart."""
+    if reduction != "classwise":
+        return ()
+    return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)
+
+
+def known(name: str, count: int | None) -> int:
+    """Return a count that the shape of a state depends on; raise if it was not given."""
+    if count is None:
+        raise ValueError(f"`{name}` must be given where classes or labels are kept apart, got None. Pass {name}=...")
+    return count
+
+
+def weighted(x: Tensor, weights: Tensor | None, wide: torch.dtype) -> Tensor:
+    """Widen and weigh. A row of weight 0 adds exactly 0, whatever its value: it may be inf or NaN."""
+    x = x.to(wide)
+    return x if weights is None else (x * weights).masked_fill(weights == 0, 0)

@@ -1,0 +1,1 @@
+"""Inference: null distribution of calibration errors, intervals, and the bootstrap."""

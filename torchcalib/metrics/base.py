@@ -1,0 +1,346 @@
+"""One metric that streams: a statistic as torchmetrics states."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from torchcalib.core.arguments import check_count, check_flag
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.ranked import ExactSample
+from torchcalib.core.state import SamplesKind, StateKind, SumsKind
+from torchcalib.core.sums import SumsRecipe
+from torchcalib.metrics.checkpoint import PersistentMetric
+from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error
+from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, met_by_gather, met_over_ranks
+from torchcalib.ops.host_values import is_captured
+
+S = TypeVar("S")
+
+
+class StreamingMetric(PersistentMetric, Generic[S]):
+    """A reading of a statistic that streams. A subclass names the statistic (`recipe`) and reads it (`_value`).
+
+    Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
+    `.half()` and Lightning's precision plugins. An `update` or `forward` that raises leaves the metric as it was.
+    Values are float64; `compute` without data gives NaN; `forward` returns the batch's value with its gradient.
+
+    On the CPU a bad value raises in `update`. On CUDA `update` never waits for the device: bad rows are counted
+    there, kept out of the sums, and `compute` raises. Where the state is sums, `update` can be captured in a CUDA graph
+    after one that was not: each replay adds the batch that lies in the graph's input by then.
+
+    Between `sync` and `unsync` the state is that of all ranks, to be read: `statistic`, `n_dropped`, `state_dict` and a
+    pickle are of all ranks then. `update`, `forward`, `merge_state` and `load_state_dict` raise, for what they add
+    would be lost with the sum; `reset` forgets both.
+
+    `set_dtype` changes nothing: sums stay float64, and `dtype` stays float32.
+
+    A `dist_sync_fn` is called as `dist_sync_fn(tensor, group=process_group)` and returns the list of the tensors of all
+    ranks. With a `distributed_available_fn` beside it, ranks may be those of Ray, MPI or Horovod: `torch.distributed`
+    is not needed. Every gathered tensor has the same shape and dtype (float64 or uint8) on all ranks.
+
+    A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics. The metric
+    itself is left out, and raises an error if the compiled code calls it.
+
+    Args:
+        input_format: how tensors are read.
+        recipe: the statistic.
+        batch_shape: leading axes to keep apart.
+        persistent: whether `state_dict` carries the state, so that checkpoints of the module that the metric is part of
+            do; see `state_dict`.
+        **kwargs: those of `torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    is_differentiable = True
+    higher_is_better: bool | None = False
+
+    unit: ClassVar[str]
+    """What the value is measured in."""
+    perfect: ClassVar[float]
+    """The value of a predictor that is right and sure every time."""
+    question: ClassVar[str]
+    """What the metric answers, in one line for a report."""
+    source: ClassVar[str]
+    """Publication and equation."""
+
+    def __init__(
+        self,
+        input_format: InputFormat,
+        recipe: SumsRecipe[S] | ExactSample,
+        batch_shape: tuple[int, ...] = (),
+        /,
+        *,
+        persistent: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_flag("persistent", persistent)
+        self.input_format = input_format
+        self.recipe = recipe
+        if not isinstance(batch_shape, tuple | list):
+            raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}.")
+        self.batch_shape = tuple(batch_shape)
+        for size in self.batch_shape:
+            check_count("batch_shape", size)
+        self.kind: StateKind[Any, S] = self._state_kind()
+        # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
+        # two kinds.
+        self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
+        for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
+            reduction = "sum" if isinstance(part, Tensor) else "cat"
+            self.add_state(name, part, dist_reduce_fx=reduction, persistent=persistent)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of outputs: C for multi-class, L for multi-label; None for binary or if not given.
+
+        The wrappers of torchmetrics read this attribute.
+        """
+        return self.input_format.num_classes
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of labels L of a multi-label task; None for other tasks."""
+        return self.input_format.num_classes if self.input_format.task == "multilabel" else None
+
+    def share(self, computed: dict[Hashable, Any] | None) -> None:
+        """Take from there, and put there, what members of a collection have in common in an update; None ends it."""
+        vars(self)["_shared"] = computed
+
+    def _state_kind(self) -> StateKind[Any, Any]:
+        """How the statistic streams."""
+        task, num_classes = self.input_format.read_as, self.input_format.num_classes
+        if isinstance(self.recipe, ExactSample):
+            lead = (*self.batch_shape, *self.recipe.lead(task, num_classes))
+            return SamplesKind(self.recipe, lead, self.input_format.from_logits)
+        return SumsKind(self.recipe, (*self.batch_shape, *self.recipe.shape(task, num_classes)))
+
+    def _state_of(self, p: Predictions) -> Any:
+        """State of predictions alone."""
+        return self.kind.of(p)
+
+    @property
+    def _counts_what(self) -> tuple[object, ...]:
+        """What tells apart states of the same predictions."""
+        return (self.recipe,)
+
+    @abstractmethod
+    def _value(self, statistic: S) -> Tensor:
+        """Read the value off the statistic."""
+
+    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            preds: probabilities (or logits with `from_logits=True`). Every axis but the class axis is samples, after
+                the leading `batch_shape`.
+            target: labels, or floating soft targets.
+            weights: one non-negative weight per sample.
+
+        Raises:
+            TypeError: for a wrong dtype.
+            ValueError: for a wrong shape or device and, on the CPU, for a bad value.
+            RuntimeError: in the capture of a CUDA graph, if the state is not sums alone.
+            TorchMetricsUserError: between `sync` and `unsync`.
+        """
+        refuse_if_synced(self, "update")
+        self._add(preds, self._batch_state(preds, target, weights))
+
+    def _add(self, preds: Tensor, batch: Any) -> None:
+        """Add the state of a batch."""
+        if is_captured(preds):
+            self._add_in_graph(batch)
+            return
+        with self._in_its_place():
+            self.state = self._added(self.state, batch)
+
+    def _add_in_graph(self, batch: Any) -> None:
+        """Add in place. Every replay does so again, unseen by Python: from now on no computed value is kept."""
+        if not self._adds_up or self._enable_grad:  # `forward` enables it
+            raise RuntimeError(
+                f"`{type(self).__name__}` must be updated outside of the capture of a CUDA graph. Only `update` of "
+                "sums can be captured: call it rather than the metric, and pass `resolution` where there is one."
+            )
+        self.state.add_(batch)
+        self._in_graph, self.compute_with_cache = True, False
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether the state of a batch follows from the batch alone, and is added."""
+        return isinstance(self.kind, SumsKind)
+
+    def reset(self) -> None:
+        """Forget everything seen; between `sync` and `unsync` what this rank has seen too."""
+        if self._is_synced:
+            self.unsync()
+        with self._in_its_place():
+            super().reset()
+        if self._in_graph:
+            self._update_count = 1  # for all that is known: torchmetrics warns of none
+
+    def compute(self) -> Tensor:
+        """Return the value over everything seen, by all ranks if `torch.distributed` is running.
+
+        Raises:
+            ValueError: if rows that came on CUDA were bad.
+        """
+        if not self._enable_grad:  # `forward` reads its batch here, and must not wait for the device
+            self._raise_if_invalid()
+        return self._value(self._statistic)
+
+    @torch.jit.unused
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch as `update` does and return the batch's own value, with its gradient."""
+        with unchanged_on_error(self), self._in_its_place():
+            value = super().forward(*args, **kwargs)
+            self.state = self.kind.detach(self.state)
+        # torchmetrics keeps the value for loggers. Kept with its graph it would hold the batch and break `clone`.
+        self._forward_cache = value.detach()
+        return value
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add the state of another metric of the same class, input format and bins.
+
+        Args:
+            incoming_state: the metric, its `metric_state`, or what `state_dict` saved of it. `nan_policy` may differ.
+
+        Raises:
+            ValueError: if the two do not count the same thing, or the dict does not say what it counts.
+            TorchMetricsUserError: between `sync` and `unsync`.
+        """
+        refuse_if_synced(self, "merge_state")
+        if isinstance(incoming_state, StreamingMetric):
+            incoming_state = incoming_state.metric_state
+        if isinstance(incoming_state, dict):
+            state, _ = self.checked_state("incoming_state", incoming_state)
+            incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
+        with unchanged_on_error(self), self._in_its_place():
+            super().merge_state(incoming_state)
+        self._computed = None
+        self._update_count += 1
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
+        _, drawn = self._plot(val, ax)  # torchmetrics gives no figure where it was given axes
+        return drawn.get_figure(), drawn  # type: ignore[union-attr]  # one plot is one axes
+
+    def extra_repr(self) -> str:
+        """Say which settings the state depends on."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
+
+    def n_dropped(self) -> int:
+        """Return how many rows `nan_policy="drop"` has left out; of multi-label input how many entries.
+
+        Of all ranks if `torch.distributed` is running, wherever `compute` is: then it is a collective, which all ranks
+        must call. It waits for the device.
+        """
+        count = self.kind.left_out(self.state)[1:].detach()
+        if self._would_sync and self.dist_sync_fn is not None:
+            count = torch.stack(self.dist_sync_fn(count, group=self.process_group)).sum(0)
+        elif self._would_sync:
+            return dropped_over_ranks([self], self.process_group)[0]
+        return int(count)
+
+    @property
+    def _would_sync(self) -> bool:
+        """Whether `compute` would sync."""
+        return bool(self._to_sync and not self._is_synced and self.distributed_available_fn())
+
+    def statistic(self) -> S:
+        """Return the statistic so far: of this rank alone, or of all ranks between `sync` and `unsync`.
+
+        Raises:
+            ValueError: if rows that came on CUDA were bad.
+        """
+        self._raise_if_invalid()
+        return self._statistic
+
+    @property
+    def _statistic(self) -> S:
+        return self.kind.statistic(self.state)
+
+    def _synced_statistic(self) -> S:
+        """The statistic over all ranks, checked as `compute` checks it."""
+        if self._is_synced:
+            return self.statistic()
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
+            return self.statistic()
+
+    def _configuration(self) -> dict[str, object]:
+        """See `PersistentMetric`."""
+        settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
+        for value in (self.input_format, self.recipe):
+            for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
+                if not field.compare:
+                    continue
+                setting = getattr(value, field.name)
+                settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare this
+        return {**settings, "batch_shape": self.batch_shape}
+
+    def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
+        """State of one batch alone."""
+        reading, p = self._reading(preds, target, weights)
+        return self._once((*reading, *self._counts_what), lambda: self._state_of(p))
+
+    def _reading(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[tuple[Hashable, ...], Predictions]:
+        """Read one batch; also return what tells this reading from others of the same batch."""
+        if isinstance(preds, Tensor) and preds.device != self.device:
+            raise ValueError(
+                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
+                "Move the metric with metric.to(preds.device)."
+            )
+        if self._shared is None:
+            return (), self._read(self.input_format, preds, target, weights)
+        self.input_format.check(preds, target, weights)
+        shareable = self.input_format.shareable(weights)
+        reading = (shareable, self.batch_shape)
+        return reading, self._once(reading, lambda: self._read(shareable, preds, target, weights))
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Make what members of a collection have in common once in an update, whichever of them needs it first."""
+        if self._shared is None:
+            return make()
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
+
+    @property
+    def _drops_invalid(self) -> bool:
+        """Whether bad rows are counted and left out, for looking for them would make the host wait."""
+        return self.device.type != "cpu"
+
+    def _added(self, state: Any, batch: Any) -> Any:
+        """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
+        if self._shared is None or not isinstance(self.kind, SamplesKind):
+            return self.kind.add(state, batch)
+        key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
+        if key not in self._shared:  # kept with the chunks that the key tells by their place, so that it stays theirs
+            self._shared[key] = (self.kind.add(state, batch), state)
+        return self._shared[key][0]
+
+    def _raise_if_invalid(self) -> None:
+        if invalid := int(self.kind.left_out(self.state)[0]):
+            raise ValueError(
+                f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
+                "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
+            )
+
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
+        group = process_group or self.process_group
+        if dist_sync_fn is not gather_all_tensors:
+            self.state = met_by_gather(self, dist_sync_fn, group)
+            return
+        (self.state,) = met_over_ranks([self], group)

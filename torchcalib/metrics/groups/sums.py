@@ -1,0 +1,76 @@
+"""Sums of every group of rows: groups are one more axis in front."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.events import reduce_to_events
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import Cells, Sums, SumsRecipe, apart_of, with_apart
+from torchcalib.ops.segments import cell_sums
+
+S = TypeVar("S", covariant=True)
+
+
+class CellsRecipe(SumsRecipe[S], Protocol[S]):
+    """A recipe of sums that tells where every sample counts, so that samples of different groups can be kept apart."""
+
+    def cells(self, p: Predictions) -> Cells:
+        """Say in which cell every event counts, and what is counted of it."""
+
+
+@dataclass(frozen=True)
+class SumsByGroup(Generic[S]):
+    """Sums as another recipe takes them, of every group `(G, ..., F, K)`: a cell for each pair of group and cell.
+
+    Attributes:
+        recipe: which sums.
+        num_groups: G.
+    """
+
+    recipe: CellsRecipe[S]
+    num_groups: int
+
+    @property
+    def with_noise(self) -> bool:
+        """Whether there are sums of noise."""
+        return with_apart(self.recipe)
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return `(G, ..., F, K)`."""
+        return (self.num_groups, *self.recipe.shape(task, num_classes))
+
+    def of(self, p: Predictions) -> Sums:
+        """Take the sums of every group of `p`, which are known there."""
+        recipe: Any = self.recipe
+        if hasattr(recipe, "of_groups"):  # without a table of the summands of every event
+            assert p.groups is not None  # that is what tells groups
+            found: Sums = recipe.of_groups(p, p.groups, self.num_groups)
+            return found
+        cells = self.recipe.cells(p)
+        place = group_of_events(p, cells.index) * cells.n_cells + cells.index
+        sums = cell_sums(place, cells.columns, self.num_groups * cells.n_cells)
+        sums = sums.reshape(*sums.shape[:-1], self.num_groups, cells.n_cells).movedim(-2, 0)
+        if not self.with_noise:
+            return Sums(sums)
+        events = None if p.hard else reduce_to_events(p, recipe.reduction)
+        return Sums(sums, apart=apart_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
+
+    def wrap(self, sums: Tensor) -> S:
+        """Return `sums` as the statistic they are, groups in front."""
+        return self.recipe.wrap(sums)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of events."""
+        return self.recipe.n_events(p)
+
+
+def group_of_events(p: Predictions, index: Tensor) -> Tensor:
+    """Return the group of every event, of which samples may make several, and series of classes as many each."""
+    assert p.groups is not None  # that is what tells groups
+    groups = p.groups.unsqueeze(-2) if index.dim() > p.groups.dim() else p.groups
+    times = index.shape[-1] // max(1, groups.shape[-1])
+    return groups if times == 1 else torch.repeat_interleave(groups, times, -1)

@@ -1,0 +1,278 @@
+"""Bayes risk: what decisions cost that are made from probabilities as if they were right; and of given decisions."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
+from torchcalib.core.checks import Problem, Rules, read_priors, settle
+from torchcalib.core.inputs import InputFormat, read_input
+from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
+from torchcalib.core.sums import ScoreSum
+from torchcalib.metrics.scores.accuracy import share_right
+from torchcalib.metrics.scores.costs import CostMatrix, Costs, read_costs
+from torchcalib.metrics.scores.engine import Score, ScoreMetric, ScoreReading, evaluate, per_sample
+from torchcalib.ops.logs import wide_dtype, xmul
+
+
+def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
+    """The cheapest decision for every row `(..., N)`; without costs the most probable class."""
+    if cost is None:
+        return p.values.argmax(-1) if p.task == "multiclass" else p.predicts_one.long()
+    matrix = read_costs(cost, p.num_classes)
+    if p.task == "multiclass":
+        return matrix.cheapest(p.probs.to(wide_dtype(p.probs.device)))
+    return matrix.cheapest(torch.stack((p.not_probs, p.probs), -1))
+
+
+def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
+    """What every decision costs `(..., N)`; for a soft target its mean over the votes."""
+    costs = cost.tensor(decisions.device)
+    if p.task == "multiclass" and not p.soft:
+        return costs[p.target, decisions]
+    if p.soft:
+        return xmul(p.target.to(costs.dtype), costs.T[decisions]).sum(-1)
+    return xmul(1 - p.target, costs[0][decisions]) + xmul(p.target, costs[1][decisions])
+
+
+def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
+    """What the cheapest decision for every row costs; without costs 1 for an error."""
+    return 1 - share_right(p) if cost is None else _cost_of(p, _decisions(p, cost), cost)
+
+
+def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
+    """The mean cost of the decision that is cheapest for the class priors, over ALL columns."""
+    if cost is not None:
+        return (priors @ cost.tensor(priors.device)).amin(-1)
+    # The sum of all others: 1 less the largest has few digits left where that is next to 1.
+    return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
+
+
+def _bayes_risk_score(cost: CostMatrix | Costs | None) -> Score:
+    matrix = cost if cost is None or isinstance(cost, CostMatrix) else CostMatrix(cost)
+    return Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
+
+
+def bayes_risk(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    cost: CostMatrix | Costs | None = None,
+    normalize: Literal["prior"] | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Bayes risk: the mean cost of the decisions that the predictions call for.
+
+    For every sample the decision is taken whose expected cost under the prediction is least (the first of them on
+    ties), and it then costs what the true class makes it cost. With zero-one costs this is the error rate. It is a
+    proper score, for every cost matrix: no other probabilities lead to cheaper decisions than the true ones. It is not
+    strictly proper, as it sees of a prediction only the decision.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: labels or soft targets, as for `nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        cost: `CostMatrix`, or what makes one, `(C, M)`: row = true class, column = decision; M may exceed C (reject).
+            Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None: every error costs 1. Make a `CostMatrix` once
+            where values cannot be looked at (`torch.compile`, `vmap`) or live on a GPU.
+        normalize: `"prior"` divides by the cost of the cheapest constant decision, the minimum over all columns: above
+            1 it were better to ignore the predictions. Where that decision costs nothing the result is inf or NaN.
+        priors: class priors that the risk is reported for, as for `nll`. The decisions stay those that the
+            predictions call for.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in the unit of `cost`, in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        None: decisions are steps of the predictions.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1; priors app. A, eq. 36-37.
+
+    Example:
+        >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+        >>> bayes_risk(preds, target, task="binary")
+        tensor(0.2500)
+        >>> bayes_risk(preds, target, task="binary", cost=CostMatrix.zero_one(2).with_reject(0.25))
+        tensor(0.1250)
+    """
+    return evaluate(
+        _bayes_risk_score(cost), preds, target, options, task=task, normalize=normalize, priors=priors, average=average
+    )
+
+
+def bayes_risk_per_sample(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    cost: CostMatrix | Costs | None = None,
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """What the decision for every sample costs; see `bayes_risk`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> bayes_risk_per_sample(torch.tensor([0.9, 0.4]), torch.tensor([0, 1]), task="binary", cost=[[0, 1], [5, 0]])
+        tensor([1., 0.])
+    """
+    return per_sample(_bayes_risk_score(cost), preds, target, task, options)
+
+
+def bayes_decisions(
+    preds: Tensor,
+    *,
+    task: Task,
+    cost: CostMatrix | Costs | None = None,
+    from_logits: bool = False,
+    class_axis: int = -1,
+    validate_args: bool = True,
+) -> Tensor:
+    """Decide: the first decision of least expected cost for every prediction; see `bayes_risk` for the arguments.
+
+    Returns:
+        Columns of `cost`, int64, `(..., N)`; multi-label `(..., N, L)`.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Example:
+        >>> bayes_decisions(torch.tensor([0.1, 0.45, 0.9]), task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
+        tensor([0, 2, 1])
+    """
+    reading = InputFormat(task, from_logits=from_logits, class_axis=class_axis, validate_args=validate_args)
+    unknown = torch.zeros_like(preds, dtype=torch.int64) if isinstance(preds, Tensor) else torch.zeros(0)
+    if task == "multiclass" and -unknown.dim() <= class_axis < unknown.dim() and unknown.shape[class_axis]:
+        unknown = unknown.select(class_axis, 0)
+    p = reading.read(preds, unknown)  # the labels are read, and looked at by nothing
+    decisions = _decisions(p, None if cost is None else read_costs(cost, p.num_classes))
+    return decisions.movedim(-2, class_axis) if task == "multilabel" else decisions
+
+
+class BayesRisk(ScoreMetric):
+    """Bayes risk, streamed; see `bayes_risk`. `cost`: what decisions cost, `(C, M)`; None is 1 for every error.
+
+    Example:
+        >>> metric = BayesRisk(task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0]))
+        >>> metric.compute()
+        tensor(0.1250, dtype=torch.float64)
+    """
+
+    is_differentiable = False
+    unit, perfect = "cost", 0.0
+    question = "what do decisions cost that are made as if the probabilities were right"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
+
+    def __init__(self, *, cost: CostMatrix | Costs | None = None, **options: Any) -> None:
+        super().__init__(_bayes_risk_score(cost), **options)
+        num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
+        if cost is not None and num_classes is not None:
+            read_costs(cost, num_classes)
+
+
+def expected_cost(
+    decisions: Tensor,
+    target: Tensor,
+    *,
+    cost: CostMatrix | Costs,
+    normalize: Literal["prior"] | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    weights: Tensor | None = None,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+) -> Tensor:
+    """Expected cost of decisions that have been made already: the mean of `cost[target, decision]`.
+
+    Args:
+        decisions: columns of `cost`, integer `(..., N)`.
+        target: true classes, integer `(..., N)`; or soft targets `(..., N, C)`.
+        cost: `(C, M)`, as for `bayes_risk`.
+        normalize: `"prior"` divides by the cost of the cheapest constant decision.
+        priors: class priors `(C,)` that the cost is reported for.
+        weights: non-negative `(..., N)`; weight k equals k copies.
+        ignore_index: rows with this target are dropped.
+        validate_args: look at the values and raise on bad ones.
+
+    Returns:
+        `(...)` float64, in the unit of `cost`; NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        None.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
+
+    Example:
+        >>> expected_cost(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 1]), cost=[[0, 1, 0.25], [1, 0, 0.25]])
+        tensor(0.3125, dtype=torch.float64)
+    """
+    check_flag("validate_args", validate_args)
+    if not isinstance(decisions, Tensor):
+        raise TypeError(f"`decisions` must be a torch.Tensor, got {type(decisions).__name__}. Use torch.as_tensor.")
+    if decisions.is_floating_point() or decisions.is_complex():
+        raise TypeError(
+            f"`decisions` must be integer columns of `cost`, got {decisions.dtype}. "
+            "For probabilities use bayes_risk, which makes the decisions."
+        )
+    matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
+    if isinstance(target, Tensor) and target.shape not in (decisions.shape, (*decisions.shape, matrix.num_classes)):
+        raise ValueError(
+            f"`target` must have the shape of `decisions` {tuple(decisions.shape)} (soft targets: and "
+            f"{matrix.num_classes} classes), got {tuple(target.shape)}."
+        )
+    options: InputOptions = {"weights": weights, "ignore_index": ignore_index, "validate_args": validate_args}
+    # The one place that reads targets and weights wants predictions beside them; no value of these is used.
+    wide = wide_dtype(decisions.device)
+    uniform = torch.full((), 1 / matrix.num_classes, dtype=wide, device=decisions.device)
+    p = read_input(
+        "multiclass",
+        uniform.expand(*decisions.shape, matrix.num_classes),
+        target,
+        options,
+        hard_targets=priors is not None,
+    )
+    decisions = decisions.long()
+    outside = (decisions < 0) | (decisions >= matrix.num_decisions)
+    if validate_args:
+        absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
+        rules = Rules(lambda: ~outside.any(), lambda: outside, lambda: [_decision_problem(decisions, outside, matrix)])
+        weights, _ = settle([rules], p.weights, absent, False, wide)
+    else:
+        weights = p.weights
+    given = Predictions(p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.hard)
+    score = Score(
+        partial(_cost_of, decisions=decisions.masked_fill(outside, 0), cost=matrix),
+        partial(_cheapest_constant, cost=matrix),
+        normalizable=True,
+    )
+    checked = None if priors is None else read_priors(priors, matrix.num_classes)
+    reading = ScoreReading(score, "multiclass", normalize, checked)
+    recipe = score.recipe(reading.by_class)
+    return by_replicates(lambda p: reading.read(recipe.of(p)), given, recipe.n_events(given))
+
+
+def _decision_problem(decisions: Tensor, outside: Tensor, cost: CostMatrix) -> Problem:
+    return Problem(
+        outside,
+        lambda rows: (
+            f"`decisions` must be a column of `cost` in [0, {cost.num_decisions - 1}], got "
+            f"{int(decisions[rows][0])} ({int(rows.sum())} of {rows.numel()} rows)."
+        ),
+    )

@@ -1,0 +1,115 @@
+"""Scores of `torch.distributions` objects: ECD of any of them, NEES of the Gaussian ones."""
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+
+from torchcalib.core.checks import check_weights
+from torchcalib.core.sums import weighted
+from torchcalib.ops.logs import wide_dtype
+
+
+def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
+    """Return -log p(x) minus the entropy, per sample, of the distribution's batch shape ([ECD] eq. 8)."""
+    _check_shape(distribution, value)
+    try:
+        return -distribution.log_prob(value) - distribution.entropy()
+    except NotImplementedError as error:
+        raise TypeError(
+            f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}. "
+            "Pass a distribution whose density and entropy torch knows."
+        ) from error
+
+
+def _check_shape(distribution: Distribution, value: Tensor) -> None:
+    """One value for every distribution of the batch, or many for a single distribution: never a broadcast table."""
+    batch, event = distribution.batch_shape, distribution.event_shape
+    fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
+    if not fits:
+        raise ValueError(
+            f"`target` must have the distribution's batch and event shape {tuple(batch + event)}, got "
+            f"{tuple(value.shape)}. Reshape one of them: shapes are not broadcast."
+        )
+
+
+def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
+    """Normalised estimation error squared (x - mu)^T Sigma^-1 (x - mu) of every sample; see `nees`.
+
+    Returns:
+        `(..., N)` in [0, inf), no unit: the batch shape of the distribution.
+
+    Raises:
+        TypeError: for a distribution that is not Gaussian.
+        ValueError: for values of another shape.
+
+    Gradient:
+        Everywhere.
+
+    Source:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10.
+
+    Example:
+        >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
+        tensor([0., 4.])
+    """
+    _check_shape(distribution, value)
+    if isinstance(distribution, Independent):
+        per_part = nees_per_sample(distribution.base_dist, value)
+        event_axes = tuple(range(-distribution.reinterpreted_batch_ndims, 0))
+        return per_part.sum(event_axes) if event_axes else per_part
+    if isinstance(distribution, Normal):
+        standardised: Tensor = (value - distribution.loc) / distribution.scale
+        return standardised.square()
+    if isinstance(distribution, MultivariateNormal):
+        error = (value - distribution.loc).unsqueeze(-1)
+        whitened: Tensor = torch.linalg.solve_triangular(distribution.scale_tril, error, upper=False)
+        return whitened.square().sum((-1, -2))
+    raise TypeError(
+        "`distribution` must be Normal, MultivariateNormal or an Independent Normal, got "
+        f"{type(distribution).__name__}. For other distributions use ecd."
+    )
+
+
+def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Normalised estimation error squared of Gaussian predictions: the mean of (x - mu)^T Sigma^-1 (x - mu).
+
+    Its expectation is the dimension d for honest covariances; the Gaussian ECD is (NEES - d) / 2.
+
+    Args:
+        distribution: `Normal` (d = 1), `MultivariateNormal` or `Independent` of a `Normal`, batch shape `(..., N)`.
+        value: the observed x, batch shape and event shape.
+        weights: one non-negative weight per sample `(..., N)`.
+
+    Returns:
+        `(...)` in [0, inf), no unit, in the dtype of the distribution (at least float32); NaN without data.
+
+    Raises:
+        TypeError: for a distribution that is not Gaussian.
+        ValueError: for values or weights of another shape.
+
+    Gradient:
+        Everywhere.
+
+    Source:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10-11.
+
+    Example:
+        >>> nees(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
+        tensor(2.)
+    """
+    return mean_over_samples(nees_per_sample(distribution, value), weights)
+
+
+def mean_over_samples(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the weighted mean over the last axis, in at least float32; a scalar is its own mean."""
+    scores = scores if scores.dim() else scores.unsqueeze(-1)
+    dtype, wide = torch.promote_types(scores.dtype, torch.float32), wide_dtype(scores.device)
+    if weights is None:
+        return scores.to(wide).mean(-1).to(dtype)
+    weights = check_weights(weights, scores.shape)
+    return (weighted(scores, weights, wide).sum(-1) / weights.sum(-1)).to(dtype)
+
+
+def without_absent(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the scores with NaN where the weight is 0."""
+    return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

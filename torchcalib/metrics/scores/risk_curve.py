@@ -1,0 +1,294 @@
+"""Bayes risk of two classes over operating points: the curve, its area, and the best threshold in hindsight."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Unpack, get_args
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_count, task_read_as
+from torchcalib.core.checks import read_priors
+from torchcalib.core.inputs import read_input
+from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.core.sums import weighted
+from torchcalib.metrics.scores.costs import CostMatrix, Costs, read_costs
+from torchcalib.ops import logs
+from torchcalib.ops.host_values import look
+from torchcalib.ops.logs import wide_dtype, xmul
+from torchcalib.ops.sorting import order_bits, stable_sort
+
+AreaWeight = Literal["uniform", "beta22"]
+
+
+@dataclass(frozen=True, eq=False)
+class BayesRiskCurve:
+    """Bayes risk at every operating point; made by `bayes_risk_curve`.
+
+    Attributes:
+        operating_point: c in (0, 1), float64 `(K,)`: class 1 is decided where its probability is above c. A false
+            alarm then costs 1/(1-c) and a miss 1/c.
+        risk: mean cost of those decisions, float64 `(..., K)`; multi-label `(..., L, K)`.
+        cheapest: mean cost of the cheaper constant decision, of the shape of `risk`.
+    """
+
+    operating_point: Tensor
+    risk: Tensor
+    cheapest: Tensor
+
+    @property
+    def normalized(self) -> Tensor:
+        """`risk / cheapest`: above 1 it were better to ignore the predictions."""
+        return self.risk / self.cheapest
+
+
+def bayes_risk_curve(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    points: int | Tensor | Sequence[float] = 99,
+    priors: Tensor | Sequence[float] | None = None,
+    **options: Unpack[InputOptions],
+) -> BayesRiskCurve:
+    """Bayes risk of two classes over the operating point c, for costs of 1/(1-c) a false alarm and 1/c a miss.
+
+    c is where the decision turns: class 1 is decided for probabilities above c (at c itself class 0, the first). All
+    cost matrices of two classes are one of these and a factor, so the curve tells for which costs the probabilities
+    serve. Its area is the cross entropy; weighted, the Brier score: see `bayes_risk_area`.
+
+    Args:
+        preds: probabilities (or logits), as for `bayes_risk`.
+        target: labels or soft targets, as for `nll`.
+        task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
+        points: how many equally spaced c, at i / (points + 1); or the c themselves `(K,)` in (0, 1).
+        priors: class priors `(2,)` that the risk is reported for.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        The curve, labels apart; NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        None: decisions are steps of the predictions.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34.
+
+    Example:
+        >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
+        >>> bayes_risk_curve(preds, target, task="binary", points=[0.5, 0.65, 0.8]).risk
+        tensor([0.5000, 0.0000, 0.3125], dtype=torch.float64)
+    """
+    s = _in_order(_two_classes(preds, target, task, options, priors), priors)
+    c = _operating_points(points, s.values.device)
+    probs = (s.values.sigmoid() if s.from_logits else s.values).detach().contiguous()
+    at_most = torch.searchsorted(probs, c.to(probs.dtype).expand(*probs.shape[:-1], -1).contiguous(), right=True)
+    risk = s.missed.gather(-1, at_most) / c + s.accepted.gather(-1, at_most) / (1 - c)
+    cheapest = torch.minimum(s.missed[..., -1:] / c, s.accepted[..., :1] / (1 - c))
+    return BayesRiskCurve(c, risk, cheapest)
+
+
+def bayes_risk_area(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    weight: AreaWeight = "uniform",
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Area under the Bayes-risk curve of two classes, integrated exactly from step to step.
+
+    With uniform weight it is the cross entropy in nats (`nll`); with weight 2 c (1-c) the Brier score (of soft targets
+    that of labels drawn from them, which is larger by t (1-t)). That a score is the risk of all decisions together is
+    what makes it proper.
+
+    Args:
+        preds: probabilities (or logits), as for `bayes_risk`.
+        target: labels or soft targets, as for `nll`.
+        task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
+        priors: class priors `(2,)` that the area is reported for.
+        weight: `"uniform"`, or `"beta22"`: 2 c (1-c), a third of the density of Beta(2, 2), whose area would be three
+            times the Brier score (p - y)^2.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in [0, inf], in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        That of the score which the area is, where predictions differ.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
+
+    Example:
+        >>> bayes_risk_area(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.2284)
+    """
+    if weight not in get_args(AreaWeight):
+        raise ValueError(f"`weight` must be one of {', '.join(map(repr, get_args(AreaWeight)))}, got {weight!r}.")
+    check_average(average, task_read_as(task, options) == "multilabel")
+    p = _two_classes(preds, target, task, options, priors).set_in_log_odds()
+    area = by_replicates(lambda p: _area(_in_order(p, priors), weight), p, p.samples.numel())
+    return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
+
+
+def _area(s: "_InOrder", weight: AreaWeight) -> Tensor:
+    log_p, log_not_p = logs.binary_log_probs(s.values, s.from_logits)
+    start, end = torch.full_like(log_p[..., :1], -torch.inf), torch.zeros_like(log_p[..., :1])
+    log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
+    # Antiderivatives, over c, of the weight times the cost of a miss and of a false alarm.
+    miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
+    return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
+
+
+def optimal_threshold_cost(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    cost: CostMatrix | Costs | None = None,
+    normalize: Literal["prior"] | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """The least mean cost that any threshold on the predictions of two classes reaches on these very data.
+
+    What the Bayes risk lacks to it is lost to calibration for these costs. It is optimistic, for the threshold is
+    chosen with the labels in sight. Equal predictions are never parted.
+
+    Args:
+        preds: probabilities (or logits), as for `bayes_risk`.
+        target: labels or soft targets, as for `nll`.
+        task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
+        cost: `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: every error costs 1.
+        normalize: `"prior"` divides by the cost of the cheapest constant decision.
+        priors: class priors `(2,)` that the cost is reported for, and the threshold chosen for.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in the unit of `cost`, in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        None.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR); the minimum of its sec. 2.3.1 over thresholds.
+
+    Example:
+        >>> preds, target = torch.tensor([0.1, 0.2, 0.3, 0.25]), torch.tensor([0, 1, 1, 0])
+        >>> optimal_threshold_cost(preds, target, task="binary")
+        tensor(0.2500)
+    """
+    matrix = CostMatrix.zero_one(2) if cost is None else read_costs(cost, 2)
+    if matrix.num_decisions != 2:
+        raise ValueError(
+            f"`cost` must have 2 columns, below and above the threshold, got {matrix.num_decisions}. "
+            "For other decisions use bayes_risk."
+        )
+    if normalize not in (None, "prior"):
+        raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}.")
+    check_average(average, task_read_as(task, options) == "multilabel")
+    p = _two_classes(preds, target, task, options, priors)
+    least = by_replicates(
+        lambda p: _least_cost(_in_order(p, priors), matrix, normalize is not None), p, p.samples.numel()
+    )
+    return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
+
+
+def _least_cost(s: "_InOrder", matrix: CostMatrix, normalize: bool) -> Tensor:
+    (below_0, above_0), (below_1, above_1) = matrix.costs
+    costs = below_1 * s.missed + above_1 * (s.missed[..., -1:] - s.missed)
+    costs = costs + above_0 * s.accepted + below_0 * (s.accepted[..., :1] - s.accepted)
+    apart = s.values[..., 1:] != s.values[..., :-1]
+    ends = torch.ones_like(s.values[..., :1], dtype=torch.bool)
+    costs = costs.masked_fill(~torch.cat((ends, apart, ends), -1), torch.inf)
+    least = costs.amin(-1)
+    return least / torch.minimum(costs[..., 0], costs[..., -1]) if normalize else least
+
+
+def _two_classes(
+    preds: Tensor, target: Tensor, task: Task, options: InputOptions, priors: Tensor | Sequence[float] | None
+) -> Predictions:
+    if task_read_as(task, options) == "multiclass":
+        raise ValueError(
+            "`task` must be 'binary' or 'multilabel' where there is one threshold, got 'multiclass'. "
+            "Pass positive_classes=[...] to set classes against the rest."
+        )
+    return read_input(task, preds, target, options, hard_targets=priors is not None)
+
+
+def _operating_points(points: int | Tensor | Sequence[float], device: torch.device) -> Tensor:
+    wide = wide_dtype(device)
+    if isinstance(points, int):
+        check_count("points", points)
+        return torch.arange(1, points + 1, dtype=wide, device=device) / (points + 1)
+    c = torch.as_tensor(points, dtype=wide, device=device)
+    if c.dim() != 1:
+        raise ValueError(f"`points` must be a number of points or one axis of them, got shape {tuple(c.shape)}.")
+    if look(((c > 0) & (c < 1)).all()) is False:
+        raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. At 0 and 1 an error costs infinitely much.")
+    return c
+
+
+@dataclass(frozen=True, eq=False)
+class _InOrder:
+    """Two classes in the order of their predictions, and what each threshold between two of them gets wrong.
+
+    Attributes:
+        values: predictions, ascending `(..., N)`, N >= 1.
+        from_logits: whether they are logits.
+        missed: share of the weight that is class 1 and among the k lowest, k = 0 to N: `(..., N + 1)`.
+        accepted: share that is class 0 and not among them.
+    """
+
+    values: Tensor
+    from_logits: bool
+    missed: Tensor
+    accepted: Tensor
+
+
+def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _InOrder:
+    wide = wide_dtype(p.values.device)
+    shares = [weighted(part, p.weights, wide) for part in (1 - p.target, p.target)]
+    # Rows of weight 0 may hold anything; moved to the middle they part nothing and weigh nothing.
+    middle = 0.0 if p.from_logits else 0.5
+    values = p.values if p.weights is None else torch.where(p.weights == 0, middle, p.values)
+    if not values.shape[-1]:  # one row of weight 0, which makes shares of nothing NaN
+        values = values.new_full((*values.shape[:-1], 1), middle)
+        shares = [share.new_zeros(values.shape) for share in shares]
+    totals = [share.sum(-1, keepdim=True) for share in shares]
+    if priors is None:
+        shares = [share / (totals[0] + totals[1]) for share in shares]
+    else:
+        given = read_priors(priors, 2).to(shares[0])
+        shares = [xmul(given[..., k : k + 1], shares[k] / totals[k]) for k in range(2)]
+    _, order = stable_sort(order_bits(values))
+    negative, positive = (share.gather(-1, order) for share in shares)
+    accepted = _sums_of_first(negative.flip(-1)).flip(-1)
+    return _InOrder(values.gather(-1, order), p.from_logits, _sums_of_first(positive), accepted)
+
+
+def _sums_of_first(share: Tensor) -> Tensor:
+    """Sums of the k first, k = 0 to N: `(..., N + 1)`; NaN from the start where any is."""
+    nothing = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
+    return torch.cat((nothing, share.cumsum(-1)), -1)
+
+
+def _widths(antiderivative: Tensor) -> Tensor:
+    """Integrals from each point to the next; 0 from a point to itself, infinite or not."""
+    lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
+    return (upper - lower).masked_fill(upper == lower, 0)

@@ -1,0 +1,292 @@
+"""The bin op in tensor operations for the CPU: in chunks that stay in its cache. Elsewhere see `bin_op_masked`."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcalib.ops.logs import spread_infinite_logits, through_softmax
+from torchcalib.ops.segments import BELOW_EDGE, bin_index
+
+_SAMPLES = 2**16
+_ENTRIES = 2**18
+_ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
+
+
+def event_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """Add what `bin_op.event_bins` says of every series.
+
+    Args:
+        confidence: `(S, N)`.
+        outcome: `(S, N)`.
+        weights: `(S, N)` or None.
+        ecd: `(S, N)` or None.
+        right: the edge rule.
+        noise: "labels" or "shares" if sums 3 and 4 are of noise, else "none".
+        copies: whether weights are numbers of copies.
+        sums: zeros `(S, F, B)`.
+    """
+    wide, n_bins = sums.dtype, sums.shape[-1]
+    countable = may_be_counted(outcome, weights, ecd, noise)
+    for into, (values, outcomes, w, more) in pieces_of(sums, _SAMPLES, confidence, outcome, weights, ecd):
+        index = _bins(values, n_bins, right)
+        if countable and _zeros_and_ones(outcomes):
+            long, p = index.long(), values.to(wide)
+            into[1].scatter_add_(0, long, p)
+            if noise == "labels":
+                into[3].scatter_add_(0, long, p * (1 - p))
+                into[4] = into[3]
+            counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
+            into[0] += counts.sum(0)
+            into[2] += counts[1]
+            continue
+        index, columns = index.long(), weighed_columns(values, outcomes, w, more, noise, copies, wide)
+        for row, column in zip(into, columns, strict=True):
+            row.scatter_add_(0, index, column)
+
+
+def group_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    groups: Tensor,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """Add what `bin_op.event_bins` says of every series and group.
+
+    Args:
+        confidence: see `event_sums`.
+        outcome: see `event_sums`.
+        weights: see `event_sums`.
+        ecd: see `event_sums`.
+        groups: `(S, N)` int64.
+        right: see `event_sums`.
+        noise: see `event_sums`.
+        copies: see `event_sums`.
+        sums: zeros `(S, G, F, B)`.
+    """
+    n_series, n_groups, n_sums, n_bins = sums.shape
+    n_cells = n_groups * n_bins
+    found = sums.new_zeros(n_series, n_sums, n_cells)
+    pieces = pieces_of(found, max(_SAMPLES, n_cells), confidence, outcome, weights, ecd, groups)
+    for into, (values, outcomes, w, more, of) in pieces:
+        cell = of * n_bins + _bins(values, n_bins, right)
+        columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+        for row, column in zip(into, columns, strict=True):
+            row += torch.bincount(cell, column, n_cells)
+    sums.copy_(found.view(n_series, n_sums, n_groups, n_bins).movedim(1, 2))
+
+
+def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
+    """Yield the sums of a series, and at most `size` of its events in each column `(S, N)`."""
+    n = next(column.shape[-1] for column in columns if column is not None)
+    for series, into in enumerate(sums):
+        for start in range(0, n, size):
+            yield into, [None if column is None else column[series, start : start + size] for column in columns]
+
+
+def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
+    """Return whether what is summed of the outcomes, if they are 0 and 1, is how many there are."""
+    return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
+
+
+def weighed_columns(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    noise: str,
+    copies: bool,
+    wide: torch.dtype,
+) -> list[Tensor]:
+    """Return what every event adds to each sum, 0 where its weight is."""
+    p = confidence.to(wide)
+    columns = [(torch.ones_like(p), weights), (p, weights), (outcome.to(wide), weights)]
+    if noise != "none":
+        spread = p * (1 - p)
+        variance = (columns[2][0] - p).square() if noise == "shares" else spread
+        columns += [(spread, weights), (variance, weights if weights is None or copies else weights.square())]
+    columns += [] if ecd is None else [(ecd.to(wide), weights)]
+    return [column if share is None else (column * share).masked_fill(share == 0, 0) for column, share in columns]
+
+
+def class_sums(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    from_logits: bool,
+    right: bool,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """Add what `bin_op.class_bins` says of one series.
+
+    Args:
+        values: `(N, C)` of any floating dtype, with any strides.
+        target: `(N,)` int64.
+        weights: `(N,)` of the dtype of `sums`, or None.
+        top: of `row_op.rows`.
+        confidence: of `row_op.rows`.
+        from_logits: whether `values` are logits.
+        right: the edge rule.
+        copies: whether weights are numbers of copies.
+        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with those of noise.
+    """
+    n_classes, n_sums, n_bins = sums.shape
+    noise, squared = n_sums == 5, weights is not None and not copies
+    flat = sums.view(-1)
+    for start in range(0, len(values), _ROWS):
+        held = slice(start, start + _ROWS)
+        w = torch.ones_like(confidence[held]) if weights is None else weights[held]
+        known = (target[held] >= 0) & (target[held] < n_classes)
+        label = target[held].masked_fill(~known, 0)
+        places, reached, of_label = [], [], []
+        # What is kept of every chunk would take from the holes that temporary tensors leave, and the heap would grow.
+        wide = torch.empty(min(_ENTRIES, values[held].numel()) + n_classes, dtype=sums.dtype)
+        mask = np.empty(len(wide), bool)
+        for rows, q in _chunks(values[held], top[held], confidence[held], from_logits):
+            own = w[rows].unsqueeze(-1)
+            if weights is not None:
+                q.masked_fill_(own == 0, 0)
+            of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
+            entries = q.view(-1)
+            above = _places_from(entries, BELOW_EDGE / n_bins, mask)
+            reached.append(entries.index_select(0, above))
+            entries.index_fill_(0, above, 0)
+            column = wide[: len(entries)].view(q.shape)
+            if weights is None:
+                total = column.copy_(q).sum(0)
+            else:  # counts not as a difference from the whole: small weights would be lost in it
+                sums[:, 0, 0] += column.copy_(own).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
+                total = torch.mul(q, own, out=column).sum(0)
+            sums[:, 1, 0] += total
+            if noise:  # q (1 - q) as q - q^2: below 1/B the square is the lesser part, unless B is 1
+                sums[:, 3, 0] += total - column.mul_(q).sum(0)
+            if noise and squared:
+                square = column.mul_(own).sum(0)
+                sums[:, 4, 0] += torch.mul(q, own.square(), out=column).sum(0) - square
+            places.append(above.add_(rows.start * n_classes))
+        place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
+        row = place // n_classes
+        k = place.sub_(row * n_classes)
+        cell = k * (n_sums * n_bins) + bin_index(entry, n_bins, right)
+        share = w[row]
+        flat.index_add_(0, cell, share)
+        flat.index_add_(0, cell + n_bins, share * entry)
+        if noise:
+            spread = share * (entry * (1 - entry))
+            flat.index_add_(0, cell + 3 * n_bins, spread)
+            if squared:
+                flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
+        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
+        flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
+    if weights is None:
+        sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
+    if noise and not squared:
+        sums[:, 4] = sums[:, 3]
+
+
+def class_sums_backward(
+    values: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    grads: Tensor,
+    from_logits: bool,
+    right: bool,
+    out: Tensor,
+) -> None:
+    """Fill in the gradient in `values`.
+
+    Args:
+        values: see `class_sums`.
+        weights: see `class_sums`.
+        top: see `class_sums`.
+        confidence: see `class_sums`.
+        grads: gradient in the sums of confidence, `(C, B)`.
+        from_logits: see `class_sums`.
+        right: see `class_sums`.
+        out: `(N, C)` of the dtype of `values`.
+    """
+    n_bins = grads.shape[-1]
+    for held, q in _chunks(values, top, confidence, from_logits):
+        found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
+        row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
+        found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
+        out[held] = gradient_of(q, found, values[held], None if weights is None else weights[held], from_logits)
+
+
+def gradient_of(q: Tensor, found: Tensor, values: Tensor, weights: Tensor | None, from_logits: bool) -> Tensor:
+    """Return the gradient in the values of rows, from that in their probabilities."""
+    found = through_softmax(q, found, values) if from_logits else found
+    if weights is None:
+        return found
+    w = weights.unsqueeze(-1)
+    return (found * w.to(q.dtype)).masked_fill(w == 0, 0)
+
+
+def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
+    """Yield which rows, and their probabilities in memory that may be written into."""
+    n, n_classes = max(1, _ENTRIES // values.shape[-1]), values.shape[-1]
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    buffer = torch.empty(min(n, len(values)), n_classes, dtype=dtype, device=values.device)
+    first, of_top = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
+    for start in range(0, len(values), n):
+        held = slice(start, min(start + n, len(values)))
+        x, q = values[held], buffer[: held.stop - start]
+        if from_logits:
+            torch.softmax(x, -1, dtype=dtype, out=q)
+            found = q.gather(-1, first[held])
+            if not math.isfinite(found.sum()):  # an infinite logit
+                torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
+                found = q.gather(-1, first[held])
+            # What softmax's own sum is off by.
+            q.mul_(of_top[held] / found).scatter_(-1, first[held], of_top[held])
+        else:
+            q.copy_(x)
+        yield held, q
+
+
+def _bins(values: Tensor, n_bins: int, right: bool) -> Tensor:
+    """Return `bin_index` in int32, from the product with `n_bins` alone where no inner edge is near."""
+    scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
+    scaled.clamp_(0.3, n_bins - 0.3)  # no value is near the outer edges, nor in another bin by `right`
+    index = scaled.int()
+    distance = scaled.sub_(scaled.round()).abs_()
+    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # NaN too
+    if len(near):
+        index[near] = bin_index(values[near], n_bins, right).int()
+    return index
+
+
+def _zeros_and_ones(outcomes: Tensor) -> bool:
+    """Return whether there is nothing else in a column of integers."""
+    if outcomes.dtype == torch.bool:
+        return True
+    least, most = outcomes.aminmax()
+    return bool(least >= 0) and bool(most <= 1)
+
+
+def _places_from(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
+    """Return the places of entries that are at least `low`; numpy finds them at the speed of memory."""
+    x = entries.numpy()
+    return torch.from_numpy(np.flatnonzero(np.greater_equal(x, x.dtype.type(low), out=mask[: len(x)])))

@@ -1,0 +1,327 @@
+"""The bin op as Triton kernels. Each program adds in registers and stores its sums; these are added in one order.
+
+No program adds to what another one adds to: every run gives the same. Addresses are int64.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchcalib.ops.bin_sums.masked import group_sums  # sorts, which costs a GPU little
+from torchcalib.ops.segments import BELOW_EDGE
+from torchcalib.ops.triton_launch import check_launch
+
+__all__ = ["class_sums", "class_sums_backward", "event_sums", "group_sums"]
+
+check_launch()
+
+_EVENTS = 256  # held at once
+_PIECE = 512  # events of a program, unless there are more than `_PIECES` of these
+_PIECES = 1024
+_BINS = 32  # of events that a program adds up
+_HELD, _CLASSES = 512, 128  # entries held at once, and of how many classes
+_SUMS = 2**15  # classes times pieces of rows: what is stored before it is added
+_TILE, _BLOCK = 2048, 4096  # see `row_op_triton`
+_LOWEST = tl.constexpr(-1000.0)  # see `row_op_triton`
+_BELOW_EDGE = tl.constexpr(BELOW_EDGE)
+
+
+def event_sums(
+    confidence: Tensor,
+    outcome: Tensor,
+    weights: Tensor | None,
+    ecd: Tensor | None,
+    right: bool,
+    noise: str,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.event_sums`. Nothing waits for the device."""
+    n_series, n_columns, n_bins = sums.shape
+    n = confidence.shape[-1]
+    size = max(_PIECE, -(-n // _PIECES))
+    pieces = triton.cdiv(n, size)
+    parts = torch.empty(n_series, pieces, n_columns, n_bins, dtype=sums.dtype, device=sums.device)
+    bins = min(_BINS, triton.next_power_of_2(n_bins))
+    columns = [confidence if x is None else _stored(x) for x in (confidence, outcome, weights, ecd)]
+    with torch.cuda.device_of(confidence):
+        _add_events[(n_series, pieces, triton.cdiv(n_bins, bins))](
+            *columns, parts, n, size, n_bins, weights is not None, ecd is not None, right, noise != "none",
+            noise == "shares", not copies, _EVENTS, bins,
+        )  # fmt: skip
+    sums.copy_(parts.sum(1))
+
+
+def class_sums(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    from_logits: bool,
+    right: bool,
+    copies: bool,
+    sums: Tensor,
+) -> None:
+    """See `bin_op_reference.class_sums`. Nothing waits for the device."""
+    n_rows, n_classes = values.shape
+    _, n_sums, n_bins = sums.shape
+    apart = n_sums if weights is not None and not copies else min(n_sums, 4)
+    size = max(64, -(-n_rows // max(1, _SUMS // n_classes)))
+    pieces = triton.cdiv(n_rows, size)
+    classes = min(_CLASSES, triton.next_power_of_2(n_classes))
+    parts = torch.zeros(pieces, apart, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
+    with torch.cuda.device_of(values):
+        _add_classes[(triton.cdiv(n_classes, classes), pieces)](
+            values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
+            top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
+            from_logits, right, apart, _HELD // classes, classes,
+        )  # fmt: skip
+    sums[:, :apart] = parts.sum(0).movedim(-1, 0)
+    if apart < n_sums:
+        sums[:, 4] = sums[:, 3]
+
+
+def class_sums_backward(
+    values: Tensor,
+    weights: Tensor | None,
+    top: Tensor,
+    confidence: Tensor,
+    grads: Tensor,
+    from_logits: bool,
+    right: bool,
+    out: Tensor,
+) -> None:
+    """See `bin_op_reference.class_sums_backward`. Nothing waits for the device."""
+    n_rows, n_classes = values.shape
+    block = min(triton.next_power_of_2(n_classes), _BLOCK)
+    rows = max(1, min(_TILE // block, 512))
+    with torch.cuda.device_of(values):
+        _fill_gradient[(triton.cdiv(n_rows, rows),)](
+            values, *values.stride(), confidence if weights is None else weights.contiguous(), top.contiguous(),
+            confidence.contiguous(), grads.contiguous(), out, n_rows, n_classes, grads.shape[-1], weights is not None,
+            from_logits, right, rows, block, num_warps=8 if block == _BLOCK else 4,
+        )  # fmt: skip
+
+
+def _stored(x: Tensor) -> Tensor:
+    """Return a column as numbers that lie side by side."""
+    return (x.view(torch.uint8) if x.dtype == torch.bool else x).contiguous()
+
+
+@triton.jit
+def _bin(value, n_bins, right: tl.constexpr):
+    """Return `bin_sums.bin_index` of float64 values, int32."""
+    scaled = value * n_bins
+    scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN too
+    scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
+    index = tl.ceil(scaled) - 1 if right else tl.floor(scaled)
+    index = tl.where(index < 0, 0.0, index)
+    index = tl.where(index > n_bins - 1, (n_bins - 1).to(tl.float64), index)
+    lower, upper = index / n_bins, (index + 1) / n_bins
+    if right:
+        step = (value > upper).to(tl.int32) - (value <= lower).to(tl.int32)
+    else:
+        step = (value >= upper).to(tl.int32) - (value < lower).to(tl.int32)
+    return tl.minimum(tl.maximum(index.to(tl.int32) + step, 0), n_bins - 1)
+
+
+@triton.jit(do_not_specialize=["n", "size", "n_bins"])
+def _add_events(
+    confidence, outcome, weights, ecd, parts, n, size, n_bins,
+    weighted: tl.constexpr, has_ecd: tl.constexpr, right: tl.constexpr, has_noise: tl.constexpr, shares: tl.constexpr,
+    squared: tl.constexpr, held: tl.constexpr, bins: tl.constexpr,
+):  # fmt: skip
+    """Add a piece of a series over some bins."""
+    series = tl.program_id(0).to(tl.int64) * n
+    piece = tl.program_id(1).to(tl.int64)
+    own = tl.program_id(2) * bins + tl.arange(0, bins)
+    count = tl.zeros([bins], tl.float64)
+    sum_confidence = tl.zeros([bins], tl.float64)
+    sum_outcome = tl.zeros([bins], tl.float64)
+    sum_spread = tl.zeros([bins], tl.float64)
+    sum_noise = tl.zeros([bins], tl.float64)
+    sum_ecd = tl.zeros([bins], tl.float64)
+    end = tl.minimum((piece + 1) * size, n)
+    for start in range(piece * size, end, held):
+        at = start + tl.arange(0, held)
+        present = at < end
+        w = tl.load(weights + series + at, mask=present, other=0) if weighted else present.to(tl.float64)
+        present = w != 0
+        value = tl.load(confidence + series + at, mask=present, other=0).to(tl.float64)
+        there = present[:, None] & (_bin(value, n_bins, right)[:, None] == own[None, :])
+        hit = tl.load(outcome + series + at, mask=present, other=0).to(tl.float64)
+        count += tl.sum(tl.where(there, w[:, None], 0.0), 0)
+        sum_confidence += tl.sum(tl.where(there, (w * value)[:, None], 0.0), 0)
+        sum_outcome += tl.sum(tl.where(there, (w * hit)[:, None], 0.0), 0)
+        if has_noise:
+            spread = w * value * (1 - value)
+            sum_spread += tl.sum(tl.where(there, spread[:, None], 0.0), 0)
+            if shares or squared:
+                variance = w * (hit - value) * (hit - value) if shares else spread
+                variance = w * variance if squared else variance
+                sum_noise += tl.sum(tl.where(there, variance[:, None], 0.0), 0)
+        if has_ecd:
+            more = tl.load(ecd + series + at, mask=present, other=0).to(tl.float64)
+            sum_ecd += tl.sum(tl.where(there, (w * more)[:, None], 0.0), 0)
+    n_columns: tl.constexpr = 3 + (2 if has_noise else 0) + (1 if has_ecd else 0)
+    to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + own
+    tl.store(to, count, mask=own < n_bins)
+    tl.store(to + n_bins, sum_confidence, mask=own < n_bins)
+    tl.store(to + 2 * n_bins, sum_outcome, mask=own < n_bins)
+    if has_noise:
+        tl.store(to + 3 * n_bins, sum_spread, mask=own < n_bins)
+        tl.store(to + 4 * n_bins, sum_noise if shares or squared else sum_spread, mask=own < n_bins)
+    if has_ecd:
+        tl.store(to + (n_columns - 1) * n_bins, sum_ecd, mask=own < n_bins)
+
+
+@triton.jit
+def _proportional(x, largest, logits: tl.constexpr):
+    """Return a tile of a multiple of probabilities, as `row_op_triton` has them: left to do is times the top one."""
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    if logits:
+        largest = largest.to(x.dtype)[:, None]
+        d = tl.where(x == largest, 0.0, x - largest)
+        x = tl.where(largest == float("-inf"), float("nan"), tl.exp(tl.where(d < _LOWEST, _LOWEST, d)))
+    return x
+
+
+@triton.jit(do_not_specialize=["n_rows", "size", "n_bins"])
+def _add_classes(
+    values, row_stride, column_stride, target, weights, tops, confidence, parts, n_rows, n_classes, size, n_bins,
+    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
+    classes: tl.constexpr,
+):  # fmt: skip
+    """Add a piece of the rows over some classes. What is in the first bin adds up as columns do.
+
+    There are 3 sums, 4 with one of noise, 5 with one more where weights are squared.
+
+    Of what reaches further, the program adds to sums in memory, which are its own, one bin after another: as many times
+    as bins occur in a tile, which for many classes is mostly none.
+    """
+    columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
+    real = columns < n_classes
+    piece = tl.program_id(1).to(tl.int64)
+    column = (tl.full([], 0, tl.int64) + n_classes) * n_bins
+    to = parts + piece * n_sums * column + columns
+    near = _BELOW_EDGE / n_bins
+    count = tl.zeros([classes], tl.float64)
+    total = tl.zeros([classes], tl.float64)
+    hits = tl.zeros([classes], tl.float64)
+    spread = tl.zeros([classes], tl.float64)
+    noise = tl.zeros([classes], tl.float64)
+    end = tl.minimum((piece + 1) * size, n_rows)
+    for start in range(piece * size, end, rows):
+        row = start + tl.arange(0, rows)
+        present = row < end
+        w = tl.load(weights + row, mask=present, other=0) if weighted else present.to(tl.float64)
+        present = w != 0
+        place = tl.load(tops + row, mask=present, other=0)
+        largest = tl.load(values + row * row_stride + place * column_stride, mask=present, other=0)
+        scale = tl.load(confidence + row, mask=present, other=0)
+        inside = present[:, None] & real[None, :]
+        x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
+        x = _proportional(x, largest, logits)
+        q = x * scale.to(x.dtype)[:, None] if logits else x
+        hit = inside & (columns[None, :] == tl.load(target + row, mask=present, other=-1)[:, None])
+        reaches = inside & (q >= near)
+        first = inside & ~reaches
+        if weighted:
+            count += tl.sum(tl.where(first, w[:, None], 0.0), 0)
+            total += tl.sum(tl.where(first, w[:, None] * q, 0.0), 0)
+            hits += tl.sum(tl.where(first & hit, w[:, None], 0.0), 0)
+        else:
+            count += tl.sum(first.to(tl.int32), 0)
+            total += tl.sum(tl.where(first, q, 0.0), 0)
+            hits += tl.sum((first & hit).to(tl.int32), 0)
+        if n_sums > 3:
+            of_spread = w[:, None] * (q * (1 - q))
+            spread += tl.sum(tl.where(first, of_spread, 0.0), 0)
+            if n_sums > 4:
+                noise += tl.sum(tl.where(first, w[:, None] * of_spread, 0.0), 0)
+        if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
+            wide = x.to(tl.float64)
+            if logits:
+                wide *= scale[:, None]
+            index = tl.where(reaches, _bin(wide, n_bins, right), -1)
+            bin_ = tl.max(tl.max(index, 1), 0)
+            while bin_ >= 0:
+                there = index == bin_
+                of_spread = w[:, None] * (wide * (1 - wide))
+                _add(
+                    to + bin_.to(tl.int64) * n_classes, column, real,
+                    tl.sum(tl.where(there, w[:, None], 0.0), 0),
+                    tl.sum(tl.where(there, w[:, None] * wide, 0.0), 0),
+                    tl.sum(tl.where(there & hit, w[:, None], 0.0), 0),
+                    tl.sum(tl.where(there, of_spread, 0.0), 0),
+                    tl.sum(tl.where(there, w[:, None] * of_spread, 0.0), 0),
+                    n_sums,
+                )  # fmt: skip
+                index = tl.where(there, -1, index)
+                bin_ = tl.max(tl.max(index, 1), 0)
+    _add(to, column, real, count, total, hits, spread, noise, n_sums)
+
+
+@triton.jit
+def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constexpr):
+    """Add to sums that no other program adds to. One thread may load what another one stores: they wait."""
+    count += tl.load(to, mask=mask, other=0)
+    total += tl.load(to + column, mask=mask, other=0)
+    hits += tl.load(to + 2 * column, mask=mask, other=0)
+    if n_sums > 3:
+        spread += tl.load(to + 3 * column, mask=mask, other=0)
+    if n_sums > 4:
+        noise += tl.load(to + 4 * column, mask=mask, other=0)
+    tl.debug_barrier()
+    tl.store(to, count, mask=mask)
+    tl.store(to + column, total, mask=mask)
+    tl.store(to + 2 * column, hits, mask=mask)
+    if n_sums > 3:
+        tl.store(to + 3 * column, spread, mask=mask)
+    if n_sums > 4:
+        tl.store(to + 4 * column, noise, mask=mask)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_bins"])
+def _fill_gradient(
+    values, row_stride, column_stride, weights, tops, confidence, grads, out, n_rows, n_classes, n_bins,
+    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Fill in rows of the gradient: of logits q (slope - mean), for which a row is read twice."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    real = row < n_rows
+    w = tl.load(weights + row, mask=real, other=0) if weighted else real.to(tl.float64)
+    place = tl.load(tops + row, mask=real, other=0)
+    largest = tl.load(values + row * row_stride + place * column_stride, mask=real, other=0)
+    scale = tl.load(confidence + row, mask=real, other=0)
+    present = real & (w != 0)
+    if logits:
+        present = present & (largest != float("inf"))
+    mean = tl.zeros([rows], tl.float64)
+    if logits:
+        for start in range(0, n_classes, block):
+            columns = start + tl.arange(0, block).to(tl.int64)
+            inside = present[:, None] & (columns < n_classes)[None, :]
+            x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
+            q = _proportional(x, largest, logits).to(tl.float64) * scale[:, None]
+            slope = tl.load(grads + columns[None, :] * n_bins + _bin(q, n_bins, right), mask=inside, other=0)
+            mean += tl.sum(tl.where(inside, q * slope, 0.0), 1)
+    for start in range(0, n_classes, block):
+        columns = start + tl.arange(0, block).to(tl.int64)
+        reached = real[:, None] & (columns < n_classes)[None, :]
+        inside = reached & present[:, None]
+        x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
+        x = _proportional(x, largest, logits)
+        q = x.to(tl.float64)
+        if logits:
+            q *= scale[:, None]
+        found = tl.load(grads + columns[None, :] * n_bins + _bin(q, n_bins, right), mask=inside, other=0)
+        if logits:
+            found = q * (found - mean[:, None])
+        found = tl.where(present[:, None], w[:, None] * found, 0.0)
+        found = found.to(x.dtype).to(out.dtype.element_ty)
+        tl.store(out + row[:, None] * n_classes + columns[None, :], found, mask=reached)

@@ -1,0 +1,195 @@
+"""The loops of `isotonic_reference` as Triton kernels: one program a row, rows side by side. Imported by `dispatch`.
+
+A row is the elements `begin..stop-1` of flat columns, and its stack of blocks lies in the same slots of three buffers
+in global memory: `begin..top-1` are the blocks below the one that grows, which is held in `w` and `s`.
+
+Row number times length passes 2^31, so addresses are int64. What a loop carries keeps its type, so counts begin as a
+zero of theirs, and not as the literal 0.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchcalib.ops.triton_launch import check_launch
+
+check_launch()
+
+# A program is sequential, and more warps would only repeat it. Products are rounded before they are compared, as on the
+# CPU: the same blocks to the last tie.
+_OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
+# Blocks that are marked at once, when the loop is over.
+_MARKED = tl.constexpr(128)
+
+
+def pava(weight: Tensor, values: Tensor) -> Tensor:
+    """Return where the blocks of isotonic least squares begin: bool `(R, G)`. Nothing waits for the device.
+
+    Args:
+        weight: weight of every element `(R, G)`, in the order of the scores; int64 or float64.
+        values: weight times target, of the dtype of `weight`.
+    """
+    first, stack = _buffers(weight)
+    if first.numel():
+        columns = [weight.contiguous(), values.contiguous()]
+        with torch.cuda.device_of(weight):  # Triton launches on the current device
+            _pava[(len(weight),)](*columns, *stack, first, weight.shape[-1], **_OPTIONS)
+    return first
+
+
+def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
+    """Return where the blocks of PAVA with bounds on their size begin: bool `(R, G)`. Nothing waits for the device.
+
+    Args:
+        weight: number of samples in every tied group `(R, G)`, in the order of the scores; int64.
+        values: number of positives in every tied group, int64.
+        n_min: the smallest block wanted in a row, int64 `(R,)`.
+        n_max: the largest block wanted in a row, int64 `(R,)`.
+        paper: as the paper is printed; otherwise as the authors' code runs.
+    """
+    first, stack = _buffers(weight)
+    if first.numel():
+        columns = [column.contiguous() for column in (weight, values, n_min, n_max)]
+        with torch.cuda.device_of(weight):
+            _pava_bc[(len(weight),)](*columns, *stack, first, weight.shape[-1], paper, **_OPTIONS)
+    return first
+
+
+def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return where blocks begin if every row is one block, and buffers for weight, sum and end of those to be found."""
+    first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
+    first[:, :1].fill_(True)
+    return first, [torch.empty_like(first, dtype=dtype) for dtype in (weight.dtype, weight.dtype, torch.int64)]
+
+
+@triton.jit(do_not_specialize=["length"])
+def _pava(weight, values, size, total, ends, first, length):
+    """`isotonic_reference.pava` of one row."""
+    begin = tl.program_id(0).to(tl.int64) * length
+    stop = begin + length
+    top = begin
+    w = tl.full([], 0, weight.dtype.element_ty)
+    s = tl.full([], 0, values.dtype.element_ty)
+    for i in range(begin, stop):
+        v = tl.load(weight + i)
+        y = tl.load(values + i)
+        if v != 0:
+            if (w > 0) & (s * v < y * w):
+                _push(size, total, ends, top, w, s, i)
+                top += 1
+                w = v
+                s = y
+            else:
+                w += v
+                s += y
+                while _violates(size, total, begin, top, w, s):
+                    top -= 1
+                    w += tl.load(size + top)
+                    s += tl.load(total + top)
+    _mark(first, ends, begin, top)
+
+
+@triton.jit(do_not_specialize=["length"])
+def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper: tl.constexpr):
+    """`isotonic_reference.pava_bc` of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    n_min = tl.load(low + row)
+    n_max = tl.load(high + row)
+    begin = row * length
+    stop = begin + length
+
+    # The last n_min samples are set apart.
+    tail = stop
+    tail_size = tl.full([], 0, tl.int64)
+    tail_total = tl.full([], 0, tl.int64)
+    while (tail > begin) & (tail_size < n_min):
+        tail -= 1
+        tail_size += tl.load(weight + tail)
+        tail_total += tl.load(values + tail)
+
+    # Algorithm 2, the loop over the other samples.
+    top = begin
+    w = tl.full([], 0, tl.int64)
+    s = tl.full([], 0, tl.int64)
+    for i in range(begin, tail):
+        v = tl.load(weight + i)
+        y = tl.load(values + i)
+        if v != 0:
+            both = w + v
+            if (w > 0) & (both > n_min) & ((both > n_max) | (s * v < y * w)):
+                _push(size, total, ends, top, w, s, i)
+                top += 1
+                w = v
+                s = y
+            else:
+                w = both
+                s += y
+                while _violates_within(size, total, begin, top, w, s, n_min, n_max):
+                    top -= 1
+                    w += tl.load(size + top)
+                    s += tl.load(total + top)
+
+    # Algorithm 2, its last lines: the tail is a block of its own, or joins the last one.
+    if (w > 0) & ((w if paper else n_min) + tail_size > n_max):
+        _push(size, total, ends, top, w, s, tail)
+        top += 1
+        w = tail_size
+        s = tail_total
+    else:
+        w += tail_size
+        s += tail_total
+
+    if paper:
+        # Algorithm 3, from the last block down: a merged block keeps its mean, so the direction does not matter.
+        while top > begin:
+            top -= 1
+            below_w = tl.load(size + top)
+            below_s = tl.load(total + top)
+            if below_s * w == s * below_w:
+                w += below_w
+                s += below_s
+            else:
+                tl.store(first + tl.load(ends + top), True)
+                w = below_w
+                s = below_s
+    else:
+        _mark(first, ends, begin, top)
+
+
+@triton.jit
+def _push(size, total, ends, top, w, s, end):
+    """Put a block on the stack. One thread stores what all threads of the program load: they wait for each other."""
+    tl.debug_barrier()
+    tl.store(size + top, w)
+    tl.store(total + top, s)
+    tl.store(ends + top, end)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _violates(size, total, begin, top, w, s):
+    """Whether there is a block below, and the mean of `(w, s)` is not above its mean."""
+    below = top > begin
+    below_w = tl.load(size + top - 1, mask=below, other=0)
+    below_s = tl.load(total + top - 1, mask=below, other=0)
+    return below & (below_s * w >= s * below_w)
+
+
+@triton.jit
+def _violates_within(size, total, begin, top, w, s, n_min, n_max):
+    """Whether there is a block below, and the bounds of PAVA-BC let `(w, s)` join it."""
+    below = top > begin
+    below_w = tl.load(size + top - 1, mask=below, other=0)
+    below_s = tl.load(total + top - 1, mask=below, other=0)
+    both = below_w + w
+    return below & ((both <= n_min) | ((both <= n_max) & (below_s * w >= s * below_w)))
+
+
+@triton.jit
+def _mark(first, ends, begin, top):
+    """Mark where blocks begin: where one of the stack ends, since the block that grew comes after them all."""
+    for start in range(begin, top, _MARKED):
+        slot = start + tl.arange(0, _MARKED)
+        end = tl.load(ends + slot, mask=slot < top, other=0)
+        tl.store(first + end, True, mask=slot < top)

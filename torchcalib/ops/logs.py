@@ -1,0 +1,84 @@
+"""What one row of predictions yields, in plain torch: cross entropy, negative entropy, squared error, top label.
+
+A distribution over classes is a pair `(q, log_q)` with classes last; a binary one is its two log-probabilities
+`(log_p, log_not_p)`, because `log(1 - p)` is lost once `p` has been rounded to 1. Two primitives carry the
+conventions of every formula here: `safe_log` (log 0 = -inf, with gradient 0 instead of a division by zero) and
+`xmul` (0 * -inf = 0). Only when both factors of a product are honest does an infinite score appear, and then it
+is the score. (A score is `0 - x` rather than `-x`, so that certainty gets 0 and not -0.)
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from torchcalib.ops.host_values import look
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of sums: float64, and float32 only on a device that has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def safe_log(x: Tensor) -> Tensor:
+    """Return log x with log 0 = -inf. Gradient: 1/x, and 0 at x = 0."""
+    zero = x == 0
+    return x.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
+
+
+def xmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return a * b with 0 * inf = 0. Gradient: finite wherever a and b are, and 0 in `b` where a = 0."""
+    return a * b.masked_fill(a == 0, 0)
+
+
+def spread_infinite_logits(logits: Tensor) -> Tensor:
+    """Return logits in which a row that holds +inf is 0 there and -inf elsewhere: the limit of its softmax."""
+    top = logits.amax(-1, keepdim=True) == torch.inf
+    if logits.device.type == "cpu" and look(top.any()) is False:  # a GPU is not waited for
+        return logits
+    limit = torch.where(logits == torch.inf, 0.0, -torch.inf).to(logits.dtype)
+    return torch.where(top, limit, logits)
+
+
+def through_softmax(q: Tensor, change: Tensor, logits: Tensor) -> Tensor:
+    """Return the product of the Jacobian of softmax, which is symmetric, with `change`; 0 in a row that holds +inf."""
+    found = q * (change - (q * change).sum(-1, keepdim=True))
+    return found.masked_fill(logits.amax(-1, keepdim=True) == torch.inf, 0)
+
+
+def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
+    """Return log P(y=1) and log P(y=0), each exact where the other is saturated."""
+    if from_logits:
+        return logsigmoid(values), logsigmoid(-values)
+    one = values == 1
+    return safe_log(values), torch.log1p(-values.masked_fill(one, 0)).masked_fill(one, -torch.inf)
+
+
+def binary_cross_entropy(log_p: Tensor, log_not_p: Tensor, target: Tensor) -> Tensor:
+    """Return -(t log p + (1-t) log(1-p)) for targets t in [0, 1]."""
+    return 0 - xmul(target, log_p) - xmul(1 - target, log_not_p)
+
+
+def binary_neg_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
+    """Return p log p + (1-p) log(1-p), with 0 log 0 = 0."""
+    return xmul(log_p.exp(), log_p) + xmul(log_not_p.exp(), log_not_p)
+
+
+def cross_entropy(log_q: Tensor, target: Tensor) -> Tensor:
+    """Return -sum_k t_k log q_k for soft targets `(..., N, C)`."""
+    return 0 - xmul(target, log_q).sum(-1, dtype=wide_dtype(log_q.device))
+
+
+def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
+    """Return sum_k q_k log q_k, with 0 log 0 = 0."""
+    return xmul(q, log_q).sum(-1, dtype=wide_dtype(q.device))
+
+
+def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log q_k and log(1 - q_k) for every class.
+
+    1 - q_k is safe to form for every class but the top one, whose q may have been rounded to 1: there it is the
+    sum of the others.
+    """
+    top = q.argmax(-1, keepdim=True)
+    log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    return log_q, torch.log1p(-q.scatter(-1, top, 0)).scatter(-1, top, log_rest)

@@ -1,0 +1,195 @@
+"""What numba's loops are made of: float32 exp and log that it compiles to vectors, and rows in blocks and threads.
+
+Plain functions are inlined into the loops. Every row is computed by itself and in one order, so that it gets the same
+bits wherever it stands and however many threads there are: each takes a range of rows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.ir
+import numba
+import numpy as np
+import torch
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from torchcalib.ops.threads import in_threads
+
+BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
+CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
+
+
+F = np.float32
+ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))
+# exp x = 2^n exp r with n = round(x / log 2). Adding _ROUND leaves n in the last bits; log 2 is taken off in two parts,
+# the first of 9 bits, so that its product with n is exact. |r| < 0.35: from degree 8 on the series adds less than 1e-8.
+LOWEST = F(-88.2)  # n = -127, whose power of two is made as 0
+_ROUND = F(1.5 * 2**23)
+_INV_LOG2, _LOG2_HIGH, _LOG2_LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)
+_E2, _E3, _E4, _E5, _E6, _E7 = (F(1 / math.factorial(k)) for k in range(2, 8))
+# log x = n log 2 + log r with r between the roots of 1/2 and 2, and log r = 2 artanh s, s = (r - 1) / (r + 1), of which
+# the series in s^2 < 0.03 goes to degree 9 in s.
+_ROOT2 = F(math.sqrt(2))
+_LOG2 = math.log(2)
+_T1, _T3, _T5, _T7, _T9 = (F(2 / k) for k in (1, 3, 5, 7, 9))
+SMALLEST = F(2.0**-126)  # normal; below it log is taken of this
+
+# Plain functions are inlined; "contract" lets a product and a sum be one rounding, and nothing else moves.
+step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+# Sums of a block in as many lanes as the processor has: always the same ones.
+lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+_INT = llvmlite.ir.IntType(32)
+
+
+@intrinsic
+def _power_of_two(_: Any, rounded: Any) -> Any:
+    """Return 2^n for -127 (as 0) <= n <= 127, from n + _ROUND: the last bits become those of the exponent."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
+        return builder.bitcast(builder.add(bits, _INT(127 << 23)), llvmlite.ir.FloatType())
+
+    return types.float32(rounded), generate
+
+
+@intrinsic
+def _exponent(_: Any, x: Any) -> Any:
+    """Return n of x = 2^n r with 1 <= r < 2."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        bits = builder.lshr(builder.bitcast(arguments[0], _INT), _INT(23))
+        return builder.sitofp(builder.sub(bits, _INT(127)), llvmlite.ir.FloatType())
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def _significand(_: Any, x: Any) -> Any:
+    """Return r of x = 2^n r with 1 <= r < 2."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        bits = builder.and_(builder.bitcast(arguments[0], _INT), _INT(0x007FFFFF))
+        return builder.bitcast(builder.or_(bits, _INT(0x3F800000)), llvmlite.ir.FloatType())
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def as_float(_: Any, bits: Any) -> Any:
+    """Return the float of these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.bitcast(arguments[0], llvmlite.ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@step
+def exp(x: Any) -> Any:
+    """Return exp x of -88.2 <= x <= 88, relative error below 2e-7; 0 below the least normal number."""
+    rounded = x * _INV_LOG2 + _ROUND
+    n = rounded - _ROUND
+    r = x - n * _LOG2_HIGH
+    r = r - n * _LOG2_LOW
+    series = ((((_E7 * r + _E6) * r + _E5) * r + _E4) * r + _E3) * r + _E2
+    return ((series * r + ONE) * r + ONE) * _power_of_two(rounded)
+
+
+@step
+def log(x: Any) -> Any:
+    """Return log x of normal x > 0, relative error below 3e-7, near 1 too."""
+    n, r = _exponent(x), _significand(x)
+    large = r > _ROOT2
+    r = r * _HALF if large else r
+    n = n + ONE if large else n
+    s = (r - ONE) / (r + ONE)
+    square = s * s
+    series = (((_T9 * square + _T7) * square + _T5) * square + _T3) * square + _T1
+    return n * _LOG2_HIGH + (n * _LOG2_LOW + s * series)
+
+
+@step
+def log1p(x: Any) -> Any:
+    """Return log(1 + x) of x >= 0 in float64: gradients are differences of scores.
+
+    The series of `log` to degree 21.
+    """
+    n = _exponent(ONE + x)
+    wide = np.float64(x)
+    r = (1 + wide) * np.float64(_power_of_two(_ROUND - n))
+    large = r > _ROOT2
+    r = r * 0.5 if large else r
+    n = n + ONE if large else n
+    s = wide / (2 + wide) if n == ZERO else (r - 1) / (r + 1)
+    square = s * s
+    series = (((2 / 21 * square + 2 / 19) * square + 2 / 17) * square + 2 / 15) * square + 2 / 13
+    series = (((series * square + 2 / 11) * square + 2 / 9) * square + 2 / 7) * square + 2 / 5
+    return np.float64(n) * _LOG2 + s * ((series * square + 2 / 3) * square + 2)
+
+
+@step
+def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
+    """Fill in x - top, cut off where exp of it is 0, and exp of that. NaN stays NaN."""
+    for k in range(x.size):
+        shift = max(x[k] - top, LOWEST)
+        shifted[k] = shift
+        exps[k] = exp(shift)
+
+
+@step
+def limits_of(x: Any, shifted: Any, exps: Any) -> None:
+    """The same in the limit of a row that holds +inf: the mass is spread over these entries."""
+    for k in range(x.size):
+        infinite = x[k] == INF
+        shifted[k] = (ZERO if infinite else LOWEST) if x[k] == x[k] else NAN
+        exps[k] = (ONE if infinite else ZERO) if x[k] == x[k] else NAN
+
+
+@step
+def logs_of(q: Any, logs: Any) -> None:
+    """Fill in log q, with 0 for q = 0, and NaN below."""
+    for k in range(q.size):
+        x = q[k]
+        found = log(SMALLEST if x < SMALLEST else x)
+        found = found if x != ZERO else ZERO
+        logs[k] = found if x >= ZERO else NAN
+
+
+def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
+    """Call `work(begin, end, rows)` over all rows, with those of them contiguous and float32."""
+    n_classes = values.shape[-1]
+    direct = values.dtype == torch.float32 and values.is_contiguous()
+
+    def run(begin: int, end: int) -> None:
+        if direct:
+            work(begin, end, values[begin:end])
+            return
+        n = max(1, CONVERTED // n_classes)
+        buffer = torch.empty(min(n, end - begin), n_classes, dtype=torch.float32)
+        for start in range(begin, end, n):
+            stop = min(start + n, end)
+            work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
+
+    in_threads(run, len(values), values.numel())
+
+
+def column_of(x: Tensor) -> Any:
+    """Return a column as contiguous numbers. numba branches on the values of a bool, and knows no half."""
+    if x.dtype == torch.bool:
+        x = x.view(torch.uint8)
+    elif x.dtype in (torch.float16, torch.bfloat16):
+        x = x.float()
+    return np.ascontiguousarray(x.numpy())
+
+
+def told_of_noise(noise: str, weights: Tensor | None, copies: bool) -> tuple[bool, bool] | None:
+    """Return what loops over events are told of `bin_op.Noise`.
+
+    None if there is none, or whether outcomes are shares, and whether weights are squared in it.
+    """
+    return None if noise == "none" else (noise == "shares", weights is not None and not copies)

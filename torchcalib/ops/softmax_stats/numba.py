@@ -1,0 +1,393 @@
+"""The row op as loops that hold a row, or 1,024 entries of it, in the first cache. Imported by `dispatch` alone.
+
+Arithmetic is float32 within a block of entries and float64 over blocks and rows.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.ops.numba_math import (
+    BLOCK,
+    INF,
+    LOWEST,
+    NAN,
+    ONE,
+    ZERO,
+    F,
+    as_float,
+    by_rows,
+    compiled_loop,
+    exp,
+    exps_of,
+    lanes,
+    limits_of,
+    log1p,
+    logs_of,
+    step,
+)
+
+_PROBE = 256  # entries among which a single one is looked for
+_FEW = 48  # classes up to which rows are computed abreast
+_ABREAST = 64  # rows; always as many, for what is left over by whole vectors gets other code
+
+
+@step
+def _extremes(bits: Any) -> Any:
+    """Return the greatest and the least integer."""
+    most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
+    for k in range(bits.size):
+        most, least = max(most, bits[k]), min(least, bits[k])
+    return most, least
+
+
+@step
+def _count(x: Any, value: Any) -> Any:
+    """Return how many entries are equal to a value."""
+    count = np.int32(0)
+    for k in range(x.size):
+        count = np.int32(count + np.int32(x[k] == value))
+    return count
+
+
+@compiled_loop
+def _first_largest(row: Any, bits: Any) -> Any:
+    """Return the place of the first maximum. Of a row that holds NaN, whose sums are NaN, any place.
+
+    The maximum is taken of the bits, for one of integers needs no care for NaN: those of numbers from 0 up are in
+    their order, and below 0 all are negative and in the opposite order.
+    """
+    most, least = _extremes(bits)
+    largest = as_float(most if most >= 0 else least)
+    for start in range(0, row.size, _PROBE):
+        part = row[start : start + _PROBE]
+        if _count(part, largest):
+            for k in range(part.size):
+                if part[k] == largest:
+                    return start + k
+    return 0
+
+
+@lanes
+def _sums(x: Any, y: Any) -> Any:
+    """Return the sums of x, x^2 and x y."""
+    once, square, product = ZERO, ZERO, ZERO
+    for k in range(x.size):
+        once += x[k]
+        square += x[k] * x[k]
+        product += x[k] * y[k]
+    return once, square, product
+
+
+@step
+def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any, out: Any) -> None:
+    """Fill in q (a + b q + c shifted) with q = scale exps."""
+    for k in range(exps.size):
+        q = exps[k] * scale
+        out[k] = q * (a + b * q + c * shifted[k])
+
+
+@step
+def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
+    """Fill in b q + c (log q + 1), the second term where q is not 0."""
+    for k in range(q.size):
+        slope = logs[k] + ONE if q[k] != ZERO else ZERO
+        out[k] = b * q[k] + c * slope
+
+
+@compiled_loop
+def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
+    n_rows, n_classes = values.shape
+    bits = values.view(np.int32)
+    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        top = _first_largest(row, bits[i])
+        largest = row[top]
+        rest, squares, product = 0.0, 0.0, 0.0  # of exps but the top one, which is 1
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
+            y, e = shifted[: x.size], exps[: x.size]
+            if largest == INF:
+                limits_of(x, y, e)
+            else:
+                exps_of(x, largest, y, e)
+            if start <= top < start + x.size and e[top - start] == ONE:
+                e[top - start] = ZERO
+            sums = _sums(e, y)
+            rest += sums[0]
+            squares += sums[1]
+            product += sums[2]
+        total = 1 + rest
+        log_total = math.log1p(rest)
+        tops[i] = top
+        scores[2, i] = product / total - log_total
+        scores[3, i] = 1 / total
+        if not 0 <= h < n_classes:
+            scores[0, i] = scores[1, i] = math.nan
+            continue
+        shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
+        scores[0, i] = shift - log_total
+        if h == top:
+            scores[1, i] = (rest * rest + squares) / (total * total)
+        else:
+            scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
+
+
+# Columns of `_ABREAST` rows, few at a time: of many the compiler does not prove that they are apart.
+
+
+@step
+def _keep_larger(x: Any, k: Any, largest: Any, tops: Any) -> None:
+    """Keep the larger of each pair, and its place."""
+    for i in range(_ABREAST):
+        tops[i] = np.int32(k) if x[i] > largest[i] else tops[i]
+    for i in range(_ABREAST):
+        largest[i] = x[i] if x[i] > largest[i] else largest[i]
+
+
+@step
+def _exps_abreast(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
+    """Do what `exps_of` does, with a top for each."""
+    for i in range(_ABREAST):
+        shift = max(x[i] - largest[i], LOWEST)
+        shifted[i] = shift
+        exps[i] = exp(shift)
+
+
+@step
+def _clear_at(k: Any, places: Any, x: Any) -> None:
+    for i in range(_ABREAST):
+        x[i] = ZERO if places[i] == k else x[i]
+
+
+@step
+def _add(x: Any, total: Any) -> None:
+    for i in range(_ABREAST):
+        total[i] += x[i]
+
+
+@step
+def _add_product(x: Any, y: Any, total: Any) -> None:
+    for i in range(_ABREAST):
+        total[i] += x[i] * y[i]
+
+
+@step
+def _limits(x: Any, largest: Any) -> None:
+    """Put 0 and -inf into columns that hold +inf, as their limit is."""
+    for i in range(_ABREAST):
+        if largest[i] == INF:
+            largest[i] = ZERO
+            for k in range(len(x)):
+                x[k, i] = (ZERO if x[k, i] == INF else -INF) if x[k, i] == x[k, i] else NAN
+
+
+@step
+def _column() -> Any:
+    """Return a number for each row abreast, in memory of its own: so much the compiler knows then."""
+    return np.empty(_ABREAST, np.float32)
+
+
+@step
+def _log_totals(rest: Any, out: Any) -> None:
+    for i in range(_ABREAST):
+        out[i] = log1p(rest[i])
+
+
+@compiled_loop
+def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
+    """Do the same for few classes: rows abreast, for one row has less to do than its sums and functions cost."""
+    n_rows, n_classes = values.shape
+    x = np.zeros((n_classes, _ABREAST), np.float32)
+    places, labels = np.zeros(_ABREAST, np.int32), np.zeros(_ABREAST, np.int32)
+    largest, shifted, exps, rest = _column(), _column(), _column(), _column()
+    squares, product, log_totals = _column(), _column(), np.empty(_ABREAST)
+    for start in range(0, n_rows, _ABREAST):
+        n = min(_ABREAST, n_rows - start)
+        for i in range(n):
+            h = target[start + i]
+            labels[i] = h if 0 <= h < n_classes else -1
+            for k in range(n_classes):
+                x[k, i] = values[start + i, k]
+        largest[:], places[:] = x[0], 0
+        for k in range(1, n_classes):
+            _keep_larger(x[k], k, largest, places)
+        if _count(largest, INF):
+            _limits(x, largest)
+        rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
+        for k in range(n_classes):
+            _exps_abreast(x[k], largest, shifted, exps)
+            _clear_at(k, places, exps)
+            _add(exps, rest)
+            _add_product(exps, exps, squares)
+            _add_product(exps, shifted, product)
+        _log_totals(rest, log_totals)
+        for i in range(n):
+            h, top, log_total = labels[i], places[i], log_totals[i]
+            others, square = np.float64(rest[i]), np.float64(squares[i])
+            confidence = 1 / (1 + others)
+            tops[start + i] = top
+            scores[2, start + i] = product[i] * confidence - log_total
+            scores[3, start + i] = confidence
+            if h < 0:
+                scores[0, start + i] = scores[1, start + i] = math.nan
+                continue
+            shift = np.float64(x[h, i]) - np.float64(largest[i])
+            scores[0, start + i] = shift - log_total
+            if h == top:
+                scores[1, start + i] = (others * others + square) * (confidence * confidence)
+            else:
+                scores[1, start + i] = 1 - 2 * math.exp(shift) * confidence + (1 + square) * (confidence * confidence)
+
+
+@compiled_loop
+def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any, tops: Any) -> None:
+    n_rows, n_classes = values.shape
+    bits = values.view(np.int32)
+    buffer = np.empty(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        top = _first_largest(row, bits[i])
+        q_top = np.float64(row[top])
+        squares = 0.0  # of all but the top one, beside which they may be nothing
+        total = q_top
+        entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
+        for start in range(0, n_classes, BLOCK):
+            q = row[start : start + BLOCK]
+            logs = buffer[: q.size]
+            logs_of(q, logs)
+            here = min(max(top - start, 0), q.size)
+            below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
+            if here < q.size and start <= top:
+                above = _sums(q[here + 1 :], logs[here + 1 :])
+            total += below[0] + above[0]
+            squares += below[1] + above[1]
+            entropy += below[2] + above[2]
+        tops[i] = top
+        # Of a row that holds a negative number the entropy is NaN.
+        if tolerance < math.inf and not (abs(total - 1) <= tolerance and q_top <= 1 and entropy == entropy):
+            scores[:, i] = math.nan
+            continue
+        scores[2, i] = entropy
+        scores[3, i] = q_top if squares == squares else math.nan
+        if not 0 <= h < n_classes:
+            scores[0, i] = scores[1, i] = math.nan
+            continue
+        q_h = np.float64(row[h])
+        scores[0, i] = math.log(q_h) if q_h > 0 else (-math.inf if q_h == 0 else math.nan)
+        scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
+
+
+@compiled_loop
+def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:
+    n_rows, n_classes = values.shape
+    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h, top = values[i], target[i], tops[i]
+        of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
+        if row[top] == INF or (of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0):
+            out[i] = 0
+            continue
+        if not 0 <= h < n_classes:
+            out[i] = math.nan
+            continue
+        q_h, q_top = math.exp(scores[0, i]), scores[3, i]
+        mean_shift = scores[2, i] - math.log(q_top)
+        a = -of_log - of_confidence * q_top - 2 * of_square * (scores[1, i] - 1 + q_h) - of_entropy * mean_shift
+        b = 2 * of_square
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
+            y, e = shifted[: x.size], exps[: x.size]
+            exps_of(x, row[top], y, e)
+            _logit_gradient(y, e, F(q_top), F(a), F(b), F(of_entropy), out[i, start : start + BLOCK])
+        # Where 1 - q is a factor float32 would lose it.
+        at_top = q_top * (a + b * q_top) + of_confidence * q_top
+        at_label = of_log - b * q_h
+        if h == top:
+            out[i, top] = at_top + at_label
+        else:
+            shift = np.float64(row[h]) - np.float64(row[top]) if q_h > 0 else 0.0
+            out[i, top] = at_top
+            out[i, h] = q_h * (a + b * q_h + of_entropy * shift) + at_label
+
+
+@compiled_loop
+def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out: Any) -> None:
+    n_rows, n_classes = values.shape
+    buffer = np.zeros(BLOCK, np.float32)
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
+        if of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0:
+            out[i] = 0
+            continue
+        if not 0 <= h < n_classes:
+            out[i] = math.nan
+            continue
+        for start in range(0, n_classes, BLOCK):
+            q = row[start : start + BLOCK]
+            logs = buffer[: q.size]
+            if of_entropy != 0:
+                logs_of(q, logs)
+            _probability_gradient(q, logs, F(2 * of_square), F(of_entropy), out[i, start : start + BLOCK])
+        q_h = np.float64(row[h])
+        out[i, h] = 2 * of_square * (q_h - 1)
+        if q_h > 0:
+            out[i, h] += of_log / q_h + of_entropy * (math.log(q_h) + 1)
+        out[i, tops[i]] += of_confidence
+
+
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
+    """Fill in what `row_op.rows` says of every row.
+
+    Args:
+        values: `(R, C)` float32 or narrower, with any strides.
+        target: `(R,)` int64.
+        from_logits: whether `values` are logits.
+        tolerance: see `row_op.rows`.
+        scores: `(4, R)` float64.
+        top: `(R,)` int64.
+    """
+    loop = _forward_few_logits if values.shape[-1] <= _FEW else _forward_logits
+    labels, of_rows, tops = target.numpy(), scores.numpy(), top.numpy()  # cut at a tenth of the price
+
+    def work(begin: int, end: int, rows: Tensor) -> None:
+        columns = of_rows[:, begin:end], tops[begin:end]
+        if from_logits:
+            loop(rows.numpy(), labels[begin:end], *columns)
+        else:
+            _forward_probabilities(rows.numpy(), labels[begin:end], tolerance, *columns)
+
+    by_rows(work, values)
+
+
+def backward(
+    values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
+) -> None:
+    """Fill in the gradient in `values`.
+
+    Args:
+        values: see `forward`.
+        target: see `forward`.
+        from_logits: see `forward`.
+        scores: what `forward` found.
+        top: what `forward` found.
+        grads: gradient in `scores`.
+        out: `(R, C)` of the dtype of `values`, contiguous.
+    """
+
+    def work(begin: int, end: int, rows: Tensor) -> None:
+        into = out[begin:end]
+        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
+        columns = [target[begin:end], top[begin:end], grads[:, begin:end], filled]
+        if from_logits:
+            columns.insert(1, scores[:, begin:end])
+        (_backward_logits if from_logits else _backward_probabilities)(*(x.numpy() for x in (rows, *columns)))
+        if filled is not into:
+            into.copy_(filled)
+
+    by_rows(work, values)

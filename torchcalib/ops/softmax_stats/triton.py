@@ -1,0 +1,318 @@
+"""The row op as Triton kernels: some rows of few classes to a program, one of many, a part of one of very many.
+
+What a program does depends on the number of classes, the dtype and the strides alone, never on the number of rows: a
+row gets the same bits in every batch. Of the entries a program holds, the top one is set apart, and the sums over the
+others are in the dtype of the row, at least float32. Where a row has many entries they are kept, and a second kernel
+makes scores of them, in float64 and with a row to a thread: in the first one every thread of a warp would do it. It
+also merges the parts of a row, all at once. Addresses are int64.
+
+A row of C classes is C / `unit` units, each at an address that 16 bytes or what is nearest to it divides: what the
+compiler must know to load it as one.
+"""
+
+import math
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchcalib.ops.triton_launch import check_launch
+
+check_launch()
+
+_FEW = 64  # classes up to which a program holds rows enough to make their scores itself
+_TILE = 2048  # entries of such rows that a program holds
+_OF_A_WARP = 1024  # entries that a warp holds of longer rows: 32 in each thread
+_PART = 4096  # entries of one row that a program holds at most
+_MERGED = 512  # parts of rows that a program merges
+_LOWEST = tl.constexpr(-1000.0)  # a shift whose exp is 0 in any dtype
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
+
+
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
+    """See `row_op_reference.forward`. Nothing waits for the device."""
+    n_rows, n_classes = values.shape
+    rows, block, warps = _shape_of_work(n_classes)
+    layout = in_units(values)
+    of_rows = [target, scores, scores.stride(0), top, n_rows, tolerance]
+    with torch.cuda.device_of(values):  # Triton launches on the current device
+        if block <= _FEW:
+            _read_rows[(triton.cdiv(n_rows, rows),)](
+                values, *layout, *of_rows, from_logits, rows, block, num_warps=warps
+            )
+            return
+        parts = triton.cdiv(n_classes, block)
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        kept = torch.empty(4, n_rows, parts, dtype=dtype, device=values.device)
+        places = torch.empty(n_rows, parts, dtype=torch.int64, device=values.device)
+        _read_parts[(triton.cdiv(n_rows, rows), parts)](
+            values, *layout, kept, places, n_rows, from_logits, rows, block, num_warps=warps
+        )
+        held = triton.next_power_of_2(parts)
+        rows = max(1, _MERGED // held) if held > 1 else 128
+        _merge_parts[(triton.cdiv(n_rows, rows),)](
+            values, *layout, kept, places, parts, *of_rows, from_logits, rows, held, num_warps=4
+        )
+
+
+def backward(
+    values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
+) -> None:
+    """See `row_op_reference.backward`. Nothing waits for the device."""
+    n_rows, n_classes = values.shape
+    rows, block, warps = _shape_of_work(n_classes)
+    with torch.cuda.device_of(values):
+        _fill_gradient[(triton.cdiv(n_rows, rows), triton.cdiv(n_classes, block))](
+            values, *in_units(values), target, scores, scores.stride(0), top, grads, grads.stride(0), out, n_rows,
+            from_logits, rows, block, num_warps=warps,
+        )  # fmt: skip
+
+
+def in_units(values: Tensor) -> tuple[int, int, int, int]:
+    """Return the strides of rows and columns, the former in units, the units of a row, and the size of a unit."""
+    n_classes, (row_stride, column_stride) = values.shape[1], values.stride()
+    unit = math.gcd(16 // values.element_size(), n_classes, row_stride) if column_stride == 1 else 1
+    return row_stride // unit, column_stride, n_classes // unit, unit
+
+
+def _shape_of_work(n_classes: int) -> tuple[int, int, int]:
+    """Return rows and entries of each that a program holds, and its warps."""
+    block = min(triton.next_power_of_2(n_classes), _PART)
+    if block <= _FEW:
+        return min(_TILE // block, 512), block, 4
+    return max(1, _OF_A_WARP // block), block, max(1, block // _OF_A_WARP)
+
+
+@triton.jit
+def _log1p(x):
+    """Return log(1 + x) of x >= 0, with the rounding of the sum divided out again."""
+    u = 1 + x
+    exact = u == 1
+    return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1, u - 1)))
+
+
+@triton.jit
+def _exp(x):
+    """Return exp x, of float32 with 0 for what is below the least normal number: `tl.exp` takes three steps more."""
+    if x.dtype == tl.float64 or _INTERPRETED:
+        return tl.exp(x)
+    scaled = x * 1.4426950408889634
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [scaled], tl.float32, True, 1)
+
+
+@triton.jit
+def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
+    """Return largest entry, its first place, and sums over the others of entries from `begin` on, all `[rows]`.
+
+    Of logits the sums are those of e, e^2 and e d with d = x - largest and e = exp d; of probabilities those of q, q^2
+    and q log q. NaN anywhere is in all of them.
+    """
+    columns = begin + tl.arange(0, block)
+    inside = present[:, None] & (columns < n_classes)[None, :]
+    pointers = values + row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
+    x = tl.load(pointers, mask=inside, other=float("-inf"))
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    largest = tl.max(x, 1)
+    # None is there, if the largest is NaN: then no entry is set apart.
+    place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
+    others = columns[None, :] != place[:, None]
+    if logits:
+        # Where all are -inf, no e is more than 0.
+        d = x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]
+        e = tl.where(others, _exp(d), 0.0)
+        rest, squares = tl.sum(e, 1), tl.sum(e * e, 1)
+        product = tl.sum(e * tl.where(d < _LOWEST, _LOWEST, d), 1)
+        infinite = largest == float("inf")
+        if tl.max(infinite.to(tl.int32), 0) > 0:  # the limit: the mass is spread over these, and e of each is 1
+            ties = tl.sum(tl.where(x == float("inf"), 1.0, tl.where(x == x, 0.0, float("nan"))), 1).to(x.dtype)
+            rest, squares = tl.where(infinite, ties - 1, rest), tl.where(infinite, ties - 1, squares)
+            product = tl.where(infinite, 0 * ties, product)
+    else:
+        q = tl.where(others & inside, x, 0.0)
+        rest, squares = tl.sum(q, 1), tl.sum(q * q, 1)
+        product = tl.sum(q * tl.log(tl.where(q == 0, 1.0, q)), 1)
+        product = tl.where(squares == squares, product, float("nan"))
+    return largest, tl.minimum(place, n_classes - 1).to(tl.int64), rest, squares, product
+
+
+@triton.jit
+def _store_scores(
+    values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
+    largest, place, rest, squares, product, logits: tl.constexpr,
+):  # fmt: skip
+    """Store what `Rows` says, from what a whole row was merged into."""
+    label = tl.load(target + row, mask=present, other=0)
+    known = (label >= 0) & (label < n_classes)
+    x = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
+    hit = label == place
+    nan = float("nan")
+    if logits:
+        empty = largest == float("-inf")
+        rest = tl.where(empty, nan, rest)
+        total = 1 + rest
+        log_total = _log1p(rest)
+        shift = tl.where(x == largest, 0.0, x - largest)
+        log_prob = shift - log_total
+        missed = 1 - 2 * tl.exp(shift) / total + (1 + squares) / (total * total)
+        error = tl.where(hit, (rest * rest + squares) / (total * total), missed)
+        entropy = product / total - log_total
+        confidence = 1 / total
+    else:
+        log_prob = tl.where(x == 0, float("-inf"), tl.log(tl.where(x == 0, 1.0, x)))
+        missed = (1 - x) * (1 - x) + squares
+        error = tl.where(hit, missed, missed + largest * largest - x * x)
+        entropy = product + largest * tl.log(tl.where(largest == 0, 1.0, largest))
+        confidence = tl.where(entropy == entropy, largest, nan)
+        fine = (tl.abs(largest + rest - 1) <= tolerance) & (largest <= 1) & (entropy == entropy)
+        known = known & (fine | (tolerance == float("inf")))
+        entropy = tl.where(fine | (tolerance == float("inf")), entropy, nan)
+        confidence = tl.where(fine | (tolerance == float("inf")), confidence, nan)
+    tl.store(scores + row, tl.where(known, log_prob, nan), mask=present)
+    tl.store(scores + score_stride + row, tl.where(known, error, nan), mask=present)
+    tl.store(scores + 2 * score_stride + row, entropy, mask=present)
+    tl.store(scores + 3 * score_stride + row, confidence, mask=present)
+    tl.store(tops + row, place, mask=present)
+
+
+@triton.jit(do_not_specialize=["n_rows", "tolerance"])
+def _read_rows(
+    values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, n_rows,
+    tolerance, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Read whole rows, and make scores of them."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n_rows
+    n_classes, row_at = units * unit, row * row_units * unit
+    largest, place, rest, squares, product = _read(values, row_at, column_stride, present, 0, n_classes, logits, block)
+    _store_scores(
+        values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
+        largest.to(tl.float64), place, rest.to(tl.float64), squares.to(tl.float64), product.to(tl.float64), logits,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _read_parts(
+    values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_rows,
+    logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Read a part of some rows, and keep what it yields."""
+    part = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n_rows
+    largest, place, rest, squares, product = _read(
+        values, row * row_units * unit, column_stride, present, part * block, units * unit, logits, block
+    )
+    n_parts = tl.num_programs(1)
+    to = row * n_parts + part
+    column = (tl.full([], 0, tl.int64) + n_rows) * n_parts
+    tl.store(kept + to, largest, mask=present)
+    tl.store(kept + column + to, rest, mask=present)
+    tl.store(kept + 2 * column + to, squares, mask=present)
+    tl.store(kept + 3 * column + to, product, mask=present)
+    tl.store(places + to, place, mask=present)
+
+
+@triton.jit(do_not_specialize=["n_rows", "tolerance"])
+def _merge_parts(
+    values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_parts, target, scores, score_stride,
+    tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, held: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of rows, by the largest entry of them all, and make scores of them."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n_rows
+    part = tl.arange(0, held)
+    inside = present[:, None] & (part < n_parts)[None, :]
+    n_classes = units * unit
+    at = row[:, None] * n_parts + part[None, :]
+    column = (tl.full([], 0, tl.int64) + n_rows) * n_parts
+    high = tl.load(kept + at, mask=inside, other=float("-inf")).to(tl.float64)
+    high_place = tl.load(places + at, mask=inside, other=0)
+    rest = tl.load(kept + column + at, mask=inside, other=0).to(tl.float64)
+    squares = tl.load(kept + 2 * column + at, mask=inside, other=0).to(tl.float64)
+    product = tl.load(kept + 3 * column + at, mask=inside, other=0).to(tl.float64)
+    largest = tl.max(high, 1)
+    place = tl.min(tl.where(inside & (high == largest[:, None]), high_place, n_classes), 1)
+    place = tl.minimum(place, n_classes - 1)
+    # The top of the row is in no sum; those of other parts, which are in none of theirs, join.
+    joins = inside & (high_place != place[:, None]) & (high != float("-inf"))
+    if logits:
+        gap = tl.where(high == largest[:, None], 0.0, high - largest[:, None])
+        factor = tl.where(high == float("-inf"), 0.0, tl.exp(gap))
+        gap = tl.where(factor == 0, 0.0, gap)
+        more = tl.where(joins, factor, 0.0)
+        product = tl.sum(factor * (product + gap * rest) + more * gap, 1)
+        squares = tl.sum(factor * factor * squares + more * more, 1)
+        rest = tl.sum(factor * rest + more, 1)
+    else:
+        q = tl.where(joins, high, 0.0)
+        product = tl.sum(product + q * tl.log(tl.where(q == 0, 1.0, q)), 1)
+        squares = tl.sum(squares + q * q, 1)
+        rest = tl.sum(rest + q, 1)
+    _store_scores(
+        values, row * row_units * unit, column_stride, target, scores, score_stride, tops, row, present, tolerance,
+        n_classes, largest, place, rest, squares, product, logits,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _fill_gradient(
+    values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, grads, grad_stride,
+    out, n_rows, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Fill in a tile of the gradient. At the label and the top it is made in float64: see `row_op_reference`."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    n_classes, row_at = units * unit, row * row_units * unit
+    present = row < n_rows
+    label = tl.load(target + row, mask=present, other=0)
+    place = tl.load(tops + row, mask=present, other=0)
+    of_log = tl.load(grads + row, mask=present, other=0)
+    of_square = tl.load(grads + grad_stride + row, mask=present, other=0)
+    of_entropy = tl.load(grads + 2 * grad_stride + row, mask=present, other=0)
+    of_confidence = tl.load(grads + 3 * grad_stride + row, mask=present, other=0)
+    known = (label >= 0) & (label < n_classes)
+    at_top = tl.load(values + row_at + place * column_stride, mask=present, other=0)
+    at_label = tl.load(values + row_at + label * column_stride, mask=present & known, other=0)
+    hit = label == place
+    untouched = (of_log == 0) & (of_square == 0) & (of_entropy == 0) & (of_confidence == 0)
+
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    inside = (present & ~untouched)[:, None] & (columns < n_classes)[None, :]
+    far = columns.to(tl.int64)[None, :]
+    x = tl.load(values + row_at[:, None] + far * column_stride, mask=inside, other=0)
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    is_label, is_top = far == label[:, None], far == place[:, None]
+    b = 2 * of_square
+    if logits:
+        log_prob = tl.load(scores + row, mask=present, other=0)
+        error = tl.load(scores + score_stride + row, mask=present, other=0)
+        entropy = tl.load(scores + 2 * score_stride + row, mask=present, other=0)
+        q_top = tl.load(scores + 3 * score_stride + row, mask=present, other=1)
+        q_h = tl.exp(log_prob)
+        a = -of_log - of_confidence * q_top - b * (error - 1 + q_h) - of_entropy * (entropy - tl.log(q_top))
+        own = of_log - b * q_h
+        for_top = q_top * (a + b * q_top + of_confidence)
+        shift = tl.where(q_h == 0, 0.0, at_label.to(tl.float64) - at_top.to(tl.float64))
+        for_label = tl.where(hit, for_top, q_h * (a + b * q_h + of_entropy * shift)) + own
+        d = x - at_top.to(x.dtype)[:, None]
+        d = tl.where(d < _LOWEST, _LOWEST, d)
+        q = tl.exp(d) * q_top.to(x.dtype)[:, None]
+        found = q * (a.to(x.dtype)[:, None] + b.to(x.dtype)[:, None] * q + of_entropy.to(x.dtype)[:, None] * d)
+        found = tl.where(is_top, for_top.to(x.dtype)[:, None], found)
+        untouched = untouched | (at_top == float("inf"))
+    else:
+        q_h = at_label.to(tl.float64)
+        safe = tl.where(q_h == 0, 1.0, q_h)
+        for_label = tl.where(q_h == 0, 0.0, of_log / safe + of_entropy * (tl.log(safe) + 1)) + b * (q_h - 1)
+        for_label = tl.where(hit, for_label + of_confidence, for_label)
+        slope = tl.where(x == 0, 0.0, tl.log(tl.where(x == 0, 1.0, x)) + 1)
+        found = b.to(x.dtype)[:, None] * x + of_entropy.to(x.dtype)[:, None] * slope
+        found = tl.where(is_top, found + of_confidence.to(x.dtype)[:, None], found)
+    found = tl.where(is_label, for_label.to(x.dtype)[:, None], found)
+    found = tl.where(known[:, None], found, float("nan"))
+    found = tl.where(untouched[:, None], 0.0, found)
+    reached = present[:, None] & (columns < n_classes)[None, :]
+    tl.store(out + row[:, None] * n_classes + far, found.to(out.dtype.element_ty), mask=reached)

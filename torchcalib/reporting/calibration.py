@@ -1,0 +1,132 @@
+"""What a calibration stage would gain: the calibrators that are tried on predictions that were kept."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchcalib.calibration.affine import DPCalibration, Temperature
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.cross_validation import fit_to_other_folds, out_of_fold
+from torchcalib.calibration.folds import FoldOptions, folds_of
+from torchcalib.calibration.histogram import HistogramBinning
+from torchcalib.calibration.isotonic import Isotonic
+from torchcalib.calibration.recommendation import name_of, recommendation_of
+from torchcalib.core.predictions import Predictions
+from torchcalib.metrics.scores.brier import Brier
+from torchcalib.metrics.scores.engine import ScoreMetric, ScoreReading
+from torchcalib.metrics.scores.nll import NLL
+from torchcalib.reporting.data import CalibrationGain, CalibrationStage
+from torchcalib.reporting.kept import KeptSamples
+
+MOST_PRODUCTS = 2**31
+"""Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
+
+CALIBRATORS: tuple[Calibrator[Any], ...] = (Temperature(), DPCalibration(), HistogramBinning(), Isotonic())
+"""What is tried, the simplest first."""
+
+SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", Brier: "Brier score"}
+
+FOLDS = FoldOptions(n_folds=5, seed=0)
+
+
+def calibration_stage(kept: KeptSamples) -> tuple[CalibrationStage | None, tuple[str, ...]]:
+    """Try every calibrator that applies; None, and a note of why, where this cannot be done."""
+    why_not = "calibrators are fitted to labels, and targets are shares" if kept.has_shares else kept.why_not
+    if not why_not:
+        try:
+            p = kept.read()
+            why_not = _why_no_folds(p)
+            if not why_not:
+                return _stage(p), ()
+        except RuntimeError as error:  # no memory, above all: the rest of the report is worth having
+            why_not = f"trying calibrators failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+    return None, (f"What a calibration stage would gain is left out: {why_not}.",)
+
+
+def _stage(p: Predictions) -> CalibrationStage:
+    """Cross-validate. Every calibrator has the same folds, and one solve for all of them."""
+    tried, notes = _applicable(p)
+    at, n_folds = folds_of(p, FOLDS)
+    raw = _scores(p)
+    after: dict[str, dict[str, float]] = {}
+    remarked: dict[str, list[str]] = defaultdict(list)
+    for calibrator in tried:
+        name = name_of(calibrator)
+        values = out_of_fold(p, fit_to_other_folds(p, calibrator, at, n_folds), at)
+        after[name] = _scores(p.with_values(values.to(p.dtype)))
+        for remark in calibrator.fit_to(p).remarks():
+            remarked[remark].append(name)
+    gains = {score: {name: _rcl(raw[score], of[score]) for name, of in after.items()} for score in raw}
+    found = tuple(
+        CalibrationGain(score, name, after[name][score], gain) for score in raw for name, gain in gains[score].items()
+    )
+    recommendation = recommendation_of("nll", raw["NLL"], gains["NLL"])
+    by_name = {name_of(calibrator): calibrator for calibrator in tried}
+    affine = [calibrator for calibrator in tried if isinstance(calibrator, Temperature | DPCalibration)]
+    best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
+    notes += tuple(f"{_listed(names)}: {remark.replace('`', '')}" for remark, names in remarked.items())
+    return CalibrationStage(recommendation, raw, found, best, n_folds, FOLDS["seed"], notes)
+
+
+def _rcl(raw: float, after: float) -> float:
+    """As `torchcalib.rcl` has it; NaN where there is nothing to gain."""
+    return float(100 * (1 - torch.tensor(after, dtype=torch.float64) / raw))
+
+
+def _scores(p: Predictions) -> dict[str, float]:
+    return {
+        name: float(ScoreReading(metric.score, p.task).read(metric.score.recipe(False).of(p)))
+        for metric, name in SCORES.items()
+    }
+
+
+def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]:
+    """Return what is tried, and words for what is not although the task would allow it."""
+    tried: list[Calibrator[Any]] = []
+    notes: tuple[str, ...] = ()
+    counts = p.weights is None or bool((p.weights == p.weights.round()).all())
+    for calibrator in CALIBRATORS:
+        if p.task not in calibrator.tasks:
+            continue
+        if calibrator.whole_weights and not counts:
+            notes += (
+                f"{_listed([name_of(calibrator)])} is not tried: it counts copies of a sample, and weights are no "
+                "counts.",
+            )
+        elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
+            notes += (
+                f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "
+                "torchcalib.rcl, which uses it, says what it would gain.",
+            )
+        else:
+            tried.append(calibrator)
+    return tried, notes
+
+
+def _why_no_folds(p: Predictions) -> str:
+    """Say what keeps a calibrator from being cross-validated: a class whose samples are none or one."""
+    target = p.target.long().reshape(-1, p.target.shape[-1])
+    present = torch.ones_like(target, dtype=torch.bool)
+    if p.weights is not None:
+        present = (p.weights != 0).expand(p.target.shape).reshape(target.shape)
+    counts = target.new_zeros(len(target), p.num_classes).scatter_add(-1, target, present.long())
+    if p.task == "multilabel":
+        short = (counts < 2).any(-1).nonzero().flatten().tolist()
+        needed = "cross-validation takes two samples with a label and two without"
+        return f"{needed}, and label {_some(short)} has fewer" if short else ""
+    alone = (counts[0] == 1).nonzero().flatten().tolist()
+    if alone:
+        return f"cross-validation takes two samples of a class, and there is one of class {_some(alone)}"
+    return "all samples are of one class" if int((counts > 0).sum()) < 2 else ""
+
+
+def _some(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names, as the beginning of a sentence."""
+    joined = " and ".join(names)
+    return joined[:1].upper() + joined[1:]

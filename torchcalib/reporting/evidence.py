@@ -1,0 +1,139 @@
+"""What chance has to do with the calibration errors of a report: from what was streamed, at any number of samples."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torchcalib.core.bins import rmsce_from_bins
+from torchcalib.core.events import NamedReduction
+from torchcalib.core.ranked import RankedSample
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.samples import RUNS_ON_PATHS
+from torchcalib.inference.testing import Reading, evidence_of_each
+from torchcalib.inference.words import listed
+from torchcalib.metrics.binned.ace import ACE
+from torchcalib.metrics.binned.reading import BinnedMetric
+from torchcalib.metrics.ranked.corp import CORP
+from torchcalib.metrics.ranked.ks import KS
+from torchcalib.metrics.ranked.reading import TestedRankedMetric
+from torchcalib.metrics.ranked.tce import TCE
+from torchcalib.reporting.data import Line, LineInterval
+from torchcalib.reporting.lines import ERRORS, GROUPS
+
+MOST_CELLS = 2**15
+"""Bins of all classes together up to which errors over them have intervals."""
+
+MOST_IN_ORDER = 2**13
+"""Runs of samples in order, of all labels together, up to which what is read from them has evidence."""
+
+_FEW_REPLICATES = 199
+"""Where there are fewer, a note says so: no p-value can be small."""
+
+_MOST_REPLICATES = 1039
+"""The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
+
+
+Found = tuple[dict[str, Evidence], tuple[str, ...]]
+"""Evidence by the keys of lines, and notes for the reader."""
+
+
+def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool) -> Found:
+    """Return the evidence of errors over equal-width bins, by the keys of lines, and notes of what is left out.
+
+    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it, though
+    never by an average over classes that exclude each other. The mean of a signed error over these has none: it is 0
+    whatever the model.
+
+    Args:
+        b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
+        reduction: what the confidences are of.
+        with_intervals: whether to look for those of the others.
+        exclusive: whether classes exclude each other, as labels do not.
+    """
+    has_most = b.n.numel() > MOST_CELLS
+    averaged = reduction == "classwise"
+    over_classes = averaged and exclusive
+    metrics = [metric for metric in ERRORS if not (metric.is_signed and over_classes)]
+    readings = {m.__name__.lower(): Reading(m.from_bins, signed=m.is_signed) for m in metrics}
+    readings["rmsce_debiased"] = Reading(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
+    readings = {
+        name: reading._replace(with_interval=not has_most and (with_intervals or (name == "ece" and not over_classes)))
+        for name, reading in readings.items()
+    }
+    n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
+    found = evidence_of_each(readings, b, average=averaged, n_replicates=n_replicates)
+    notes = _of_few({"errors over bins": n_replicates}, reduction)
+    if has_most:
+        notes += (
+            f"Errors over bins, {GROUPS[reduction]}, have no interval with so many classes or labels; `evidence` of "
+            "their metrics computes it.",
+        )
+    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}, notes
+
+
+def evidence_in_order(
+    sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, given: Mapping[str, Any]
+) -> Found:
+    """Return the evidence of errors of a sample in order, by the keys of lines, and notes of what is left out.
+
+    Args:
+        sample: `(N,)`, or `(L, N)` for labels.
+        has_labels: whether outcomes are labels; if not, what counts labels is left out.
+        reduction: what the scores are of.
+        n_bins: of the ACE.
+        given: arguments of metrics: the task, and how many labels.
+    """
+    metrics: dict[str, BinnedMetric | TestedRankedMetric] = {
+        "ace": ACE(**given, reduction=reduction, n_bins=n_bins),
+        "ks": KS(**given, reduction=reduction),
+    }
+    if has_labels:
+        metrics |= {"tce": TCE(**given, reduction=reduction), "mcb": CORP(**given, reduction=reduction)}
+    series = sample.score.shape[:-1]
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # left-out elements must not change what is drawn
+    found, without, drawn = {}, [], {}
+    for name, metric in metrics.items():
+        n_cells = max([1, *series]) * (n_bins if name == "ace" else min(length, RUNS_ON_PATHS))
+        if n_cells > MOST_IN_ORDER:
+            without.append(name.upper())
+        else:
+            drawn[name.upper()] = n_replicates = _replicates(2**19 // n_cells, at_least=99)
+            found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
+    if not without:
+        return found, _of_few(drawn, reduction)
+    return found, (
+        *_of_few(drawn, reduction),
+        f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of their "
+        "metrics computes it.",
+    )
+
+
+def _of_few(drawn: Mapping[str, int], reduction: NamedReduction) -> tuple[str, ...]:
+    """Say which evidence is from few replicates, by how many there were."""
+    few = sorted({n for n in drawn.values() if n < _FEW_REPLICATES})
+    names = [listed([what for what in drawn if drawn[what] == n]) for n in few]
+    return tuple(
+        f"Noise floor and p of {what}, {GROUPS[reduction]}, are from {n} replicates, so that p is at least "
+        f"{1 / (n + 1):.2g}."
+        for what, n in zip(names, few, strict=True)
+    )
+
+
+def _replicates(affordable: int, at_least: int) -> int:
+    """Return how many replicates are drawn, of what costs more the fewer."""
+    return min(max(affordable, at_least), _MOST_REPLICATES)
+
+
+def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True) -> list[Line]:
+    """Return lines with what was found of them."""
+    return [_with(line, found[line.key], with_intervals) if line.key in found else line for line in lines]
+
+
+def _with(line: Line, evidence: Evidence, with_interval: bool) -> Line:
+    floor, p_value, low, high = (
+        float(x) for x in (evidence.noise_floor, evidence.p_value, evidence.low, evidence.high)
+    )
+    interval = LineInterval(low, high) if with_interval and low <= high else None  # NaN where there is none
+    return replace(line, noise_floor=floor, p_value=p_value, interval=interval)

@@ -1,0 +1,169 @@
+"""Which groups of rows are worst: bins of every group, of which there may be more with every piece."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.groups import NO_GROUP, check_group_range, check_groups, in_groups
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.predictions import in_all_replicates
+from torchcalib.core.sums import EqualWidthBins, settled
+from torchcalib.io.saved import saved_tensor, saved_value
+from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.groups.sums import SumsByGroup
+from torchcalib.metrics.groups.table import GroupTable, resolved
+
+MOST_GROUPS = 10_000
+"""Groups of a report: more can neither be read nor told apart from chance."""
+
+WORST = 10
+"""Groups that are listed."""
+
+LONGEST_NAME = 1000  # as in files
+_MOST_SUMS = 2**27  # 1 GiB
+_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000
+
+GROUP_WORDS = (
+    "The groups whose ECE is furthest above its noise floor, what a calibrated model would show at their size. "
+    "p is that of a calibrated group, adjusted for the number of groups (Benjamini-Hochberg). "
+    "Shrunk is the error without noise, drawn to the mean of all groups as far as it is uncertain (empirical Bayes)."
+)
+
+
+class GroupBins:
+    """Bins of every group, which goes by its name: a number is its digits. What `with_rows` and `+` return is new.
+
+    Args:
+        ece: the error that is read off the bins.
+    """
+
+    def __init__(self, ece: ECE) -> None:
+        self._ece = ece
+        self._recipe: EqualWidthBins = ece.recipe  # type: ignore[assignment]  # its bins are of equal width
+        task, num_classes = ece.input_format.read_as, ece.input_format.num_classes
+        self._shape = self._recipe.shape(task, num_classes)
+        self._places: dict[str, int] = {}
+        self._sums = torch.zeros(0, *self._shape, dtype=torch.float64)
+        self._apart = torch.zeros(0, *self._shape[:-2], dtype=torch.float64)
+
+    def with_rows(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None, groups: Tensor, names: Sequence[str] | None
+    ) -> Self:
+        """Return these bins and those of more rows.
+
+        Args:
+            preds: as for a report.
+            target: as for a report.
+            weights: as for a report.
+            groups: integers of the shape of samples, -1 for none; those of rows that are left out are not read.
+            names: of the groups by their numbers; None where the numbers are the names.
+
+        Raises:
+            TypeError, ValueError: for bad input, and too many groups.
+        """
+        check_names(names)
+        input_format: InputFormat = self._ece.input_format
+        p = input_format.read(preds, target, weights, batch_shape=())
+        check_groups(groups, preds.device, input_format.samples_of(preds))
+        numbers = groups.flatten().long()
+        if p.weights is not None:  # what is left out of all labels is no row
+            absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
+            numbers = numbers.masked_fill(absent, NO_GROUP)
+        check_group_range(numbers, 2**63 - 1 if names is None else len(names))
+        present, place = torch.unique(numbers[numbers != NO_GROUP], return_inverse=True)
+        called = [str(k) if names is None else names[k] for k in present.tolist()]
+        places = self._places_with(called)
+        where = torch.tensor([places[name] for name in called], dtype=torch.int64, device=numbers.device)
+        numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
+        sums, apart = self._padded(len(places))
+        if called:
+            of_rows = SumsByGroup(self._recipe, len(places)).of(in_groups(p, numbers, len(places)))
+            assert of_rows.apart is not None  # the bins have noise
+            sums, apart = sums + of_rows.sums.detach().to(sums), apart + of_rows.apart.to(apart)
+        return self._made(places, sums, apart)
+
+    def __add__(self, other: Self) -> Self:
+        """Return the bins of both, groups of equal names together."""
+        places = self._places_with(list(other._places))
+        sums, apart = self._padded(len(places))
+        where = torch.tensor([places[name] for name in other._places], dtype=torch.int64)
+        return self._made(places, sums.index_add(0, where, other._sums), apart.index_add(0, where, other._apart))
+
+    def table(self) -> GroupTable:
+        """Return the worst groups."""
+        names = sorted(
+            self._places
+        )  # draws go by the number of a series: not in the order in which parts came together
+        held = len(names)
+        n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
+        places = torch.tensor([self._places[name] for name in names], dtype=torch.int64)
+        sums = settled(self._sums, self._apart)[places]
+        bins = self._recipe.wrap(sums)
+
+        def again(numbers: Tensor, n_replicates: int) -> Any:
+            return self._ece.evidence_from(self._recipe.wrap(sums[numbers]), n_replicates=n_replicates)
+
+        found = resolved(self._ece.evidence_from(bins, n_replicates=n_replicates), again, n_replicates)
+        n = bins.total.reshape(held, -1).amax(-1) if held else torch.zeros(0, dtype=torch.float64)
+        return GroupTable.of(names, n, found, k=WORST)
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values, of which `of_state` makes the same again."""
+        return {"names": list(self._places), "sums": self._sums, "apart": self._apart}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], ece: ECE) -> Self:
+        """Return what was saved.
+
+        Raises:
+            ValueError: it is no such thing.
+        """
+        made = cls(ece)
+        names = [saved_value({"name": name}, "name", str) for name in saved_value(state, "names", list)]
+        check_names(names)
+        if len(set(names)) < len(names):
+            raise ValueError("names of groups must differ")
+        made._sums = saved_tensor(state, "sums", torch.float64, (len(names), *made._shape))
+        made._apart = saved_tensor(state, "apart", torch.float64, (len(names), *made._shape[:-2]))
+        made._places = made._places_with(names)
+        return made
+
+    def _places_with(self, names: Sequence[str]) -> dict[str, int]:
+        """Where every group is, with those of more names behind the others."""
+        places = dict(self._places)
+        for name in names:
+            places.setdefault(name, len(places))
+        most = min(MOST_GROUPS, _MOST_SUMS // math.prod(self._shape))
+        if len(places) > most:
+            raise ValueError(
+                f"`groups` must be at most {most:,} different ones in a report, got {len(places):,} and perhaps more. "
+                "Report coarser groups; torchcalib.ByGroup takes any number."
+            )
+        return places
+
+    def _padded(self, n_groups: int) -> tuple[Tensor, Tensor]:
+        """The sums, and `Sums.apart`, with zeros for more groups."""
+        more = n_groups - len(self._sums)
+        sums, apart = (torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in (self._sums, self._apart))
+        return sums, apart
+
+    def _made(self, places: dict[str, int], sums: Tensor, apart: Tensor) -> Self:
+        made = type(self)(self._ece)
+        made._places, made._sums, made._apart = places, sums, apart
+        return made
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Raise unless these can be names of groups."""
+    if names is None:
+        return
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
+    longest = max(map(len, names), default=0)
+    if longest > LONGEST_NAME:
+        raise ValueError(
+            f"`group_names` must have at most {LONGEST_NAME:,} letters each, got {longest:,}. Give shorter ones."
+        )

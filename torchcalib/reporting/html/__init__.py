@@ -1,0 +1,18 @@
+"""A `Report` or a `Comparison` as one self-contained page, and as a folder of files: a room for each, over `page`.
+
+A page loads nothing: pictures and style are in it. Every picture is there twice, for light and for dark.
+"""
+
+try:
+    import jinja2  # noqa: F401
+    import matplotlib  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "`torchcalib.reporting.html` must have jinja2 and matplotlib to make a page with, got an environment without. "
+        "Install them: pip install 'torchcalib[report]'."
+    ) from error
+
+from torchcalib.reporting.html.comparison import render_comparison, save_comparison
+from torchcalib.reporting.html.report import render, save_report
+
+__all__ = ["render", "render_comparison", "save_comparison", "save_report"]

@@ -1,0 +1,238 @@
+"""Calibration of a model, epoch by epoch, while it trains."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.bins import BinTable, equal_width_edges
+from torchcalib.core.sums import BinStats
+from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.binned.esce import ESCE
+from torchcalib.metrics.binned.mce import MCE
+from torchcalib.metrics.collection import CalibrationCollection
+from torchcalib.metrics.gathering import rank_and_size
+from torchcalib.metrics.scores.accuracy import Accuracy
+from torchcalib.metrics.scores.brier import Brier
+from torchcalib.metrics.scores.ecd import ECD
+from torchcalib.metrics.scores.nll import NLL
+from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, words
+
+
+def usual_metrics(
+    *,
+    task: Task,
+    num_classes: int | None = None,
+    num_labels: int | None = None,
+    n_bins: int = 15,
+    **options: Any,
+) -> dict[str, StreamingMetric[Any]]:
+    """Return what a `Monitor` measures if it is not told otherwise, by name.
+
+    `accuracy`, `nll`, `nce` (NLL as a share of what the class shares get), `brier`, `ecd`, `ece`, `esce` and `mce`: all
+    of them sums, in constant memory, from one reading of the input. Add to them what else is to be watched:
+    `{**usual_metrics(task="binary"), "tce": TCE(task="binary", resolution=2048)}`.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        num_classes: C of a multi-class task; needed.
+        num_labels: L of a multi-label task; needed.
+        n_bins: of ECE, ESCE and MCE.
+        **options: other arguments that all metrics take: `from_logits`, `ignore_index`, `class_axis` ...
+    """
+    given: dict[str, Any] = {"task": task, "num_classes": num_classes, "num_labels": num_labels, **options}
+    return {
+        "accuracy": Accuracy(**given),
+        "nll": NLL(**given),
+        "nce": NLL(**given, normalize="prior"),
+        "brier": Brier(**given),
+        "ecd": ECD(**given),
+        "ece": ECE(**given, n_bins=n_bins),
+        "esce": ESCE(**given, n_bins=n_bins),
+        "mce": MCE(**given, n_bins=n_bins),
+    }
+
+
+class _Sums(ECE):
+    """The bins themselves as the value, so that a table of them meets over ranks together with all numbers."""
+
+    def _value(self, statistic: Any) -> Tensor:
+        return statistic.sums  # type: ignore[no-any-return]
+
+
+_BINS = "bins of the table"
+"""Name of the member that holds them, which no one else gives to a metric."""
+
+
+class Monitor:
+    """Takes the batches of a validation, and at its end says what they amount to, and what has changed.
+
+        monitor = torchcalib.Monitor(task="multiclass", num_classes=10, from_logits=True)
+        for epoch in range(1, 31):
+            train(model)
+            for x, y in validation:
+                monitor.update(model(x), y)
+            values = monitor.end_epoch(epoch)  # {"val/nll": 0.31, "val/ece": 0.04, ...}
+
+    All that is logged is a float under a name that early stopping can take: `val/nll` and `val/ece` are the better the
+    smaller. If `torch.distributed` is running, the statistics of all ranks meet in one collective in `end_epoch`, which
+    every rank must call; a rank without data is fine.
+
+    It warns when over-confidence grows beyond a threshold. Over-confidence is the ECD (positive: outcomes surprise the
+    model more than it expects) where it is above 0, and it is held against its least value so far; see
+    `torchcalib.reporting.monitoring.over_confidence.crossings`. Under-confidence is not warned of: every training
+    begins with it.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        num_classes: C of a multi-class task; needed, for a rank without data cannot know it.
+        num_labels: L of a multi-label task; needed.
+        n_bins: of all that is read from bins.
+        metrics: what to measure, by name, in place of `usual_metrics`. Without `ecd` there is no warning, and without
+            `nll` no best epoch.
+        prefix: put before every name that is returned.
+        postfix: put behind it.
+        threshold: by how much over-confidence must have grown to be warned of, in nats (0.1: what happens gets a tenth
+            less probability than the model expects); `math.inf` for no warning.
+        **options: other arguments that all metrics take: `from_logits`, `ignore_index`, `class_axis`, `nan_policy` ...;
+            with `nan_policy="drop"` the rows that were left out are among the values, as `n_dropped`.
+
+    Attributes:
+        input_format: how batches are read.
+        history: what was measured so far.
+        bin_table: of the last validation, over all ranks, what a reliability diagram is drawn from; None before.
+
+    Raises:
+        TypeError, ValueError: for arguments that do not fit the task.
+
+    Example:
+        >>> monitor = Monitor(task="binary", metrics={"nll": NLL(task="binary")})
+        >>> monitor.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> {name: round(value, 4) for name, value in monitor.end_epoch(1).items()}
+        {'val/nll': 0.2284}
+        >>> len(monitor.history)
+        1
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        num_classes: int | None = None,
+        num_labels: int | None = None,
+        n_bins: int = 15,
+        metrics: Mapping[str, StreamingMetric[Any]] | None = None,
+        prefix: str = "val/",
+        postfix: str = "",
+        threshold: float = 0.1,
+        **options: Any,
+    ) -> None:
+        sizes = {"num_classes": num_classes, "num_labels": num_labels}
+        for needing, name in (("multiclass", "num_classes"), ("multilabel", "num_labels")):
+            if task == needing and sizes[name] is None:
+                raise ValueError(
+                    f"`{name}` must be given for task={task!r}, got None. A rank without data cannot find it out."
+                )
+        if not threshold >= 0:
+            raise ValueError(f"`threshold` must be a number of nats of at least 0, got {threshold!r}.")
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise TypeError(
+                f"`metrics` must be metrics by their names, got {type(metrics).__name__}. "
+                "Pass a dict such as {'ece': torchcalib.ECE(...)}."
+            )
+        given: dict[str, Any] = {"task": task, "n_bins": n_bins, **sizes, **options}
+        bins = _Sums(**given)
+        members = usual_metrics(**given) if metrics is None else {name: m.clone() for name, m in metrics.items()}
+        self._metrics = CalibrationCollection({**members, _BINS: bins})
+        self._names = tuple(members)  # in this order, which the collection does not keep
+        self.input_format, self._n_bins = bins.input_format, n_bins
+        self.prefix, self.postfix, self.threshold = prefix, postfix, threshold
+        self.history = History()
+        self.bin_table: BinTable | None = None
+
+    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+        """Add a batch, on the device that it is on; see `StreamingMetric.update`."""
+        if isinstance(preds, Tensor):
+            self.to(preds.device)
+        self._metrics.update(preds, target, weights=weights)
+
+    def end_epoch(self, epoch: int | None = None, *, step: int | None = None) -> dict[str, float]:
+        """Read everything off what was added, record it in `history`, and begin anew.
+
+        Args:
+            epoch: which it was; by default the one after the last.
+            step: how far training has come, where there are several validations in an epoch; by default `epoch`.
+
+        Returns:
+            The values, by their names with prefix and postfix. NaN without data.
+
+        Warns:
+            OverConfidenceWarning: on the first rank, if over-confidence has grown beyond the threshold.
+        """
+        last = self.history.rows[-1].epoch if self.history.rows else 0
+        epoch = last + 1 if epoch is None else epoch
+        values = self._compute()
+        self.reset()
+        self.history = self._judged(self.history.with_row(HistoryRow(epoch, epoch if step is None else step, values)))
+        if (warning := self.history.rows[-1].warning) and rank_and_size()[0] == 0:
+            warnings.warn(warning[:1].upper() + warning[1:], OverConfidenceWarning, stacklevel=2)
+        return self._named(values)
+
+    def compute(self) -> dict[str, float]:
+        """Return what `end_epoch` would, and record nothing; `reset` begins anew."""
+        return self._named(self._compute())
+
+    def reset(self) -> None:
+        """Forget the batches since the last epoch ended. The history stays."""
+        self._metrics.reset()
+
+    def to(self, device: torch.device | str) -> None:
+        """Move what is summed: where ranks meet by NCCL a rank without data needs it on its GPU."""
+        if self._metrics[_BINS].device != torch.device(device):
+            self._metrics.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history as plain Python values, for a checkpoint that is written between epochs."""
+        return self.history.to_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a saved history.
+
+        Raises:
+            ValueError: for one of another version.
+        """
+        self.history = History.from_dict(saved)
+
+    def _compute(self) -> dict[str, float]:
+        with warnings.catch_warnings():
+            # A rank without data is nothing to warn of.
+            warnings.filterwarnings("ignore", "The ``compute`` method of metric")
+            values = self._metrics.compute()
+        sums = values[_BINS]
+        table = BinStats(sums.sum(0) if self.input_format.read_as == "multilabel" else sums, has_noise=True)
+        self.bin_table = BinTable.of(table, equal_width_edges(self._n_bins, table.n))
+        named = {name: float(values[name]) for name in self._names}
+        if self.input_format.read_as == "multiclass" and "accuracy" in named:
+            named["confidence"] = float(self.bin_table.mean("confidence"))
+        if self.input_format.nan_policy == "drop":
+            named["n_dropped"] = float(self._metrics[_BINS].n_dropped())
+        return named
+
+    def _judged(self, history: History) -> History:
+        """Put what there is to say of the last row into it."""
+        if not crossings(history.column("ecd"), self.threshold)[-1]:
+            return history
+        *before, now = history.rows
+        return History((*before, replace(now, warning=words(history, self._name("ecd")))))
+
+    def _named(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {self._name(name): value for name, value in values.items()}
+
+    def _name(self, name: str) -> str:
+        return f"{self.prefix}{name}{self.postfix}"

@@ -1,0 +1,359 @@
+"""The regularised incomplete beta function and its gradient.
+
+Two expressions do it. With n = a + b and d = n x - a, Stirling's series gives
+
+    x^a (1-x)^b / B(a, b) = sqrt(a b / (2 pi n)) exp(a L(d/a) + b L(-d/b) + S(n) - S(a) - S(b)),
+
+L(u) = log(1+u) - u, S(a) = log Gamma(a) less the leading terms of its series: the saddle-point form of Loader, Fast
+and Accurate Computation of Binomial Probabilities (2000). If d is exact, nothing in it cancels. And in w = logit t
+
+    I_x(a, b) = x^a (1-x)^b / B(a, b) * integral_{-inf}^0 exp(h(w)) dw,   h(w) = a w - n log(1 + x (e^w - 1)).
+
+The integrand is log-concave, and if x is below the mean a/n it falls from 1 at w = 0: one rule of fixed nodes does for
+all a and b, where a continued fraction needs terms in number like the root of the smaller of them.
+
+If a parameter is below 1/2, that range is too long for the nodes. There a power series covers the side of the smaller
+parameter: see `_small_lower_tail`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.ops.host_values import look
+
+_PIECE = 4096
+_SMALL = 0.5  # for a smaller parameter the integral would need more nodes, so a series is used
+_TERMS = 48  # number of terms of the series, which decrease like 2^-k
+_DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
+
+
+def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Apply an elementwise function to pieces of tensors of one shape: it needs room for 40 numbers an element."""
+    if tensors[0].numel() <= _PIECE or torch.compiler.is_compiling():
+        return function(*tensors)
+    pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
+    return torch.cat([function(*piece) for piece in pieces]).reshape(tensors[0].shape)
+
+
+def cheaply_known(flag: Tensor) -> bool:
+    """Return whether a flag is known to hold, and work can be spared. On another device a look would wait for it."""
+    return flag.device.type == "cpu" and look(flag) is True
+
+
+def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
+    """Return nodes and weights of integrals over s = z^2 in [0, 1]: Gauss-Legendre in z, which crowds them at 0."""
+    nodes, weights = [], []
+    for i in range(count):
+        z = math.cos(math.pi * (i + 0.75) / (count + 0.5))
+        for _ in range(6):
+            before, p = 1.0, z
+            for m in range(2, count + 1):
+                before, p = p, ((2 * m - 1) * z * p - (m - 1) * before) / m
+            slope = count * (z * p - before) / (z * z - 1)
+            z -= p / slope
+        nodes.append((1 + z) ** 2 / 4)
+        weights.append((1 + z) / ((1 - z * z) * slope * slope))
+    return nodes, weights
+
+
+_NODES, _WEIGHTS = _gauss_legendre(40)  # 32 reach 1e-10 only, and only for a = b = 1/2 are that many needed
+
+
+def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
+    """Return c0 + c1 x + c2 x^2 + ... in few calls: for few elements it is calls that take the time."""
+    powers = x.unsqueeze(-1).expand(*x.shape, len(coefficients) - 1).cumprod(-1)
+    value: Tensor = powers @ torch.tensor(coefficients[1:], dtype=x.dtype, device=x.device) + coefficients[0]
+    return value
+
+
+_ATANH = [1 / (2 * i + 3) for i in range(9)]
+_CUMULANTS = [  # k2 .. k10 of a Bernoulli law over v = x (1-x), the odd ones also over 1 - 2x: polynomials in v
+    [1, 0, 0, 0, 0],
+    [1, 0, 0, 0, 0],
+    [1, -6, 0, 0, 0],
+    [1, -12, 0, 0, 0],
+    [1, -30, 120, 0, 0],
+    [1, -60, 360, 0, 0],
+    [1, -126, 1680, -5040, 0],
+    [1, -252, 5040, -20160, 0],
+    [1, -510, 17640, -151200, 362880],
+]
+_TAYLOR = [[-c / math.factorial(i) for c in row] for i, row in enumerate(_CUMULANTS, start=2)]
+_STIRLING = [1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156]
+
+
+def _log1p_minus(u: Tensor) -> Tensor:
+    """Return log(1+u) - u, relative error 1e-15, for u > -1."""
+    near = u.abs() < 0.25
+    v = u.masked_fill(~near, 0)
+    r = v / (v + 2)
+    square = r * r
+    series = r * (2 * square * _polynomial(_ATANH, square) - v)  # log(1+u) = 2 atanh(r), and 2 r - u = -r u
+    return torch.where(near, series, torch.log1p(u) - u)
+
+
+def _stirling_error(a: Tensor) -> Tensor:
+    """Return log Gamma(a) - ((a - 1/2) log a - a + log(2 pi)/2)."""
+    large, small = a.clamp(min=9), a.clamp(max=9)
+    series = _polynomial(_STIRLING, 1 / (large * large)) / large
+    direct = torch.lgamma(small) - ((small - 0.5) * small.log() - small + 0.5 * math.log(2 * math.pi))
+    return torch.where(a >= 9, series, direct)
+
+
+def deviation(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return (a + b) x - a, which cancels, with the rounding errors of `a + b` and of the product carried along."""
+    n = a + b
+    part = n - a
+    lost = (a - (n - part)) + (b - part)
+    n_high, x_high = n.float().double(), x.float().double()  # two halves that multiply exactly
+    n_low, x_low = n - n_high, x - x_high
+    product = n * x
+    error = ((n_high * x_high - product) + n_high * x_low + n_low * x_high) + n_low * x_low
+    return (product - a) + (error + lost * x)
+
+
+def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
+    """Return log(x^a (1-x)^b / B(a, b)) for x <= 1/2 and d = (a + b) x - a."""
+    n = a + b
+    u = d / a
+    near_a, near_b = _log1p_minus(torch.stack((u, -d / b))).unbind()
+    log_ratio = torch.where(u > -0.9, near_a, x.log() + (n / a).log() - u)
+    whole, left, right = _stirling_error(torch.stack((n, a, b))).unbind()
+    return a * log_ratio + b * near_b + (whole - left - right) + 0.5 * (a / n * (b / (2 * math.pi))).log()
+
+
+def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return whether x > 1/2, and a, b, x with (b, a, 1 - x) in their place where it is: 1 - x is exact there."""
+    swap = x > 0.5
+    return swap, torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
+
+
+def drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
+    """Return h(w) = a w - n log(1 + x (e^w - 1)); the rounding error is 2e-16 times a w."""
+    return a * w - n * torch.log1p(x * torch.expm1(w))
+
+
+def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
+    """Return h(w) = -d w - n (k2 w^2/2! + k3 w^3/3! + ...) from the cumulants of a Bernoulli law; for |w| < 1/8."""
+    v = x * (1 - x)
+    table = torch.tensor(_TAYLOR, dtype=torch.float64, device=x.device)
+    terms = v.unsqueeze(-1).expand(*v.shape, 5).cumprod(-1) @ table.T * n.unsqueeze(-1)
+    even, odd = terms[..., ::2], terms[..., 1::2] * (1 - 2 * x).unsqueeze(-1)
+    value = even[..., 4:5]
+    for i in (3, 2, 1, 0):
+        value = torch.addcmul(even[..., i : i + 1], torch.addcmul(odd[..., i : i + 1], value, w), w)
+    return torch.addcmul(-d.unsqueeze(-1), value, w) * w
+
+
+def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tail of Beta(a, b) beyond x, over x^a (1-x)^b / B(a, b), and whether that is the lower one."""
+    swap, a, b, x = mirrored(a, b, x)
+    n, d = a + b, deviation(a, b, x)
+    sign = torch.where(d > 0, 1.0, -1.0).double()  # w = sign * s, from s = 0 away from the mean
+    slope = d.abs()
+    # The end of the range: h = -36, so that less than exp(-36) = 2e-16 is left out (h is concave). Bounds for a
+    # Poisson law start Newton's method. Concave h means that it passes the root once and comes back to it; too far
+    # only wastes nodes.
+    spread = n * x * (1 - x)
+    linear, square = 2 * slope - _DEPTH, 2 * (spread + slope)
+    below = ((linear * linear + 4 * _DEPTH * square).sqrt() - linear) / square
+    root = (2 * _DEPTH / spread).sqrt()
+    end = torch.where(d > 0, torch.minimum(torch.log1p(root + root * root / 2), _DEPTH / slope), below)
+    for _ in range(2):
+        w = sign * end
+        odds = x * w.exp()
+        end = end - (drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
+    node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
+    w = (sign * end).unsqueeze(-1) * node
+    # In a long range a w is at most 1,500 (36 = slope s + spread s^2/2 bounds both), and the plain h is good to 3e-13.
+    height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
+    short = end < 0.125
+    if not cheaply_known(~short.any()):
+        height = torch.where(short.unsqueeze(-1), _drop_nearby(w, n, x, d), height)
+    return end * (height.exp() @ weight), (d > 0) == swap
+
+
+def _log_gamma_ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(Gamma(1 + a + b) / (Gamma(1 + a) Gamma(1 + b))) for a <= 1, without cancellation for any b."""
+    whole, part = _stirling_error(torch.stack((1 + a + b, 1 + b))).unbind()
+    powers = a * torch.log1p(a + b) + (b + 0.5) * torch.log1p(a / (1 + b)) - a
+    return powers + (whole - part) - torch.lgamma(1 + a)
+
+
+def _series(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), so that B_x(a, b) = x^a (1/a + series): DLMF 8.17.7."""
+    k = torch.arange(1, _TERMS + 1, dtype=torch.float64, device=x.device)
+    # x is a factor of every ratio: Pochhammer's symbol alone would overflow for large b.
+    terms = ((k - b.unsqueeze(-1)) / k * x.unsqueeze(-1)).cumprod(-1)
+    return (terms / (a.unsqueeze(-1) + k)).sum(-1)
+
+
+def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return I_x(a, b) where the smaller of a and b is below 1/2.
+
+    From the side of the smaller parameter, now called a, with the cut c = min(1/2, 1 / (1+b)), which is above the mean:
+
+        below c     I_x = x^a / (a B(a, b)) (1 + a * series)
+        above c     1 - I_x = the series of I_{1-x}(b, a) if b <= 1, the integral if b > 1
+        below c     1 - I_x = 1 - I_c + the difference of the first series between x and c
+
+    So a tail of order a is never computed as 1 minus the other tail. The series alternates if b > 1, but b x < 1 there:
+    the sum is at least exp(-1) times its largest term.
+    """
+    swap = b < a
+    y = 1 - x
+    a, b = torch.where(swap, b, a), torch.where(swap, a, b)
+    x, y = torch.where(swap, y, x), torch.where(swap, x, y)  # the smaller of x and y is exact
+    cut = (1 / (1 + b)).clamp(max=0.5)
+    share, ratio = b / (a + b), _log_gamma_ratio(a, b).exp()  # a * share * ratio is 1 / B(a, b)
+
+    low = torch.minimum(x, cut)
+    at_low, at_cut = _series(a.expand(2, *a.shape), b.expand(2, *b.shape), torch.stack((low, cut))).unbind()
+    log_low, log_cut = low.log(), cut.log()
+    power, power_cut = (a * log_low).exp(), (a * log_cut).exp()
+    lower = share * ratio * power * (1 + a * at_low)
+    between = (
+        share * ratio * (-power_cut * torch.expm1(a * (log_low - log_cut)) + a * (power_cut * at_cut - power * at_low))
+    )
+
+    high, rest = torch.maximum(x, cut), torch.where(x > cut, y, 1 - cut)
+    flip = high > 0.5
+    least = torch.where(flip, rest, high)
+    log_near, log_far = least.log(), torch.log1p(-least)
+    log_high, log_rest = torch.where(flip, log_far, log_near), torch.where(flip, log_near, log_far)
+    by_series = a / (a + b) * (b * log_rest).exp() * (1 + b * _series(b, a, rest))
+    integral, _ = integral_beyond(torch.where(flip, b, a), torch.where(flip, a, b), least)
+    by_integral = a * share * (a * log_high + b * log_rest).exp() * integral
+    above = ratio * torch.where(b > 1, by_integral, by_series)
+    return torch.where(swap, above + between, torch.where(x < cut, lower, 1 - above))
+
+
+def _large_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return I_x(a, b) where a and b are at least 1/2."""
+    integral, is_lower = integral_beyond(a, b, x)
+    _, c, d, y = mirrored(a, b, x)
+    tail = log_kernel(c, d, y, deviation(c, d, y)).exp() * integral
+    return torch.where(is_lower, tail, 1 - tail)
+
+
+def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return I_x(a, b). float64, of one shape."""
+    small = torch.minimum(a, b) < _SMALL
+    if cheaply_known(~small.any()):
+        value = _large_lower_tail(a, b, x)
+    else:
+        value = torch.where(small, _small_lower_tail(a, b, x), _large_lower_tail(a, b, x))
+    value = torch.where(x == 0, 0.0, torch.where(x == 1, 1.0, value))
+    return value.where((a > 0) & (b > 0) & (a + b < torch.inf) & (x >= 0) & (x <= 1), torch.nan)
+
+
+class _Density(torch.autograd.Function):
+    """Derivative of I_x(a, b) in x, with the derivative of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        """Return x^(a-1) (1-x)^(b-1) / B(a, b)."""
+        _, c, d, y = mirrored(a, b, x)
+        log_near, log_far = y.log(), torch.log1p(-y)
+        inside = torch.exp(log_kernel(c, d, y, deviation(c, d, y)) - log_near - log_far)
+        least, most = torch.minimum(a, b), torch.maximum(a, b)
+        # Stirling's form divides by a, which overflows for tiny a. The plain powers cancel only where they underflow.
+        log_scale = least.log() + (most / (a + b)).log() + _log_gamma_ratio(least, most)
+        powers = (c - 1) * log_near + (d - 1) * log_far
+        inside = torch.where(least < _SMALL, torch.exp(log_scale + powers), inside)
+        own, other = torch.where(x == 0, a, b), torch.where(x == 0, b, a)
+        at_end = torch.where(own == 1, other, torch.where(own < 1, torch.inf, 0.0))
+        valid = (a > 0) & (b > 0) & (x >= 0) & (x <= 1)
+        return torch.where((x == 0) | (x == 1), at_end, inside).where(valid, torch.nan)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
+        """Keep the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        """Return the gradient in x; further derivatives go through plain operations."""
+        a, b, x = ctx.saved_tensors
+        density: Tensor = _Density.apply(a, b, x)  # type: ignore[no-untyped-call]
+        return None, None, grad * density * ((a - 1) / x - (b - 1) / (1 - x))
+
+
+class _Betainc(torch.autograd.Function):
+    """I_x(a, b) with its gradient in x."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        """Return I_x(a, b)."""
+        return in_pieces(lower_tail, a, b, x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
+        """Keep the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        """Return the gradient in x."""
+        a, b, x = ctx.saved_tensors
+        density: Tensor = _Density.apply(a, b, x)  # type: ignore[no-untyped-call]
+        return None, None, grad * density
+
+
+def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
+    """Regularised incomplete beta function I_x(a, b): the chance that a Beta(a, b) variable is at most x.
+
+    torch has gamma functions but no incomplete beta. Computed in float64 on any device that has it, elementwise,
+    without synchronising the device. The relative error is below 1e-12 for a and b from 1e-6 to 1e8, also in the tails
+    down to 1e-300. Where the upper tail 1 - I_x(a, b) is small, compute it as I_{1-x}(b, a).
+
+    Args:
+        a: first parameter, positive and finite; a number or a tensor.
+        b: second parameter, positive and finite; a number or a tensor.
+        x: floating tensor with values in [0, 1]. The three are broadcast.
+
+    Returns:
+        The broadcast shape, in [0, 1], in the dtype of `x`. NaN where any of them is NaN, x is outside [0, 1], or a
+        or b is not positive and finite.
+
+    Raises:
+        TypeError: if `x` is not a floating tensor, or `a` or `b` is complex.
+
+    Gradient:
+        In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b: they
+        are treated as constants.
+
+    Source:
+        NIST Digital Library of Mathematical Functions, 8.17; the method: head of `torchcalib/binomial/beta.py`.
+
+    Example:
+        >>> betainc(2, 3, torch.tensor([0.0, 0.5, 1.0]))
+        tensor([0.0000, 0.6875, 1.0000])
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"`x` must be a floating tensor, got {kind(x)}. Convert it, for example with x.double().")
+    wide = [real("a", a, x.device).detach(), real("b", b, x.device).detach(), x.double()]
+    result: Tensor = _Betainc.apply(*torch.broadcast_tensors(*wide))  # type: ignore[no-untyped-call]
+    return result.to(x.dtype)
+
+
+def kind(value: object) -> str:
+    """Describe what was given, for an error."""
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def real(name: str, value: Tensor | float, device: torch.device) -> Tensor:
+    """Return a number or a tensor as float64."""
+    if isinstance(value, Tensor) and not value.is_complex():
+        return value.double()
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.tensor(value, dtype=torch.float64, device=device)
+    raise TypeError(f"`{name}` must be a real tensor or number, got {kind(value)}.")
