@@ -49,7 +49,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         The `ax` that was drawn on; its figure is `ax.figure`.
 
     Example:
-        >>> from torchcalib.reporting.monitoring.history import HistoryRow
+        >>> from torchcalib.reporting.monitoring.history import History, HistoryRow
         >>> rows = [HistoryRow(k, k, {"nll": 0.5, "ecd": -0.1, "ece": 0.1, "accuracy": 0.8}) for k in (1, 2, 3)]
         >>> [panel.get_ylabel() for panel in training_curve(History(tuple(rows))).child_axes]
         ['nats', 'nats', 'of samples', 'probability']
