@@ -111,6 +111,10 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         persistent: bool = False,
         **options: Any,
     ) -> None:
+        if not (factory is None or callable(factory)):
+            raise TypeError(
+                f"arguments must be given by name, got {factory!r} by position. Write `task=`, for example."
+            )
         kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
         of_stream = {name: options.pop(name) for name in self.stream_options if name in options}
         factory = factory or type(self).factory
@@ -199,8 +203,10 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         """Add the state of a batch."""
         if is_captured(preds):
             self._add_in_graph(batch)
-            return
-        with self._in_its_place():
+        elif self._in_graph:
+            with self._in_its_place():
+                self.state = self._added(self.state, batch)
+        else:
             self.state = self._added(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
@@ -328,6 +334,8 @@ class StreamingMetric(PersistentMetric, Generic[S]):
 
     def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """State of one batch alone."""
+        if self._shared is None:
+            return self._state_of(self._read(self.input_format, preds, target, weights))
         reading, p = self._reading(preds, target, weights)
         return self._once((*reading, *self._counts_what), lambda: self._state_of(p))
 
@@ -335,11 +343,6 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
         """Read one batch; also return what tells this reading from others of the same batch."""
-        if isinstance(preds, Tensor) and preds.device != self.device:
-            raise ValueError(
-                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
-                "Move the metric with metric.to(preds.device)."
-            )
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
@@ -356,6 +359,11 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         return self._shared[key]
 
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        if isinstance(preds, Tensor) and preds.device != self.device:
+            raise ValueError(
+                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
+                "Move the metric with metric.to(preds.device)."
+            )
         return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
 
     @property

@@ -11,8 +11,10 @@ from inspect import Parameter
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.events import TopK
 from torchcalib.core.inputs import InputFormat, check_option_names
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
@@ -42,7 +44,8 @@ class Estimator(Generic[S]):
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the value of predictions, in their dtype (at least float32)."""
         p = self.input_format.read(preds, target, weights)
-        return by_replicates(self.of, p, self.accumulator.n_events(p)).to(p.dtype)
+        value = by_replicates(self.of, p, self.accumulator.n_events(p)) if p.replicates else self.of(p)
+        return value.to(p.dtype)
 
     def of(self, p: Predictions) -> Tensor:
         """Return the value of checked predictions, in the dtype of sums."""
@@ -81,6 +84,28 @@ def input_format_of(task: Any, options: Mapping[str, Any], **demands: Any) -> In
     return InputFormat(task, **{name: value for name, value in options.items() if name != "weights"}, **demands)
 
 
+_PLAIN = (bool, int, float, str, type(None), TopK)
+_MOST_ESTIMATORS = 256
+_estimators: dict[Any, Estimator[Any]] = {}
+
+
+def _estimator(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
+    """Return the estimator of a call. Those of plain options are kept, so that each is checked and made once."""
+    parts: list[Any] = [factory]
+    for name, option in options.items():
+        if name == "weights":
+            continue
+        if not isinstance(option, _PLAIN):
+            return factory(**options)
+        parts += (name, type(option), option)
+    key = tuple(parts)
+    if key not in _estimators:
+        if len(_estimators) >= _MOST_ESTIMATORS:
+            _estimators.clear()
+        _estimators[key] = factory(**options)
+    return _estimators[key]
+
+
 def functional(
     factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
 ) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
@@ -94,7 +119,9 @@ def functional(
 
     @wraps(factory)
     def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
-        value = factory(*args, **options)(preds, target, options.get("weights"))  # type: ignore[arg-type]
+        weights: Any = options.get("weights")
+        estimator = factory(*args, **options) if args or is_compiling() else _estimator(factory, options)
+        value = estimator(preds, target, weights)
         return value if result is None else result(*value.unbind(-1))
 
     factory.__qualname__ = function.__name__ = function.__qualname__ = name  # errors name the function

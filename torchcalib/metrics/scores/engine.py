@@ -13,7 +13,6 @@ from torchcalib.core.arguments import (
     InputOptions,
     Task,
     check_average,
-    check_internal,
 )
 from torchcalib.core.checks import read_priors
 from torchcalib.core.inputs import read_input
@@ -121,6 +120,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
 
 def scored(
     score: Score,
+    /,
     *,
     task: Task,
     normalize: Literal["prior"] | None = None,
@@ -168,7 +168,8 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
     stream_options = ("keep_classes",)
 
     def __init__(self, score: Score | None = None, /, **options: Any) -> None:
-        check_internal(score, Score)
+        if not (score is None or isinstance(score, Score)):
+            raise TypeError(f"arguments must be given by name, got {score!r} by position. Write `task=`, for example.")
         if score is not None:
             self.score = score
         super().__init__(partial(scored, self.score), **options)
