@@ -27,12 +27,7 @@ from torchcalib.losses.binned_ece import ECELoss
 from torchcalib.losses.canonical import CanonicalLoss, SKCELoss
 from torchcalib.losses.mmce import MMCELoss, mmce
 from torchcalib.losses.soft_binned_ece import SoftBinnedECELoss, soft_binned_ece
-from torchcalib.metrics.binned.ace import ACE, ace
-from torchcalib.metrics.binned.ece import ECE, ece
-from torchcalib.metrics.binned.esce import ESCE, esce
-from torchcalib.metrics.binned.mce import MCE, mce
-from torchcalib.metrics.binned.rmsce import RMSCE, rmsce
-from torchcalib.metrics.binned.table import bin_table
+from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, ace, bin_table, ece, esce, mce, rmsce
 from torchcalib.metrics.bootstrapped import Bootstrapped
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.distributed_sampler import distinct_rows
@@ -43,11 +38,8 @@ from torchcalib.metrics.kernel.blocks import CalibrationTest
 from torchcalib.metrics.kernel.error import canonical_error
 from torchcalib.metrics.kernel.skce import SKCE, skce
 from torchcalib.metrics.kernel.testing import skce_test
-from torchcalib.metrics.ranked.corp import CORP, CORPDecomposition, corp
-from torchcalib.metrics.ranked.corp_curve import CORPCurve, corp_curve
-from torchcalib.metrics.ranked.gce import GCE, gce
-from torchcalib.metrics.ranked.ks import KS, ks
-from torchcalib.metrics.ranked.tce import TCE, tce, tce_table
+from torchcalib.metrics.logistic import Cox, CoxCalibration, Spiegelhalter, SpiegelhalterTest, cox, spiegelhalter
+from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, corp, corp_curve, ks
 from torchcalib.metrics.scores.accuracy import Accuracy, accuracy
 from torchcalib.metrics.scores.bayes_risk import (
     BayesRisk,
@@ -79,10 +71,8 @@ from torchcalib.metrics.scores.votes.total_variation import (
     total_variation_per_sample,
 )
 from torchcalib.metrics.scores.votes.votes_distance import VotesDistance, votes_distance, votes_distance_per_sample
-from torchcalib.metrics.smooth.cox import Cox, CoxCalibration, cox
-from torchcalib.metrics.smooth.ici import ICI, ici
-from torchcalib.metrics.smooth.smece import SmECE, smece, smece_width
-from torchcalib.metrics.smooth.spiegelhalter import Spiegelhalter, SpiegelhalterTest, spiegelhalter
+from torchcalib.metrics.smooth import ICI, SmECE, ici, smece, smece_width
+from torchcalib.metrics.test_based import GCE, TCE, gce, tce, tce_table
 from torchcalib.metrics.tested import evidence
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import compare

@@ -38,7 +38,8 @@ Function = Callable[..., Tensor]
 
 def mcb(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
     """Miscalibration of the CORP decomposition, which is what `CORP` computes."""
-    return tc.corp(preds, target, **options).mcb
+    mcb: Tensor = tc.corp(preds, target, **options).mcb
+    return mcb
 
 
 def skce_linear(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
@@ -52,12 +53,14 @@ EPS = 1e-3
 
 def slope(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
     """Slope of Cox's regression, which is what `Cox` computes. Half types hold probabilities of 1: they are clipped."""
-    return tc.cox(preds, target, eps=EPS, **options).slope
+    slope: Tensor = tc.cox(preds, target, eps=EPS, **options).slope
+    return slope
 
 
 def z_value(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
     """The z of Spiegelhalter's test, which is what `Spiegelhalter` computes."""
-    return tc.spiegelhalter(preds, target, **options).z
+    z: Tensor = tc.spiegelhalter(preds, target, **options).z
+    return z
 
 
 PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {

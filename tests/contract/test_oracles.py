@@ -10,13 +10,13 @@ from cases import CASES, N_CLASSES, Case, differentiable
 from oracles import input as slow
 
 import torchcalib as tc
+from torchcalib.core.event_sums import EventSums
 from torchcalib.core.state import SumsKind
-from torchcalib.metrics.smooth.reading import EventMetric
 
 ADDITIVE = [
     case
     for case in CASES
-    if isinstance(case.metric().kind, SumsKind) and not (case.in_blocks or issubclass(case.cls, EventMetric))
+    if isinstance(case.metric().kind, SumsKind) and not (case.in_blocks or isinstance(case.metric().recipe, EventSums))
 ]
 BY_CLASS = {
     cls.__name__: [case for case in ADDITIVE if case.cls is cls] for cls in {case.cls: None for case in ADDITIVE}

@@ -111,7 +111,7 @@ CLASSES = [
     ("L of classes", lambda: tc.NLL(task="multiclass", num_labels=2), ValueError, ["`num_labels` must be None"]),
     ("batch is an int", lambda: tc.NLL(task="binary", batch_shape=3), TypeError, ["`batch_shape`", "3"]),
     ("batch of 0", lambda: tc.NLL(task="binary", batch_shape=(0,)), ValueError, ["`batch_shape`", "at least 1"]),
-    ("unknown argument", lambda: tc.ECE(task="binary", bins=3), ValueError, ["`bins`"]),
+    ("unknown argument", lambda: tc.ECE(task="binary", bins=3), TypeError, ["`bins`"]),
     ("bins by position", lambda: tc.ECE("binary", **binary), TypeError, ["given by name", "'binary'"]),
     ("batch in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
     ("priors of others", lambda: tc.NLL(task="multiclass", num_classes=3, priors=[0.5, 0.5]), ValueError, ["`priors`"]),

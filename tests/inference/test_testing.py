@@ -22,10 +22,10 @@ from helpers.null_distribution import (
 from scipy import stats
 
 import torchcalib as tc
-from torchcalib.core.bins import ece_from_bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference import testing
 from torchcalib.inference.testing import evidence_of
+from torchcalib.metrics.binned import ece_from_bins
 
 
 def deviations(share, n_replicates):

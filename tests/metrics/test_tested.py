@@ -9,9 +9,9 @@ from helpers.null_distribution import F64, FEW, FIELDS, close, same
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
-from torchcalib.core.bins import ece_from_bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import evidence_of
+from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.metrics.tested import TestedMetric
 
 WITH_EVIDENCE = [

@@ -12,7 +12,7 @@ import torchcalib as tc
 from torchcalib.core.inputs import read_input
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import EqualWidthBins
-from torchcalib.metrics.binned.reading import BinReading
+from torchcalib.metrics.binned import binned, ece_from_bins
 
 N_BINS, N_GROUPS = 5, 6
 REDUCTIONS = [("binary", "positive_class"), ("binary", "top_label"), ("multiclass", "top_label"),
@@ -102,7 +102,7 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     assert (b + b).has_noise
     torch.testing.assert_close((b + b).noise, 2 * whole.noise)
     assert metric.state.numel() == 3 + 6 * N_BINS  # after two counts what tells shares from labels
-    assert not BinReading("binary", Binning(n_bins=N_BINS)).recipe().with_noise
+    assert not binned(ece_from_bins, Binning(n_bins=N_BINS), "binary", None, "macro", {}).accumulator.with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
     assert not replicates.recipe.with_noise
     assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 1

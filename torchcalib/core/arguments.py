@@ -76,12 +76,6 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
 
-def check_internal(argument: object, kind: type) -> None:
-    """Raise unless an argument that only subclasses pass, by position, is None or of its kind."""
-    if argument is not None and not isinstance(argument, kind):
-        raise TypeError(f"arguments must be given by name, got {argument!r} by position. Write `task=`, for example.")
-
-
 def check_flag(name: str, value: object) -> None:
     """Raise unless `value` is True or False."""
     if not isinstance(value, bool):

@@ -15,31 +15,6 @@ from torchcalib.core.sums import BinStats
 from torchcalib.ops.count_moments import deviations_by_chance
 
 
-def ece_from_bins(b: BinStats) -> Tensor:
-    """Expected calibration error: sum share |gap|."""
-    return (b.share * b.gap.abs()).sum(-1)
-
-
-def esce_from_bins(b: BinStats) -> Tensor:
-    """Expected signed calibration error: sum share gap."""
-    return (b.share * b.gap).sum(-1)
-
-
-def mce_from_bins(b: BinStats) -> Tensor:
-    """Maximum calibration error: max |gap| over bins that hold data."""
-    return b.gap.abs().amax(-1)
-
-
-def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
-    """Root mean squared calibration error: sqrt(sum share gap^2); see `rmsce` for `debiased`."""
-    square = b.gap.square()
-    if debiased:
-        few = b.n < 2
-        variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
-        square = square - variance.masked_fill(few, 0)
-    return root((b.share * square).sum(-1).clamp(min=0))
-
-
 def root(x: Tensor) -> Tensor:
     """Return sqrt(x), with gradient 0 at 0, where the slope is infinite and of no use."""
     zero = x == 0

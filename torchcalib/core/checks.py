@@ -1,6 +1,8 @@
-"""Rules that values must keep, as masks over rows, and what happens to rows that break them."""
+"""Rules for the values of input, as masks over rows, and the treatment of rows that break them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
 
@@ -11,63 +13,70 @@ from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
-"""Rounding leaves the sum of a row of probabilities this far from 1 and no further, unless something is wrong."""
+"""Rounding keeps the sum of a row of probabilities this close to 1."""
 
 
 class Problem(NamedTuple):
-    """One rule that rows may break: which rows break it, and the sentence for whoever sent them."""
+    """The rows that break one rule, and the error message for them."""
 
     broken: Tensor
     explain: Callable[[Tensor], str]
 
 
-class Rules(NamedTuple):
-    """The rules on one tensor, cheapest question first.
+class Rule(ABC):
+    """A rule for the values of one tensor."""
 
-    Attributes:
-        kept: whether no row breaks any, a boolean scalar.
-        broken: which rows do, a mask.
-        problems: which rows break which.
-    """
+    def kept(self) -> Tensor:
+        """Return whether all rows keep the rule, a boolean scalar."""
+        return ~self.broken().any()
 
-    kept: Callable[[], Tensor]
-    broken: Callable[[], Tensor]
-    problems: Callable[[], list[Problem]]
+    def broken(self) -> Tensor:
+        """Return which rows break the rule."""
+        return reduce(torch.logical_or, (problem.broken for problem in self.problems()))
 
-
-def _rules(kept: Callable[[], Tensor], problems: Callable[[], list[Problem]]) -> Rules:
-    return Rules(kept, lambda: reduce(torch.logical_or, (problem.broken for problem in problems())), problems)
+    @abstractmethod
+    def problems(self) -> list[Problem]:
+        """Return the ways to break the rule."""
 
 
-def keeps(rules: Sequence[Rules]) -> bool | None:
-    """Return whether no row breaks any rule, or None where values cannot be looked at."""
-    return look(reduce(torch.logical_and, [rule.kept() for rule in rules]))
+def all_kept(rules: Sequence[Rule]) -> bool | None:
+    """Return whether all rows keep all rules, or None where values cannot be read."""
+    kept = rules[0].kept()
+    for rule in rules[1:]:
+        kept = kept & rule.kept()
+    return look(kept)
 
 
-def settle(
-    rules: Sequence[Rules],
+def enforce(
+    rules: Sequence[Rule],
     weights: Tensor | None,
     absent: Tensor | None,
     drop_invalid: bool,
-    wide: torch.dtype,
     wait: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise on broken rows; or weigh them 0; or, where values cannot or, not to `wait`, must not be looked at, NaN.
+    """Raise an error for broken rows. Where values cannot be read, give these rows NaN weights instead.
+
+    Args:
+        rules: the rules.
+        weights: weights of the rows `(..., N)`, or None for 1.
+        absent: rows of weight 0, which may break any rule; None for none.
+        drop_invalid: give broken rows weight 0, and do not wait for the device.
+        wait: read values; False never waits for the device.
 
     Returns:
-        The weights, and a mask of the rows that were broken, or None if there was none.
+        The weights, and a mask of the broken rows, or None if there is none.
     """
-    if not rules or (wait and not drop_invalid and keeps(rules)):
+    if not rules or (wait and not drop_invalid and all_kept(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
-    ones = torch.ones((), dtype=wide, device=broken.device)
+    own = torch.ones((), dtype=wide_dtype(broken.device), device=broken.device) if weights is None else weights
     if drop_invalid:
-        return torch.where(broken, 0.0, ones if weights is None else weights), broken
-    seen = look(broken.any()) if wait else None
-    if seen is None:
-        return torch.where(broken, torch.nan, ones if weights is None else weights), broken
-    for problem in (problem for rule in rules for problem in rule.problems()) if seen else ():
+        return torch.where(broken, 0.0, own), broken
+    found = look(broken.any()) if wait else None
+    if found is None:
+        return torch.where(broken, torch.nan, own), broken
+    for problem in (problem for rule in rules for problem in rule.problems()) if found else ():
         rows = problem.broken if absent is None else problem.broken & ~absent
         if bool(rows.any()):
             raise ValueError(problem.explain(rows))
@@ -86,8 +95,8 @@ def _found(rows: Tensor, values: Tensor) -> str:
     """Describe the first broken row: '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
     first = first.detach().cpu()
-    first = first.float() if first.dtype == torch.bfloat16 else first  # which numpy lacks
-    shortest = str(first.numpy()[()])  # digits that tell the value from its neighbours, and no more
+    first = first.float() if first.dtype == torch.bfloat16 else first  # numpy has no bfloat16
+    shortest = str(first.numpy()[()])  # the fewest digits that identify the value
     return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 
@@ -96,68 +105,40 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
     return Problem(values.isnan(), lambda rows: f"`{name}` must not hold NaN, got {_found(rows, values)}. {fix}")
 
 
-def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
-    """Rows whose predictions or soft targets are missing, classes on the last axis; see `InputOptions`."""
-    missing = _missing(preds, from_logits, per_class)
-    return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
+@dataclass(frozen=True, eq=False)
+class WeightRule(Rule):
+    """Weights of samples; if `whole`, counts of copies."""
+
+    weights: Tensor
+    whole: bool = False
+
+    def problems(self) -> list[Problem]:
+        """Return weights that are no counts, or that are negative, not finite, or overflow or vanish in sums."""
+        weights = self.weights
+        if self.whole:  # float64 holds every whole number up to 2^53
+            fine = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
+            rule = "whole numbers here, where weight k stands for k copies of a sample"
+            fix = "Scale them to counts of copies and round them."
+        else:
+            fine = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
+            rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to leave a row out."
+        return [Problem(~fine, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
 
 
-def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Read counts of votes, classes on `axis`, as shares; both results are of the sums' dtype.
+@dataclass(frozen=True, eq=False)
+class VoteRule(Rule):
+    """Numbers of votes behind the rows, as `shares_of_votes` returns them."""
 
-    Returns:
-        Shares, of the shape of `counts`, and the numbers of votes, without that axis. Of a row that holds a negative
-        count the number is the least of its counts, which tells it; of a row without votes all shares are 0.
-    """
-    counts = counts.to(wide_dtype(counts.device))
-    n, least = counts.sum(axis), counts.amin(axis)
-    return counts / n.clamp(min=1).unsqueeze(axis), torch.where(least < 0, least, n)
+    n_votes: Tensor
+    at_least: int
 
+    def kept(self) -> Tensor:
+        """Return whether all numbers are in range."""
+        return _within(self.n_votes, self.at_least, 2**53)
 
-def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
-    """Rows that hold NaN, or that are no distribution because of an infinity."""
-    values = values.detach()
-    if from_logits:
-        top = values.amax(-1) if per_class else values  # is NaN if any logit is
-        return top.isnan() | (top == -torch.inf) if per_class else top.isnan()
-    low, high = (values.amin(-1), values.amax(-1)) if per_class else (values, values)
-    return ~(low.isfinite() & high.isfinite())
-
-
-def weight_rules(weights: Tensor, whole: bool) -> Rules:
-    """Weights of samples; with `whole` counts of copies."""
-    problem = _whole_weight_problem(weights) if whole else _weight_problem(weights)
-    return _rules(lambda: ~problem.broken.any(), lambda: [problem])
-
-
-def _weight_problem(weights: Tensor) -> Problem:
-    """Weights that are negative, infinite or NaN, or so large or small that sums of them would overflow or vanish."""
-    fine = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
-    return Problem(
-        ~fine,
-        lambda rows: (
-            "`weights` must be finite and non-negative (0, or from 1e-150 to 1e150), got "
-            f"{_found(rows, weights)}. Use 0 to leave a row out."
-        ),
-    )
-
-
-def _whole_weight_problem(weights: Tensor) -> Problem:
-    """Weights that are no counts. Up to 2^53 every whole number is one of float64."""
-    fine = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
-    return Problem(
-        ~fine,
-        lambda rows: (
-            "`weights` must be whole numbers here, where weight k stands for k copies of a sample, got "
-            f"{_found(rows, weights)}. Scale them to counts of copies and round them."
-        ),
-    )
-
-
-def vote_rules(n_votes: Tensor, at_least: int) -> Rules:
-    """Numbers of votes as `shares_of_votes` returns them. Up to 2^53 every whole number is one of float64."""
-
-    def problems() -> list[Problem]:
+    def problems(self) -> list[Problem]:
+        """Return numbers that are no counts, and too small ones."""
+        n_votes, at_least = self.n_votes, self.at_least
         votes, whole = f"{at_least} vote" + "s" * (at_least > 1), n_votes.long()
         return [
             Problem(
@@ -176,126 +157,188 @@ def vote_rules(n_votes: Tensor, at_least: int) -> Rules:
             ),
         ]
 
-    return _rules(lambda: _within(n_votes, at_least, 2**53), problems)
+
+@dataclass(frozen=True, eq=False)
+class LabelRule(Rule):
+    """Labels in [0, num_classes - 1]."""
+
+    target: Tensor
+    num_classes: int
+
+    def kept(self) -> Tensor:
+        """Return whether all labels are in range."""
+        return _within(self.target, 0, self.num_classes - 1)
+
+    def problems(self) -> list[Problem]:
+        """Return labels out of range."""
+
+        def explain(rows: Tensor) -> str:
+            found = _found(rows, self.target)
+            return (
+                f"`target` must be a class index in [0, {self.num_classes - 1}], got {found}. "
+                f"Pass ignore_index={found.split()[0]} if that value marks rows to drop."
+            )
+
+        return [Problem((self.target < 0) | (self.target >= self.num_classes), explain)]
 
 
-def label_rules(target: Tensor, num_classes: int) -> Rules:
-    """Labels that name a class."""
-    return _rules(lambda: _within(target, 0, num_classes - 1), lambda: [_label_problem(target, num_classes)])
+@dataclass(frozen=True, eq=False)
+class GroupRule(Rule):
+    """Numbers of groups in [0, num_groups - 1]. Rows without a group are absent already."""
+
+    groups: Tensor
+    num_groups: int
+
+    def problems(self) -> list[Problem]:
+        """Return numbers out of range."""
+        outside = (self.groups < 0) | (self.groups >= self.num_groups)
+        return [
+            Problem(
+                outside,
+                lambda rows: (
+                    f"`groups` must be numbers in [0, {self.num_groups - 1}], or -1 for a row of no group, got "
+                    f"{_found(rows, self.groups)}. Number the groups from 0, and pass `num_groups`."
+                ),
+            )
+        ]
 
 
-def _label_problem(target: Tensor, num_classes: int) -> Problem:
-    """Labels that name no class."""
+@dataclass(frozen=True, eq=False)
+class LogitRule(Rule):
+    """Logits. +inf and -inf are legal; over classes, a row must have a logit above -inf."""
 
-    def explain(rows: Tensor) -> str:
-        found = _found(rows, target)
-        return (
-            f"`target` must be a class index in [0, {num_classes - 1}], got {found}. "
-            f"Pass ignore_index={found.split()[0]} if that value marks rows to drop."
-        )
+    logits: Tensor
+    per_class: bool
 
-    return Problem((target < 0) | (target >= num_classes), explain)
+    def kept(self) -> Tensor:
+        """Return whether all logits are legal."""
+        if not self.per_class:
+            return _within(self.logits, -torch.inf, torch.inf)
+        return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
 
-
-def group_rules(groups: Tensor, num_groups: int) -> Rules:
-    """Numbers of groups; a row that has none is left out already."""
-    problem = Problem(
-        (groups < 0) | (groups >= num_groups),
-        lambda rows: (
-            f"`groups` must be numbers in [0, {num_groups - 1}], or -1 for a row of no group, got "
-            f"{_found(rows, groups)}. Number the groups from 0, and pass `num_groups`."
-        ),
-    )
-    return _rules(lambda: ~problem.broken.any(), lambda: [problem])
-
-
-def logit_rules(logits: Tensor, per_class: bool) -> Rules:
-    """Logits, of which +inf and -inf are legal; over classes, rows with a logit above -inf."""
-
-    def kept() -> Tensor:
-        if not per_class:
-            return _within(logits, -torch.inf, torch.inf)
-        return _within(logits.detach().amax(-1), torch.finfo(logits.dtype).min, torch.inf)
-
-    return _rules(kept, lambda: _logit_problems(logits, per_class))
-
-
-def row_rules(log_prob: Tensor, of_preds: Rules, target: Tensor, num_classes: int) -> Rules:
-    """Rows of classes and their labels, from what was read of them: a score that is NaN where either is bad.
-
-    The rules on predictions are asked for words alone. The last of them has all that is left: a sum next to the
-    tolerance may come out on either side of it.
-    """
-
-    def problems() -> list[Problem]:
-        *others, last = of_preds.problems()
-        return [*others, _label_problem(target, num_classes), last._replace(broken=log_prob.isnan())]
-
-    return Rules(lambda: log_prob.detach().sum() <= 0, log_prob.isnan, problems)  # a sum of NaN is not
-
-
-def _logit_problems(logits: Tensor, per_class: bool) -> list[Problem]:
-    """NaN, and rows without any finite or infinite evidence. +inf and -inf are legal."""
-    if not per_class:
-        return [_nan_problem("preds", logits)]
-    top = logits.amax(-1)  # is NaN if any logit is
-    return [
-        _nan_problem("preds", top),
-        Problem(
-            top == -torch.inf,
-            lambda rows: (
-                f"`preds` must have a logit above -inf in every row, got only {_found(rows, top)}. "
-                "Mask all classes but one, not all of them."
+    def problems(self) -> list[Problem]:
+        """Return NaN, and rows that are all -inf."""
+        if not self.per_class:
+            return [_nan_problem("preds", self.logits)]
+        top = self.logits.amax(-1)  # NaN if any logit is
+        return [
+            _nan_problem("preds", top),
+            Problem(
+                top == -torch.inf,
+                lambda rows: (
+                    f"`preds` must have a logit above -inf in every row, got only {_found(rows, top)}. "
+                    "Mask all classes but one, not all of them."
+                ),
             ),
-        ),
-    ]
+        ]
 
 
-def probability_rules(name: str, probs: Tensor, per_class: bool, tolerance: float) -> Rules:
-    """Probabilities; over classes, rows of sum 1."""
+@dataclass(frozen=True, eq=False)
+class ProbabilityRule(Rule):
+    """Probabilities of predictions or soft targets; over classes, a row must sum to 1."""
 
-    def kept() -> Tensor:
-        inside = _within(probs, 0, 1)
-        return inside & _within(_total(probs.detach()) - 1, -tolerance, tolerance) if per_class else inside
+    name: str
+    probs: Tensor
+    per_class: bool
+    tolerance: float
 
-    return _rules(kept, lambda: _probability_problems(name, probs, per_class, tolerance))
+    def kept(self) -> Tensor:
+        """Return whether all values are in range, and all sums 1."""
+        inside = _within(self.probs, 0, 1)
+        if not self.per_class:
+            return inside
+        return inside & _within(self._total() - 1, -self.tolerance, self.tolerance)
 
-
-def _total(probs: Tensor) -> Tensor:
-    """Return the sums of rows; of half types they would be rounded to these."""
-    return probs.sum(-1, dtype=torch.promote_types(probs.dtype, torch.float32))
-
-
-def _probability_problems(name: str, probs: Tensor, per_class: bool, tolerance: float) -> list[Problem]:
-    """NaN, values outside [0, 1] and, over classes, sums that are not 1."""
-    low, high = (probs.amin(-1), probs.amax(-1)) if per_class else (probs, probs)
-    fix = (
-        "Pass from_logits=True if these are logits."
-        if name == "preds"
-        else "Soft targets are shares of votes; pass counts of votes as integers."
-    )
-    outside = Problem(
-        ~((low >= 0) & (high <= 1)),
-        lambda rows: (
-            f"`{name}` must be probabilities in [0, 1], got {_found(rows, torch.where(low < 0, low, high))}. {fix}"
-        ),
-    )
-    if not per_class:
-        return [_nan_problem(name, low), outside]
-    total = _total(probs)
-    off = Problem(
-        ~((total - 1).abs() <= tolerance),
-        lambda rows: (
-            f"`{name}` must sum to 1 over the class axis (within {tolerance:g}), got {_found(rows, total)}. "
-            + (
+    def problems(self) -> list[Problem]:
+        """Return NaN, values outside [0, 1] and, over classes, sums that are not 1."""
+        name, probs = self.name, self.probs
+        low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
+        if name == "preds":
+            fix = "Pass from_logits=True if these are logits."
+            fix_of_sum = (
                 "Pass from_logits=True for logits, class_axis=1 for class-first input, or task='multilabel' for labels "
                 "that do not exclude each other."
-                if name == "preds"
-                else "Divide votes by their number, or pass their counts as integers."
             )
-        ),
-    )
-    return [_nan_problem(name, low), outside, off]
+        else:
+            fix = "Soft targets are shares of votes; pass counts of votes as integers."
+            fix_of_sum = "Divide votes by their number, or pass their counts as integers."
+        outside = Problem(
+            ~((low >= 0) & (high <= 1)),
+            lambda rows: (
+                f"`{name}` must be probabilities in [0, 1], got {_found(rows, torch.where(low < 0, low, high))}. {fix}"
+            ),
+        )
+        if not self.per_class:
+            return [_nan_problem(name, low), outside]
+        total = self._total()
+        off = Problem(
+            ~((total - 1).abs() <= self.tolerance),
+            lambda rows: (
+                f"`{name}` must sum to 1 over the class axis (within {self.tolerance:g}), got {_found(rows, total)}. "
+                f"{fix_of_sum}"
+            ),
+        )
+        return [_nan_problem(name, low), outside, off]
+
+    def _total(self) -> Tensor:
+        """Return the sums of rows, in at least float32."""
+        return self.probs.detach().sum(-1, dtype=torch.promote_types(self.probs.dtype, torch.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class RowRule(Rule):
+    """Rows of multi-class predictions and labels, by their log-probability: it is NaN where either is bad.
+
+    The rules for predictions only name the problem. The last of their problems gets all remaining rows, because a sum
+    close to the tolerance may come out on either side of it.
+    """
+
+    log_prob: Tensor
+    of_preds: Rule
+    of_labels: LabelRule
+
+    def kept(self) -> Tensor:
+        """Return whether no log-probability is NaN. A sum that contains NaN compares false."""
+        return self.log_prob.detach().sum() <= 0
+
+    def broken(self) -> Tensor:
+        """Return the rows whose log-probability is NaN."""
+        return self.log_prob.isnan()
+
+    def problems(self) -> list[Problem]:
+        """Return the problems of predictions and of labels."""
+        *others, last = self.of_preds.problems()
+        return [*others, *self.of_labels.problems(), last._replace(broken=self.log_prob.isnan())]
+
+
+def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
+    """Return the rows whose predictions or soft targets are missing, with classes on the last axis.
+
+    A row is missing if it contains NaN, or an infinity that leaves no distribution.
+    """
+    missing = _missing(preds, from_logits, per_class)
+    return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
+
+
+def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
+    values = values.detach()
+    if from_logits:
+        top = values.amax(-1) if per_class else values  # NaN if any logit is
+        return top.isnan() | (top == -torch.inf) if per_class else top.isnan()
+    low, high = (values.amin(-1), values.amax(-1)) if per_class else (values, values)
+    return ~(low.isfinite() & high.isfinite())
+
+
+def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Convert counts of votes, classes on `axis`, to shares in the dtype of sums.
+
+    Returns:
+        Shares, of the shape of `counts`, and the numbers of votes, without that axis. The number of a row with a
+        negative count is the least of its counts, so that `VoteRule` finds it. Without votes all shares are 0.
+    """
+    counts = counts.to(wide_dtype(counts.device))
+    n, least = counts.sum(axis), counts.amin(axis)
+    return counts / n.clamp(min=1).unsqueeze(axis), torch.where(least < 0, least, n)
 
 
 def check_numbering(name: str, numbers: object) -> None:
@@ -310,8 +353,8 @@ def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
     if weights.shape != shape:
         raise ValueError(f"`weights` must have one value per sample, shape {tuple(shape)}, got {tuple(weights.shape)}.")
     weights = weights.to(wide_dtype(weights.device))
-    settled, _ = settle([weight_rules(weights, whole=False)], weights, None, False, weights.dtype)
-    return weights if settled is None else settled
+    enforced, _ = enforce([WeightRule(weights)], weights, None, False)
+    return weights if enforced is None else enforced
 
 
 def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
@@ -326,4 +369,4 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
         raise ValueError(
             f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
         )
-    return values / values.sum(-1, keepdim=True)  # what float32 priors lack to 1 would show in every digit after
+    return values / values.sum(-1, keepdim=True)  # rounded float32 priors would shift every digit after the seventh

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcalib.core.checks import check_numbering, group_rules, settle
+from torchcalib.core.checks import GroupRule, check_numbering, enforce
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
@@ -32,7 +32,7 @@ def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -
 def check_group_range(groups: Tensor, num_groups: int) -> None:
     """Raise unless all numbers are those of groups, or -1."""
     groups = groups.long()
-    settle([group_rules(groups, num_groups)], None, groups == NO_GROUP, False, wide_dtype(groups.device))
+    enforce([GroupRule(groups, num_groups)], None, groups == NO_GROUP, False)
 
 
 def in_groups(
@@ -58,8 +58,8 @@ def in_groups(
     wide = wide_dtype(groups.device)
     ones = torch.ones((), dtype=wide, device=groups.device)
     held = torch.where(groups == NO_GROUP, 0.0, ones if p.weights is None else p.weights)
-    rules = [group_rules(groups, num_groups)] if validate_args else []
-    weights, broken = settle(rules, held, in_all_replicates(held == 0, len(p.samples)), drop_invalid, wide)
+    rules = [GroupRule(groups, num_groups)] if validate_args else []
+    weights, broken = enforce(rules, held, in_all_replicates(held == 0, len(p.samples)), drop_invalid)
     n_invalid = p.n_invalid
     if drop_invalid and broken is not None:
         n_invalid = broken.sum() + (0 if n_invalid is None else n_invalid)

@@ -21,17 +21,17 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.checks import (
     SUM_TOLERANCE,
-    Rules,
-    keeps,
-    label_rules,
-    logit_rules,
+    LabelRule,
+    LogitRule,
+    ProbabilityRule,
+    RowRule,
+    Rule,
+    VoteRule,
+    WeightRule,
+    all_kept,
+    enforce,
     missing_rows,
-    probability_rules,
-    row_rules,
-    settle,
     shares_of_votes,
-    vote_rules,
-    weight_rules,
 )
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.host_values import look
@@ -108,31 +108,27 @@ class InputFormat:
             TypeError: for a wrong dtype or a thing that is no tensor.
             ValueError: for a wrong shape or a bad value.
         """
-        self.check(preds, target, weights)
-        preds, target, n_votes, weights = self._shaped(preds, target, weights, batch_shape)
+        voted = self.check(preds, target, weights)
+        preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, voted)
 
         wide = wide_dtype(preds.device)
+        dtype = torch.promote_types(preds.dtype, torch.float32)
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
-        dtype = torch.promote_types(preds.dtype, torch.float32)
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
-        # Before the comparison: an 8-bit target would wrap the index, and drop rows that are none of it.
-        if n_votes is None:
+        if n_votes is None:  # before the comparison below: in 8 bits `ignore_index` would wrap
             target = target.long() if hard else target.to(dtype)
-        ignored = None if self.ignore_index is None else target == self.ignore_index
-        rules: list[Rules] = []
+        rules: list[Rule] = []
         if weights is not None:
             weights = weights.to(wide)
-            rules.append(weight_rules(weights, self.whole_weights))
-        if ignored is not None:
-            ones = torch.ones((), dtype=wide, device=preds.device)
-            weights = torch.where(ignored, 0.0, ones if weights is None else weights)
-
+            rules.append(WeightRule(weights, self.whole_weights))
+        if self.ignore_index is not None:
+            own = torch.ones((), dtype=wide, device=preds.device) if weights is None else weights
+            weights = torch.where(target == self.ignore_index, 0.0, own)
         samples = preds.dim() - (self.task == "multiclass")
         absent = None if weights is None else in_all_replicates(weights == 0, samples)
-        if absent is not None and hard:  # an absent row's label must not index anything
+        if absent is not None and hard:  # the label of an absent row must not index anything
             target = target.masked_fill(absent, 0)
-        tolerance = SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf
         p = Predictions(
             self.task,
             self.from_logits,
@@ -140,21 +136,20 @@ class InputFormat:
             target,
             weights,
             dtype,
-            None,
-            weighted,
-            hard,
-            tolerance,
+            n_invalid=None,
+            weighted=weighted,
+            hard=hard,
+            sum_tolerance=SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf,
             n_votes=n_votes,
             copies=copies,
             absent=absent,
         )
         if self.nan_policy == "drop":
-            p = self._complete(p, absent, target_tolerance, wait and not drop_invalid)
-            weights = p.weights
-            absent = None if weights is None else in_all_replicates(weights == 0, samples)
+            p = self._without_missing(p, target_tolerance, wait and not drop_invalid)
+            absent = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
-        weights, broken = settle(rules, weights, absent, drop_invalid, wide, wait)
+        weights, broken = enforce(rules, p.weights, absent, drop_invalid, wait)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
@@ -171,8 +166,8 @@ class InputFormat:
         """
         if self.nan_policy == "raise":
             return preds, target, weights
-        self.check(preds, target, weights)
-        self._shaped(preds, target, weights, None)
+        voted = self.check(preds, target, weights)
+        self._arranged(preds, target, weights, None, voted)
         per_class, soft = self.task == "multiclass", target.is_floating_point()  # counts of votes hold nothing missing
         missing = self.missing_in(preds, target)
         if not bool(missing.any()):
@@ -208,9 +203,9 @@ class InputFormat:
         """
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
             return False
-        if self.task == "multiclass":
-            return target.shape == preds.shape and self._has_class_axis(preds) and preds.shape[self.class_axis] > 1
-        return target.shape == (*preds.shape, 2)
+        if self.task != "multiclass":
+            return target.shape == (*preds.shape, 2)
+        return target.shape == preds.shape and self._has_class_axis(preds) and preds.shape[self.class_axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Read counts of votes as soft targets and the number of votes behind each; see `counts_votes`."""
@@ -241,8 +236,12 @@ class InputFormat:
             self._alike[demands_whole] = alike
         return self._alike[demands_whole]
 
-    def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> None:
-        """Check types, dtypes, devices and what the metric demands, but no values; `read` does so first."""
+    def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
+        """Check types, dtypes, devices and the demands of the metric, but no values. `read` calls it first.
+
+        Returns:
+            Whether the target is counts of votes.
+        """
         named = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
         for name, tensor in named.items():
             if not isinstance(tensor, Tensor):
@@ -285,9 +284,15 @@ class InputFormat:
                 f"{target.dtype} {tuple(target.shape)}. Pass vote counts: of a share alone nobody knows how many stand "
                 "behind it."
             )
+        return voted
 
-    def _shaped(
-        self, preds: Tensor, target: Tensor, weights: Tensor | None, batch_shape: tuple[int, ...] | None
+    def _arranged(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None,
+        batch_shape: tuple[int, ...] | None,
+        voted: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked.
 
@@ -295,9 +300,7 @@ class InputFormat:
             Predictions, targets, of counts of votes as shares, their numbers or None, and weights.
         """
         has_classes = self.task != "binary"
-        n_votes = None
-        if self.counts_votes(preds, target):
-            target, n_votes = self.votes_in(target)
+        target, n_votes = self.votes_in(target) if voted else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, "
@@ -343,6 +346,8 @@ class InputFormat:
                 raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
             flat = torch.Size((*batch_shape, math.prod(samples[len(batch_shape) :])))
         labels = self.task == "multilabel"
+        if flat == samples and not labels and self.class_axis in (-1, preds.dim() - 1):
+            return preds, target, n_votes, weights
 
         def arranged(x: Tensor, with_classes: bool) -> Tensor:
             if with_classes and self.class_axis not in (-1, x.dim() - 1):
@@ -395,32 +400,31 @@ class InputFormat:
                 )
         return True
 
-    def _complete(self, p: Predictions, absent: Tensor | None, target_tolerance: float, wait: bool) -> Predictions:
-        """Return predictions without the rows that are missing, in themselves or in their soft targets."""
-        # Where values can be looked at, rows that keep the rules are none of these, and are not looked at once more.
-        if wait and self.validate_args and keeps(self._value_rules(p, target_tolerance)):
-            return p
+    def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
+        """Return predictions in which missing rows have weight 0."""
+        if wait and self.validate_args and all_kept(self._value_rules(p, target_tolerance)):
+            return p  # a missing row would break a rule
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
         if p.n_votes is not None:
             missing = missing | (p.n_votes == 0)
-        if absent is not None:
-            missing = missing & ~absent
+        if p.absent is not None:
+            missing = missing & ~p.absent
         return p if wait and look(missing.any()) is False else p.without_missing(missing)
 
-    def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rules]:
-        """Every rule on values."""
+    def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
+        """Return the rules for predictions and targets."""
         per_class = self.task == "multiclass"
-        if self.from_logits:
-            of_preds = logit_rules(p.given, per_class)
-        else:
-            of_preds = probability_rules("preds", p.given, per_class, p.sum_tolerance)
-        if per_class and p.hard:
-            return [row_rules(p.rows.log_prob, of_preds, p.given_target, p.num_classes)]
+        of_preds: Rule = (
+            LogitRule(p.given, per_class)
+            if self.from_logits
+            else ProbabilityRule("preds", p.given, per_class, p.sum_tolerance)
+        )
+        if p.hard:
+            of_labels = LabelRule(p.given_target, p.num_classes)
+            return [RowRule(p.rows.log_prob, of_preds, of_labels)] if per_class else [of_preds, of_labels]
         if p.n_votes is not None:
-            return [of_preds, vote_rules(p.n_votes, max(1, self.least_votes))]
-        if not p.hard:
-            return [of_preds, probability_rules("target", p.given_target, per_class, target_tolerance)]
-        return [of_preds, label_rules(p.given_target, p.num_classes)]
+            return [of_preds, VoteRule(p.n_votes, max(1, self.least_votes))]
+        return [of_preds, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

@@ -44,7 +44,11 @@ class Predictions:
         absent: rows whose weight is 0 in all replicates `(..., N)`; None without weights.
         rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in the dtype of sums. None if
             P(y=0) is 1 - P(y=1).
-        computed: row quantities that were asked for, so that each is computed once.
+        computed: row quantities, each of which is computed once.
+        num_classes: C; 2 where every row is P(y=1) alone.
+        soft: whether multi-class targets are distributions rather than labels.
+        samples: shape of the samples, `(..., N)`.
+        replicates: shape of the replicate weights, `()` for one weight of each sample.
     """
 
     task: Task
@@ -64,6 +68,10 @@ class Predictions:
     absent: Tensor | None = None
     rest: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    num_classes: int = field(init=False)
+    soft: bool = field(init=False)
+    samples: torch.Size = field(init=False)
+    replicates: torch.Size = field(init=False)
 
     @once
     def values(self) -> Tensor:
@@ -82,25 +90,18 @@ class Predictions:
         """The targets that were given; binary and multi-label as P(y=1) of the observation, in the wide dtype."""
         return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
 
-    @property
-    def num_classes(self) -> int:
-        """C; 2 where every row is P(y=1) alone."""
-        return self.given.shape[-1] if self.task == "multiclass" else 2
-
-    @property
-    def soft(self) -> bool:
-        """Whether multi-class targets are distributions rather than labels."""
-        return self.task == "multiclass" and self.given_target.is_floating_point()
-
-    @property
-    def samples(self) -> torch.Size:
-        """Shape of the samples: `(..., N)`."""
-        return self.given.shape[:-1] if self.task == "multiclass" else self.given.shape
-
-    @property
-    def replicates(self) -> torch.Size:
-        """Shape of the ways in which the rows are weighed; `()` for one."""
-        return torch.Size() if self.weights is None else self.weights.shape[: self.weights.dim() - len(self.samples)]
+    def __post_init__(self) -> None:
+        per_class = self.task == "multiclass"
+        samples = self.given.shape[:-1] if per_class else self.given.shape
+        weights = () if self.weights is None else self.weights.shape
+        derived = {
+            "num_classes": self.given.shape[-1] if per_class else 2,
+            "soft": per_class and self.given_target.is_floating_point(),
+            "samples": samples,
+            "replicates": torch.Size(weights[: max(0, len(weights) - len(samples))]),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
         """Return the rows under weights that tell those that are broken; a broken label indexes nothing."""

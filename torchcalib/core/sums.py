@@ -46,7 +46,8 @@ class Sums:
     @property
     def share(self) -> Tensor:
         """Each cell's share of the weight `(..., K)`; NaN without data."""
-        return self.n / self.total.unsqueeze(-1)
+        n = self.sums[..., 0, :]
+        return n / n.sum(-1, keepdim=True)
 
     def __add__(self, other: Self) -> Self:
         apart = None if self.apart is None or other.apart is None else self.apart + other.apart
@@ -134,8 +135,9 @@ class BinStats(Sums):
     @property
     def gap(self) -> Tensor:
         """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without any data."""
-        empty = (self.n == 0) & (self.total > 0).unsqueeze(-1)
-        return (self.outcomes - self.sums[..., 1, :]) / self.n.masked_fill(empty, 1)
+        n, confidence, outcomes = self.sums[..., 0, :], self.sums[..., 1, :], self.sums[..., 2, :]
+        empty = (n == 0) & (n.sum(-1, keepdim=True) > 0)
+        return (outcomes - confidence) / n.masked_fill(empty, 1)
 
 
 S = TypeVar("S", covariant=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.metrics.scores.accuracy import Accuracy

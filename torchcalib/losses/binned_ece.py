@@ -6,27 +6,27 @@ from typing import Any
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.bins import ece_from_bins
 from torchcalib.core.events import Reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.losses.engine import PenaltyLoss, reduction_of
-from torchcalib.metrics.binned.reading import BinReading
+from torchcalib.core.sums import EqualWidthBins
+from torchcalib.losses.engine import PenaltyLoss, averaged, reduction_of
+from torchcalib.metrics.binned import ece_from_bins
 
 
 @dataclass(frozen=True)
 class HardBins:
     """Bins of equal width, in which a sample is a constant; see `torchcalib.ece`."""
 
-    reading: BinReading
+    bins: EqualWidthBins
 
     def of(self, p: Predictions) -> Tensor:
         """Return the error."""
-        return self.reading.read(ece_from_bins, self.reading.recipe().of(p))
+        return averaged(ece_from_bins(self.bins.of(p)), self.bins.reduction, "macro")
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of claims."""
-        return self.reading.recipe().n_events(p)
+        """Return the number of events."""
+        return self.bins.n_events(p)
 
 
 class ECELoss(PenaltyLoss):
@@ -59,6 +59,5 @@ class ECELoss(PenaltyLoss):
         **options: Any,
     ) -> None:
         reduction = reduction_of(task, options, reduction)
-        read_as = task if options.get("positive_classes") is None else "binary"
-        reading = BinReading(read_as, Binning("equal_width", n_bins, right), reduction)
-        super().__init__(HardBins(reading), task=task, **options)
+        binning = Binning("equal_width", n_bins, right)
+        super().__init__(HardBins(EqualWidthBins(reduction, binning.n_bins, binning.right)), task=task, **options)

@@ -15,11 +15,11 @@ from torchcalib.core.arguments import (
     check_count,
     check_positive,
 )
-from torchcalib.core.bins import ece_from_bins, rmsce_from_bins
 from torchcalib.core.events import Reduction, n_events
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.losses.engine import PenaltyLoss, averaged, claims, evaluate, reduction_of
+from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 Norm = Literal["l1", "l2"]
 

@@ -1,8 +1,8 @@
 """One metric that streams: a statistic as torchmetrics states."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import fields
+from inspect import Parameter
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -10,22 +10,33 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from torchcalib.core.arguments import check_count, check_flag
+from torchcalib.core.arguments import Task, check_count, check_flag, count_of_outputs
+from torchcalib.core.documentation import document, input_parameters, parameters_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, StateKind, SumsKind
-from torchcalib.core.sums import SumsRecipe
 from torchcalib.metrics.checkpoint import PersistentMetric
+from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, met_by_gather, met_over_ranks
 from torchcalib.ops.host_values import is_captured
 
 S = TypeVar("S")
 
+_TORCHMETRICS_OPTIONS = (
+    "compute_on_cpu",
+    "dist_sync_on_step",
+    "process_group",
+    "dist_sync_fn",
+    "distributed_available_fn",
+    "sync_on_compute",
+    "compute_with_cache",
+)
+
 
 class StreamingMetric(PersistentMetric, Generic[S]):
-    """A reading of a statistic that streams. A subclass names the statistic (`recipe`) and reads it (`_value`).
+    """A metric that streams.
 
     Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
     `.half()` and Lightning's precision plugins. An `update` or `forward` that raises leaves the metric as it was.
@@ -48,13 +59,15 @@ class StreamingMetric(PersistentMetric, Generic[S]):
     A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics. The metric
     itself is left out, and raises an error if the compiled code calls it.
 
+    A subclass names its `factory`, which makes the `Estimator` from the options of the metric, and its metadata.
+
     Args:
-        input_format: how tensors are read.
-        recipe: the statistic.
-        batch_shape: leading axes to keep apart.
+        num_classes: number of classes C of a multi-class task. It is needed where classes are kept apart, else checked.
+        num_labels: number of labels L of a multi-label task, which is needed.
+        batch_shape: leading axes to keep apart, one value each. All other axes but the class axis are samples.
         persistent: whether `state_dict` carries the state, so that checkpoints of the module that the metric is part of
             do; see `state_dict`.
-        **kwargs: those of `torchmetrics.Metric`.
+        **options: the options of the function of the same name but `weights`, and those of `torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -70,20 +83,53 @@ class StreamingMetric(PersistentMetric, Generic[S]):
     source: ClassVar[str]
     """Publication and equation."""
 
+    factory: ClassVar[Callable[..., Estimator[Any]]]
+    """Keyword options to the estimator."""
+    stream_options: ClassVar[tuple[str, ...]] = ()
+    """Options of the class alone, which `Estimator.streamed` takes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Document every option by name, those of the factory too."""
+        super().__init_subclass__(**kwargs)
+        if "factory" not in vars(cls):
+            return
+        own = [] if cls.__init__ is StreamingMetric.__init__ else parameters_of(cls.__init__)
+        of_class = [p for p in parameters_of(StreamingMetric.__init__) if p.name not in ("task", "factory")]
+        of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
+        given = [*parameters_of(cls.factory), *of_stream, *input_parameters(without=["weights"]), *of_class]
+        document(cls, cls.__doc__, [*given[:1], *own, *given[1:]])
+
     def __init__(
         self,
-        input_format: InputFormat,
-        recipe: SumsRecipe[S] | ExactSample,
-        batch_shape: tuple[int, ...] = (),
+        factory: Callable[..., Estimator[Any]] | None = None,
         /,
         *,
+        task: Task,
+        num_classes: int | None = None,
+        num_labels: int | None = None,
+        batch_shape: tuple[int, ...] = (),
         persistent: bool = False,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
+        if not (factory is None or callable(factory)):
+            raise TypeError(
+                f"arguments must be given by name, got {factory!r} by position. Write `task=`, for example."
+            )
+        kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
+        of_stream = {name: options.pop(name) for name in self.stream_options if name in options}
+        factory = factory or type(self).factory
+        estimator = factory(task=task, **options)
+        estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **of_stream)
+        self._build(estimator, batch_shape, persistent, **kwargs)
+        defaults = {p.name: p.default for p in parameters_of(factory)}
+        self.settings = {**defaults, **options}
+
+    def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
+        """Set up the state."""
         super().__init__(**kwargs)
         check_flag("persistent", persistent)
-        self.input_format = input_format
-        self.recipe = recipe
+        self.estimator = estimator
+        self.input_format, self.recipe = estimator.input_format, estimator.accumulator
         if not isinstance(batch_shape, tuple | list):
             raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}.")
         self.batch_shape = tuple(batch_shape)
@@ -131,9 +177,9 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         """What tells apart states of the same predictions."""
         return (self.recipe,)
 
-    @abstractmethod
     def _value(self, statistic: S) -> Tensor:
-        """Read the value off the statistic."""
+        """Return the value of a statistic."""
+        return self.estimator.value(statistic)
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
         """Add a batch.
@@ -157,8 +203,10 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         """Add the state of a batch."""
         if is_captured(preds):
             self._add_in_graph(batch)
-            return
-        with self._in_its_place():
+        elif self._in_graph:
+            with self._in_its_place():
+                self.state = self._added(self.state, batch)
+        else:
             self.state = self._added(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
@@ -286,6 +334,8 @@ class StreamingMetric(PersistentMetric, Generic[S]):
 
     def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """State of one batch alone."""
+        if self._shared is None:
+            return self._state_of(self._read(self.input_format, preds, target, weights))
         reading, p = self._reading(preds, target, weights)
         return self._once((*reading, *self._counts_what), lambda: self._state_of(p))
 
@@ -293,11 +343,6 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
         """Read one batch; also return what tells this reading from others of the same batch."""
-        if isinstance(preds, Tensor) and preds.device != self.device:
-            raise ValueError(
-                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
-                "Move the metric with metric.to(preds.device)."
-            )
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
@@ -314,6 +359,11 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         return self._shared[key]
 
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        if isinstance(preds, Tensor) and preds.device != self.device:
+            raise ValueError(
+                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
+                "Move the metric with metric.to(preds.device)."
+            )
         return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
 
     @property

@@ -38,11 +38,13 @@ class CarefulMetric(Metric):
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
-            if self._shared is not None:  # a collection sees to all its members
+            before = vars(self).copy()
+            try:
                 wrapped(*args, **kwargs)
-                return
-            with unchanged_on_error(self):
-                wrapped(*args, **kwargs)
+            except BaseException:
+                vars(self).clear()
+                vars(self).update(before)
+                raise
 
         return atomic
 

@@ -1,6 +1,7 @@
 """Metrics that are another metric, seen in another way."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torchcalib.metrics.base import StreamingMetric
@@ -30,7 +31,9 @@ class WrappedMetric(StreamingMetric[S]):
     def __init__(self, metric: StreamingMetric[Any], recipe: Any = None, **kwargs: Any) -> None:
         # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
         self._of: tuple[StreamingMetric[Any]] = (deepcopy(metric),)
-        super().__init__(metric.input_format, recipe or metric.recipe, metric.batch_shape, **kwargs)
+        persistent = kwargs.pop("persistent", False)
+        estimator = replace(metric.estimator, accumulator=recipe or metric.recipe)
+        self._build(estimator, metric.batch_shape, persistent, **kwargs)
 
     @property
     def metric(self) -> StreamingMetric[Any]:

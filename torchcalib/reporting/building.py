@@ -14,7 +14,7 @@ from torchcalib.core.inputs import InputFormat, check_option_names
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.io.saved import saved_value
 from torchcalib.io.source import Source
-from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.rollback import unchanged_on_error
 from torchcalib.reporting.bounded import BoundedSample

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torchcalib.core.bins import rmsce_from_bins
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
@@ -13,12 +12,9 @@ from torchcalib.inference.evidence import Evidence
 from torchcalib.inference.samples import RUNS_ON_PATHS
 from torchcalib.inference.testing import Reading, evidence_of_each
 from torchcalib.inference.words import listed
-from torchcalib.metrics.binned.ace import ACE
-from torchcalib.metrics.binned.reading import BinnedMetric
-from torchcalib.metrics.ranked.corp import CORP
-from torchcalib.metrics.ranked.ks import KS
-from torchcalib.metrics.ranked.reading import TestedRankedMetric
-from torchcalib.metrics.ranked.tce import TCE
+from torchcalib.metrics.binned import ACE, BinnedMetric, rmsce_from_bins
+from torchcalib.metrics.ranked import CORP, KS, TestedRankedMetric
+from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import ERRORS, GROUPS
 

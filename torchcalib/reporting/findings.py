@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.bins import BinTable, TCETable, ece_from_bins, equal_width_edges
+from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.inference.evidence import Evidence
+from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.data import CalibrationStage, Line
 from torchcalib.reporting.evidence import Found, evidence_in_order, evidence_of_bins, with_evidence

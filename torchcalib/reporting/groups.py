@@ -12,7 +12,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import in_all_replicates
 from torchcalib.core.sums import EqualWidthBins, settled
 from torchcalib.io.saved import saved_tensor, saved_value
-from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import GroupTable, resolved
 

@@ -7,26 +7,19 @@ from functools import partial
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.bins import TCETable, ece_from_bins, rmsce_from_bins
+from torchcalib.core.bins import TCETable
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
-from torchcalib.metrics.binned.ace import ACE
-from torchcalib.metrics.binned.ece import ECE
-from torchcalib.metrics.binned.esce import ESCE
-from torchcalib.metrics.binned.mce import MCE
-from torchcalib.metrics.binned.reading import BinnedMetric
-from torchcalib.metrics.binned.rmsce import RMSCE
-from torchcalib.metrics.ranked.corp import CORP, CORPDecomposition, corp_from_sample
-from torchcalib.metrics.ranked.ks import KS, ks_from_sample
-from torchcalib.metrics.ranked.reading import RankedMetric
-from torchcalib.metrics.ranked.tce import TCE, tce_from_bins
+from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
+from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
 from torchcalib.metrics.scores.accuracy import Accuracy
 from torchcalib.metrics.scores.brier import Brier
 from torchcalib.metrics.scores.ecd import ECD
 from torchcalib.metrics.scores.engine import ScoreMetric, ScoreReading
 from torchcalib.metrics.scores.nll import NLL
+from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)

@@ -11,9 +11,9 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.sums import EqualWidthBins
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.binned.ece import ECE
+from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
-from torchcalib.metrics.ranked.ks import KS
+from torchcalib.metrics.ranked import KS
 from torchcalib.reporting.lines import SCORES
 
 MOST_BINS = 1000  # more can neither be drawn nor read

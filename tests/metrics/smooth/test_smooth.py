@@ -15,7 +15,7 @@ from oracles.ranked import events
 import torchcalib as tc
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
-from torchcalib.metrics.smooth.smece import SmoothingRecipe, smece_from_cells
+from torchcalib.metrics.smooth import SmoothingRecipe, smece_from_cells
 from torchcalib.ops.smoothing.grids import N_CELLS
 
 F64 = torch.float64

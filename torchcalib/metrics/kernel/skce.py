@@ -1,9 +1,8 @@
 """Squared kernel calibration error."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -11,18 +10,17 @@ from torch import Tensor
 from torchcalib.core.arguments import (
     Average,
     InputOptions,
-    NanPolicy,
     Task,
     check_average,
     check_choice,
     check_count,
     check_task,
-    count_of_outputs,
     is_number,
     task_read_as,
 )
-from torchcalib.core.inputs import InputFormat, read_input
+from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.metrics import estimator as engine
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.kernel.blocks import BlockRecipe, BlockStats, CalibrationTest, median_distance, scale_of
 from torchcalib.metrics.kernel.vectors import by_way, distributions, ways_of_weighing
@@ -189,6 +187,33 @@ def skce(
     return reading.averaged(reading.of(p)).to(p.dtype)
 
 
+def _streamed(
+    *,
+    task: Task,
+    estimator: InBlocks = "linear",
+    kernel: Kernel = "laplacian",
+    bandwidth: float = 1.0,
+    block_size: int = 32,
+    average: Average | None = "macro",
+    chunk: int | None = None,
+    **options: Unpack[InputOptions],
+) -> engine.Estimator[BlockStats]:
+    reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
+    if not reading.in_blocks:
+        raise ValueError(
+            f"`estimator` must be 'block' or 'linear' of a stream, got {estimator!r}: all pairs of samples cannot "
+            "be had from sums. Keep the predictions and call torchcalib.skce."
+        )
+    check_bandwidth(bandwidth)
+    averages = task == "multilabel" and average is not None
+    input_format = engine.input_format_of(task, options, **reading.demands)
+    return engine.Estimator(input_format, reading.recipe(), _mean_of_blocks, averages)
+
+
+def _mean_of_blocks(statistic: BlockStats) -> Tensor:
+    return statistic.mean
+
+
 class SKCE(StreamingMetric[BlockStats]):
     """Squared kernel calibration error, streamed, as the mean over blocks of samples; see `skce`.
 
@@ -198,16 +223,9 @@ class SKCE(StreamingMetric[BlockStats]):
     had from sums: `estimator="unbiased"` and `"biased"` are for the function. `ByGroup` cuts blocks within each group.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C of a multi-class task; only checked.
-        num_labels: L of a multi-label task; needed.
-        from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
-            `torchcalib.InputOptions`.
         estimator: `"linear"`, blocks of two, or `"block"`.
         kernel, block_size, average, chunk: see `skce`.
         bandwidth: a number; each update would have another median.
-        batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
-        **kwargs: those of `torchmetrics.Metric`.
 
     Example:
         >>> import torch
@@ -222,52 +240,7 @@ class SKCE(StreamingMetric[BlockStats]):
     question = "do the residuals of like predictions point the same way, over all classes together"
     source = "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, table 1"
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        num_classes: int | None = None,
-        num_labels: int | None = None,
-        from_logits: bool = False,
-        estimator: InBlocks = "linear",
-        kernel: Kernel = "laplacian",
-        bandwidth: float = 1.0,
-        block_size: int = 32,
-        average: Average | None = "macro",
-        chunk: int | None = None,
-        ignore_index: int | None = None,
-        positive_classes: Sequence[int] | None = None,
-        class_axis: int = -1,
-        batch_shape: tuple[int, ...] = (),
-        validate_args: bool = True,
-        nan_policy: NanPolicy = "raise",
-        **kwargs: Any,
-    ) -> None:
-        read_as = task_read_as(task, {"positive_classes": positive_classes})
-        reading = KernelReading(read_as, estimator, kernel, bandwidth, block_size, average, chunk)
-        if not reading.in_blocks:
-            raise ValueError(
-                f"`estimator` must be 'block' or 'linear' of a stream, got {estimator!r}: all pairs of samples cannot "
-                "be had from sums. Keep the predictions and call torchcalib.skce."
-            )
-        check_bandwidth(bandwidth)
-        super().__init__(
-            InputFormat(
-                task,
-                from_logits=from_logits,
-                ignore_index=ignore_index,
-                positive_classes=positive_classes,
-                class_axis=class_axis,
-                num_classes=count_of_outputs(task, num_classes, num_labels),
-                validate_args=validate_args,
-                nan_policy=nan_policy,
-                **reading.demands,
-            ),
-            reading.recipe(),
-            batch_shape,
-            **kwargs,
-        )
-        self.reading = reading
+    factory = staticmethod(_streamed)
 
     def test(self) -> CalibrationTest:
         """Test whether the model is calibrated, over all ranks if `torch.distributed` is running; see `skce_test`.
@@ -279,6 +252,3 @@ class SKCE(StreamingMetric[BlockStats]):
             ValueError: if rows that came on CUDA were bad.
         """
         return self._synced_statistic().test()
-
-    def _value(self, statistic: BlockStats) -> Tensor:
-        return self.reading.averaged(statistic.mean)

@@ -1,6 +1,7 @@
 """Bayes risk: what decisions cost that are made from probabilities as if they were right; and of given decisions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
-from torchcalib.core.checks import Problem, Rules, read_priors, settle
+from torchcalib.core.checks import Problem, Rule, enforce, read_priors
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
@@ -252,8 +253,7 @@ def expected_cost(
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
-        rules = Rules(lambda: ~outside.any(), lambda: outside, lambda: [_decision_problem(decisions, outside, matrix)])
-        weights, _ = settle([rules], p.weights, absent, False, wide)
+        weights, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
     else:
         weights = p.weights
     given = Predictions(p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.hard)
@@ -268,11 +268,22 @@ def expected_cost(
     return by_replicates(lambda p: reading.read(recipe.of(p)), given, recipe.n_events(given))
 
 
-def _decision_problem(decisions: Tensor, outside: Tensor, cost: CostMatrix) -> Problem:
-    return Problem(
-        outside,
-        lambda rows: (
-            f"`decisions` must be a column of `cost` in [0, {cost.num_decisions - 1}], got "
-            f"{int(decisions[rows][0])} ({int(rows.sum())} of {rows.numel()} rows)."
-        ),
-    )
+@dataclass(frozen=True, eq=False)
+class _DecisionRule(Rule):
+    """Decisions that are columns of the cost matrix."""
+
+    decisions: Tensor
+    outside: Tensor
+    cost: CostMatrix
+
+    def problems(self) -> list[Problem]:
+        """Return decisions out of range."""
+        return [
+            Problem(
+                self.outside,
+                lambda rows: (
+                    f"`decisions` must be a column of `cost` in [0, {self.cost.num_decisions - 1}], got "
+                    f"{int(self.decisions[rows][0])} ({int(rows.sum())} of {rows.numel()} rows)."
+                ),
+            )
+        ]

@@ -1,8 +1,9 @@
 """What a score is, and the one engine that reads every score."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -10,17 +11,15 @@ from torch import Tensor
 from torchcalib.core.arguments import (
     Average,
     InputOptions,
-    NanPolicy,
     Task,
     check_average,
-    check_internal,
-    count_of_outputs,
 )
 from torchcalib.core.checks import read_priors
-from torchcalib.core.inputs import InputFormat, read_input
-from torchcalib.core.predictions import by_replicates
+from torchcalib.core.inputs import read_input
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreRecipe, ScoreSum, known
 from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.estimator import Estimator, input_format_of
 from torchcalib.ops.logs import xmul
 
 
@@ -51,13 +50,13 @@ class ScoreReading:
     """From sums of a score to its value: the mean, over samples or with the classes at given priors, normalised.
 
     Attributes:
-        priors: checked class priors `(..., C)`, or None for those of the data.
+        priors: class priors `(..., C)`, or None for those of the data.
     """
 
     score: Score
     task: Task
     normalize: Literal["prior"] | None = None
-    priors: Tensor | None = None
+    priors: Tensor | Sequence[float] | None = None
     average: Average | None = "macro"
 
     def __post_init__(self) -> None:
@@ -70,6 +69,10 @@ class ScoreReading:
     def by_class(self) -> bool:
         """Whether the sums must keep classes apart."""
         return self.normalize is not None or self.priors is not None
+
+    def checked(self, num_classes: int) -> "ScoreReading":
+        """Return the reading with priors that have been checked, as float64."""
+        return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
 
     def read(self, s: ScoreSum) -> Tensor:
         """Read the value, `(...)`, or `(..., L)` for labels that are not averaged."""
@@ -85,29 +88,65 @@ class ScoreReading:
         return self._averaged(self.score.of_prior(s, self._class_priors(s), self.task))
 
     def _class_priors(self, s: ScoreSum) -> Tensor:
-        return s.share if self.priors is None else self.priors.to(s.sums)
+        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
 
     def _averaged(self, value: Tensor) -> Tensor:
         return value.mean(-1) if self.task == "multilabel" and self.average else value
 
 
-def evaluate(
+@dataclass(frozen=True, eq=False)
+class ScoreEstimator(Estimator[ScoreSum]):
+    """The mean of a score.
+
+    Attributes:
+        reading: from sums to the value. Its priors are as they were given: the predictions tell how many there must be.
+    """
+
+    reading: ScoreReading
+
+    def of(self, p: Predictions) -> Tensor:
+        """Return the value of checked predictions."""
+        return self.reading.checked(p.num_classes).read(self.accumulator.of(p))  # type: ignore[arg-type]
+
+    def streamed(self, num_classes: int | None, *, keep_classes: bool = False, **_: Any) -> "ScoreEstimator":
+        """Return the estimator of a stream; see `ScoreMetric`."""
+        reading = self.reading
+        if reading.priors is not None:
+            reading = reading.checked(known("num_classes", num_classes) if reading.task == "multiclass" else 2)
+        accumulator = reading.score.recipe(reading.by_class or keep_classes)
+        input_format = replace(self.input_format, num_classes=num_classes)
+        return replace(self, input_format=input_format, accumulator=accumulator, formula=reading.read, reading=reading)
+
+
+def scored(
     score: Score,
-    preds: Tensor,
-    target: Tensor,
-    options: InputOptions,
+    /,
     *,
     task: Task,
-    normalize: Literal["prior"] | None,
-    priors: Tensor | Sequence[float] | None,
-    average: Average | None,
-) -> Tensor:
-    """Read the input, sum the score over it, and read the value."""
-    p = read_input(task, preds, target, options, hard_targets=priors is not None, least_votes=score.least_votes)
-    checked = None if priors is None else read_priors(priors, p.num_classes)
-    reading = ScoreReading(score, p.task, normalize, checked, average)
-    recipe = score.recipe(reading.by_class)
-    return by_replicates(lambda p: reading.read(recipe.of(p)), p, recipe.n_events(p)).to(p.dtype)
+    normalize: Literal["prior"] | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    """Return the estimator of the mean of a score.
+
+    Args:
+        score: the score of a sample.
+        task: the task of the input.
+        normalize: "prior" divides by the score of always predicting the class priors.
+        priors: class priors that the score is reported for.
+        average: multi-label: "macro", or None for a value for each label.
+        **options: those of `InputOptions`.
+    """
+    demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
+    input_format = input_format_of(task, options, **demands)
+    reading = ScoreReading(score, input_format.read_as, normalize, priors, average)
+    return ScoreEstimator(input_format, score.recipe(reading.by_class), reading.read, False, reading)
+
+
+def evaluate(score: Score, preds: Tensor, target: Tensor, options: InputOptions, **how: Any) -> Tensor:
+    """Return the mean of a score over predictions; see `scored` for the arguments."""
+    return scored(score, **how, **options)(preds, target, options.get("weights"))
 
 
 def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
@@ -123,69 +162,14 @@ class ScoreMetric(StreamingMetric[ScoreSum]):
     """Mean of a per-sample score over a stream.
 
     The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
-
-    Args:
-        score: replaces the class's own score. Passed by subclasses.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C of a multi-class task; needed with `normalize` or `priors`, else only checked.
-        num_labels: L of a multi-label task.
-        from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
-            `torchcalib.InputOptions`.
-        normalize, priors, average: see the function of the same name.
-        batch_shape: leading axes to keep apart, one value each; all other axes but the class axis are samples.
-        keep_classes: keep the classes apart even where the value does not ask for it.
-        **kwargs: those of `torchmetrics.Metric`.
     """
 
     score: Score
+    stream_options = ("keep_classes",)
 
-    def __init__(
-        self,
-        score: Score | None = None,
-        /,
-        *,
-        task: Task,
-        num_classes: int | None = None,
-        num_labels: int | None = None,
-        from_logits: bool = False,
-        normalize: Literal["prior"] | None = None,
-        priors: Tensor | Sequence[float] | None = None,
-        average: Average | None = "macro",
-        ignore_index: int | None = None,
-        positive_classes: Sequence[int] | None = None,
-        class_axis: int = -1,
-        batch_shape: tuple[int, ...] = (),
-        validate_args: bool = True,
-        nan_policy: NanPolicy = "raise",
-        keep_classes: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        check_internal(score, Score)
+    def __init__(self, score: Score | None = None, /, **options: Any) -> None:
+        if not (score is None or isinstance(score, Score)):
+            raise TypeError(f"arguments must be given by name, got {score!r} by position. Write `task=`, for example.")
         if score is not None:
             self.score = score
-        input_format = InputFormat(
-            task,
-            from_logits=from_logits,
-            ignore_index=ignore_index,
-            class_axis=class_axis,
-            num_classes=count_of_outputs(task, num_classes, num_labels),
-            validate_args=validate_args,
-            nan_policy=nan_policy,
-            hard_targets=priors is not None,
-            positive_classes=positive_classes,
-            least_votes=self.score.least_votes,
-        )
-        task = input_format.read_as
-        if priors is not None:
-            priors = read_priors(priors, known("num_classes", num_classes) if task == "multiclass" else 2)
-        reading = ScoreReading(self.score, task, normalize, priors, average)
-        super().__init__(
-            input_format,
-            self.score.recipe(reading.by_class or keep_classes),
-            batch_shape,
-            **kwargs,
-        )
-        self.reading = reading
-
-    def _value(self, statistic: ScoreSum) -> Tensor:
-        return self.reading.read(statistic)
+        super().__init__(partial(scored, self.score), **options)

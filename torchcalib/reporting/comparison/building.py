@@ -15,12 +15,10 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.interval import Interval
-from torchcalib.metrics.binned.ace import ACE
-from torchcalib.metrics.binned.reading import BinnedMetric
-from torchcalib.metrics.ranked.ks import KS
-from torchcalib.metrics.ranked.reading import RankedMetric
-from torchcalib.metrics.ranked.tce import TCE
+from torchcalib.metrics.binned import ACE, BinnedMetric
+from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.scores.engine import ScoreMetric
+from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.comparison.data import Better, ComparedLine, Comparison, Difference, Verdict
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.sentence import sentence_of

@@ -12,9 +12,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, equal_width_edges
 from torchcalib.core.sums import BinStats
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.binned.ece import ECE
-from torchcalib.metrics.binned.esce import ESCE
-from torchcalib.metrics.binned.mce import MCE
+from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.metrics.scores.accuracy import Accuracy

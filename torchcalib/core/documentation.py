@@ -1,0 +1,120 @@
+"""Arguments that many functions share: their documentation and their place in signatures, from one source."""
+
+import re
+from collections.abc import Callable, Iterable
+from inspect import Parameter, Signature, signature
+from textwrap import fill
+from typing import Any
+
+ARGUMENTS = {
+    "preds": "Probabilities, or logits with `from_logits=True`: binary `(..., N)`, multi-class `(..., N, C)`, "
+    "multi-label `(..., N, L)`.",
+    "target": "Labels: binary `(..., N)`, multi-class `(..., N)`, multi-label `(..., N, L)`. Or soft targets: "
+    "floating, of the same shape, multi-class `(..., N, C)`. Or integer annotator counts with a class axis.",
+    "task": '`"binary"`, `"multiclass"` or `"multilabel"`.',
+    "bins": '`"equal_width"` over [0, 1], `"equal_mass"` (equally many samples, as in `ace`), `"pava"`, `"pava_bc"` '
+    "(isotonic blocks, as in `tce`; integer labels only), or edges that rise from 0 to 1. All but equal-width bins "
+    "need whole `weights`.",
+    "n_bins": "Number B of equal-width or equal-mass bins.",
+    "n_min": "Least number of samples in a PAVA-BC block; see `tce`.",
+    "n_max": "Greatest number of samples in a PAVA-BC block; see `tce`.",
+    "variant": 'Variant of PAVA-BC, `"code"` or `"paper"`; see `tce`.',
+    "reduction": 'Event whose probability is the confidence. `"positive_class"` (binary): y = 1. `"top_label"` '
+    '(multi-class, binary): the most probable class is the true one; the first on ties. `"classwise"` (multi-class, '
+    "multi-label): each class or label against the rest. `TopK(k)` (multi-class): the true class is among the k most "
+    "probable ones. None is the first that the task offers.",
+    "average": '`"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.',
+    "right": "Bins are `(a, b]` instead of `[a, b)`. The outer bins contain 0 and 1 either way.",
+    "ties": '`"pool"` keeps samples of equal confidence together, so that the order of the samples does not matter. '
+    '`"split"` takes them in the given order.',
+    "norm": 'Norm over bins: `"l1"` is the weighted mean, `"l2"` the root of the weighted mean square, `"max"` the '
+    "maximum.",
+    "chunk": "Rows on a side of a tile of pairs, or blocks, that are held in memory at a time. None chooses.",
+    "from_logits": "`preds` are logits. This is never guessed from the values.",
+    "weights": "Non-negative weight of each sample, of the shape of the samples. Weight k equals k copies of the row, "
+    "0 removes it. Further leading axes, `(R, ..., N)`, give R replicates of the value.",
+    "ignore_index": "Rows with this target are dropped. The class stays in the softmax.",
+    "positive_classes": "Multi-class input is treated as binary: the probability of this set of classes against the "
+    "rest.",
+    "class_axis": "Axis of classes or labels in `preds`, and in soft or multi-label targets.",
+    "validate_args": "Check the values and raise an error for bad ones. Under `torch.compile` and `vmap` a bad row "
+    "makes the result NaN instead. False trusts the input.",
+    "nan_policy": 'For rows whose predictions or soft targets are missing (NaN): `"raise"` is an error, `"drop"` '
+    "gives them weight 0.",
+    "num_classes": "Number of classes C of a multi-class task. It is needed where classes are kept apart, and checked "
+    "elsewhere.",
+    "num_labels": "Number of labels L of a multi-label task, which is needed.",
+    "batch_shape": "Leading axes to keep apart, one value each. All other axes but the class axis are samples.",
+    "resolution": "None keeps every sample. A number of cells for each unit of log-odds keeps sums over these instead; "
+    "see `torchcalib.core.ranked.LogitCells`.",
+    "with_ecd": "Sum the entropic calibration difference, for the column `ecd` of `bin_table()`. Equal-width bins "
+    "only.",
+    "persistent": "`state_dict` contains the state, so that checkpoints do.",
+}
+
+INPUT_DEFAULTS: dict[str, Any] = {
+    "from_logits": False,
+    "weights": None,
+    "ignore_index": None,
+    "positive_classes": None,
+    "class_axis": -1,
+    "validate_args": True,
+    "nan_policy": "raise",
+}
+"""The options of `torchcalib.InputOptions`, with their defaults."""
+
+_ENTRY = re.compile(r"^ {8}(\*{0,2}\w+): ")
+
+
+def input_parameters(*, without: Iterable[str] = ()) -> list[Parameter]:
+    """Return the input options as keyword parameters."""
+    left_out = set(without)
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default)
+        for name, default in INPUT_DEFAULTS.items()
+        if name not in left_out
+    ]
+
+
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
+    """Return the parameters of a function without `self`, `*args` and `**options`."""
+    kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return [p for p in signature(function).parameters.values() if p.kind not in kinds and p.name != "self"]
+
+
+def document(function: Any, doc: str | None, parameters: list[Parameter], returns: Any = Parameter.empty) -> None:
+    """Give a function or class an explicit signature, and a docstring with an entry for every parameter.
+
+    Entries that the docstring has are kept. The others come from `ARGUMENTS`, in the order of the signature.
+    """
+    function.__signature__ = Signature(parameters, return_annotation=returns)
+    if doc is not None:
+        function.__doc__ = _completed(doc, [p.name for p in parameters])
+
+
+def _completed(doc: str, names: list[str]) -> str:
+    lines = doc.split("\n")
+    begin = next((k for k, line in enumerate(lines) if line == "    Args:"), None)
+    own: dict[str, list[str]] = {}
+    if begin is None:  # behind the description: before the first section, or at the end
+        sections = (k for k, line in enumerate(lines) if re.match(r"^ {4}[A-Z]\w+:$", line))
+        begin = end = next(sections, len(lines) - 1)
+    else:
+        end = begin + 1
+        name = ""
+        while lines[end].startswith("        ") or not lines[end].strip():
+            if not lines[end].strip():
+                break
+            if found := _ENTRY.match(lines[end]):
+                name = found[1]
+            own.setdefault(name, []).append(lines[end])
+            end += 1
+        end += 1
+    entries = [own.get(name) or [_entry(name)] for name in names if name in own or name in ARGUMENTS]
+    section = ["    Args:", *(line for entry in entries for line in entry), ""]
+    return "\n".join((*lines[:begin], *section, *lines[end:]))
+
+
+def _entry(name: str) -> str:
+    entry = f"{name}: {ARGUMENTS[name]}"
+    return fill(entry, 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)

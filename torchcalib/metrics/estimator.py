@@ -1,0 +1,131 @@
+"""The engine of every metric: predictions -> accumulator -> value.
+
+A metric is a factory: a function of its options that returns an `Estimator`. `functional` makes the function of the
+metric from the factory, and `torchcalib.metrics.base.CalibrationMetric` its streaming class.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Parameter
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.events import TopK
+from torchcalib.core.inputs import InputFormat, check_option_names
+from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
+from torchcalib.core.sums import Sums, SumsRecipe
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Estimator(Generic[S]):
+    """A metric with its options.
+
+    Attributes:
+        input_format: how tensors are checked and converted.
+        accumulator: what is summed or kept of predictions.
+        formula: the value `(..., *)` of every batch element of the accumulated statistic.
+        averages: whether the last batch axis, that of classes or labels, is averaged.
+    """
+
+    input_format: InputFormat
+    accumulator: SumsRecipe[S] | ExactSample
+    formula: Callable[[Any], Tensor]
+    averages: bool
+
+    def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the value of predictions, in their dtype (at least float32)."""
+        p = self.input_format.read(preds, target, weights)
+        value = by_replicates(self.of, p, self.accumulator.n_events(p)) if p.replicates else self.of(p)
+        return value.to(p.dtype)
+
+    def of(self, p: Predictions) -> Tensor:
+        """Return the value of checked predictions, in the dtype of sums."""
+        return self.value(self.accumulator.of(p))
+
+    def value(self, statistic: Any) -> Tensor:
+        """Return the value of a statistic `(..., *)`, averaged over classes if asked."""
+        values = self.values(statistic)
+        return values.mean(batch_axes(statistic) - 1) if self.averages else values
+
+    def values(self, statistic: Any) -> Tensor:
+        """Return the value of every batch element of a statistic."""
+        return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
+
+    def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
+        """Return the estimator of a stream.
+
+        Args:
+            num_classes: number of classes or labels, if it is known.
+            resolution: cells for each unit of log-odds of a sketch in place of all samples; None keeps these.
+        """
+        accumulator: Any = self.accumulator
+        if resolution is not None and isinstance(accumulator, ExactSample):
+            accumulator = LogitCells(accumulator.reduction, resolution, self.input_format.from_logits)
+        return replace(self, input_format=replace(self.input_format, num_classes=num_classes), accumulator=accumulator)
+
+
+def batch_axes(statistic: Sums | RankedSample) -> int:
+    """Return the number of batch axes of a statistic."""
+    return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
+
+
+def input_format_of(task: Any, options: Mapping[str, Any], **demands: Any) -> InputFormat:
+    """Return the input format that the `InputOptions` of a call describe, with the demands of a metric."""
+    check_option_names(options)
+    return InputFormat(task, **{name: value for name, value in options.items() if name != "weights"}, **demands)
+
+
+_PLAIN = (bool, int, float, str, type(None), TopK)
+_MOST_ESTIMATORS = 256
+_estimators: dict[Any, Estimator[Any]] = {}
+
+
+def _estimator(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
+    """Return the estimator of a call. Those of plain options are kept, so that each is checked and made once."""
+    parts: list[Any] = [factory]
+    for name, option in options.items():
+        if name == "weights":
+            continue
+        if not isinstance(option, _PLAIN):
+            return factory(**options)
+        parts += (name, type(option), option)
+    key = tuple(parts)
+    if key not in _estimators:
+        if len(_estimators) >= _MOST_ESTIMATORS:
+            _estimators.clear()
+        _estimators[key] = factory(**options)
+    return _estimators[key]
+
+
+def functional(
+    factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
+) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
+    """Return the function of a metric: it takes `preds` and `target`, and by keyword the options of the factory.
+
+    Args:
+        factory: keyword options to an `Estimator`. Its docstring becomes that of the function.
+        result: makes the result from the entries on the last axis of the value; None returns the value.
+    """
+    name = factory.__name__.removeprefix("_")
+
+    @wraps(factory)
+    def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
+        weights: Any = options.get("weights")
+        estimator = factory(*args, **options) if args or is_compiling() else _estimator(factory, options)
+        value = estimator(preds, target, weights)
+        return value if result is None else result(*value.unbind(-1))
+
+    factory.__qualname__ = function.__name__ = function.__qualname__ = name  # errors name the function
+    data = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for name in ("preds", "target")]
+    document(function, factory.__doc__, [*data, *parameters_of(factory), *input_parameters()], result or Tensor)
+    factory.__doc__ = None  # so that doctest runs the example once
+    return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)
