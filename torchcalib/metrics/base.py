@@ -1,6 +1,8 @@
-"""One metric that streams: a statistic as torchmetrics states."""
+"""The base class of all metrics: an estimator over a stream, as a torchmetrics metric."""
 
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import Parameter
 from typing import Any, ClassVar, Generic, TypeVar
@@ -16,11 +18,12 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, StateKind, SumsKind
-from torchcalib.metrics.checkpoint import PersistentMetric
+from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
 from torchcalib.metrics.estimator import Estimator
-from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error
+from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, met_by_gather, met_over_ranks
 from torchcalib.ops.host_values import is_captured
+from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
 
@@ -35,7 +38,7 @@ _TORCHMETRICS_OPTIONS = (
 )
 
 
-class StreamingMetric(PersistentMetric, Generic[S]):
+class StreamingMetric(Metric, Generic[S]):
     """A metric that streams.
 
     Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
@@ -88,9 +91,23 @@ class StreamingMetric(PersistentMetric, Generic[S]):
     stream_options: ClassVar[tuple[str, ...]] = ()
     """Options of the class alone, which `Estimator.streamed` takes."""
 
+    kind: StateKind[Any, S]
+    """How the state adds, is saved and meets across ranks."""
+    state_names: tuple[str, ...]
+    """Names of the parts of the state among the attributes."""
+    _shared: dict[Hashable, Any] | None = None
+    """Results that members of a collection share in an update that is under way."""
+    _in_graph = False
+    """Whether a CUDA graph adds to the state, without Python."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Document every option by name, those of the factory too."""
+        """Document every option by name, and hide properties and annotated attributes from TorchScript."""
         super().__init_subclass__(**kwargs)
+        bases = [vars(base) for base in cls.__mro__]
+        properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
+        annotated = {name for base in bases for name in base.get("__annotations__", {})}
+        cls.__jit_unused_properties__ = sorted(properties)
+        cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         if "factory" not in vars(cls):
             return
         own = [] if cls.__init__ is StreamingMetric.__init__ else parameters_of(cls.__init__)
@@ -267,7 +284,7 @@ class StreamingMetric(PersistentMetric, Generic[S]):
         if isinstance(incoming_state, StreamingMetric):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            state, _ = self.checked_state("incoming_state", incoming_state)
+            state, _ = read_state(self, "incoming_state", incoming_state)
             incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
         with unchanged_on_error(self), self._in_its_place():
             super().merge_state(incoming_state)
@@ -394,3 +411,160 @@ class StreamingMetric(PersistentMetric, Generic[S]):
             self.state = met_by_gather(self, dist_sync_fn, group)
             return
         (self.state,) = met_over_ranks([self], group)
+
+    @property
+    def state(self) -> Any:
+        """The whole state: for sums a tensor that begins with the counts of rows left out; for samples a `Samples`."""
+        return self.kind.join([getattr(self, name) for name in self.state_names])
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
+            # Past nn.Module, which searches for parameters. A list is copied, because `reset` empties it.
+            vars(self)[name] = list(part) if isinstance(part, list) else part
+
+    @contextmanager
+    def _in_its_place(self) -> Iterator[None]:
+        """Write the new state into the memory to which a CUDA graph adds."""
+        if not self._in_graph:
+            yield
+            return
+        held, self._in_graph = self.state, False
+        try:
+            yield
+            held = held.copy_(self.state)
+        finally:
+            self.state, self._in_graph = held, True
+
+    @property
+    def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
+        """The parts of the state, and a description of what it counts, as `merge_state` takes them."""
+        parts = zip(self.kind.names, self.kind.parts(self.state), strict=True)
+        copies = {name: list(part) if isinstance(part, list) else part for name, part in parts}
+        return {**copies, DESCRIPTION: self._description().encoded()}
+
+    def state_dict(  # type: ignore[override]  # as in torchmetrics
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Return a dict for checkpoints. That of a persistent metric contains a copy of the state.
+
+        Beside the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) stands `description`, a
+        uint8 tensor of JSON: the format of the state, the version of torchcalib, and the arguments that the state
+        depends on. All are tensors or lists of tensors, so that `torch.load(weights_only=True)` reads them, and
+        safetensors where the state is sums.
+
+        Each rank saves its own state, which the same rank is to load. Between `sync` and `unsync` it is the sum of all
+        ranks, which one process or one of the ranks is to load.
+
+        `load_state_dict` takes the state of a metric of the same class that was made with the same arguments
+        (`nan_policy` may differ), in this format. Anything else is a ValueError that names the difference, and leaves
+        the metric as it was. A persistent metric that finds no state reports its keys as missing, an error where
+        `strict=True`.
+        """
+        saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if self.is_persistent:
+            for name, own in zip(self.kind.names, self.state_names, strict=True):
+                saved[prefix + name] = saved.pop(prefix + own)
+            saved[prefix + DESCRIPTION] = self._description().encoded()
+        return saved
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether `state_dict` contains the state."""
+        return all(self._persistent.values())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over a saved state; see `state_dict`. If it raises, the metric is as it was."""
+        with unchanged_on_error(self):
+            return super().load_state_dict(state_dict, strict, assign)
+
+    def _description(self) -> Description:
+        return Description(self._configuration(), self._update_count, None)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *args: Any,
+    ) -> None:
+        """Check the state. torchmetrics takes any tensors, keeps the old value, and reports no missing keys."""
+        if holds_state(state_dict, prefix):
+            refuse_if_synced(self, "load_state_dict")
+            state, described = read_state(self, "state_dict", state_dict, prefix)
+            for name in (*self.kind.names, DESCRIPTION):
+                del state_dict[prefix + name]  # the rest is reported as unexpected
+            with self._in_its_place():
+                self.state = state
+            self._computed, self._update_count = None, described.n_updates
+        elif self.is_persistent:
+            missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
+
+    # torchmetrics.Metric, where it would lose something: after an error, under `.to(dtype)`, or axes of a value
+
+    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        """Torchmetrics copies every tensor, all samples so far in each `forward`; states are never written into."""
+        return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
+
+    def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Torchmetrics counts an update before it runs; one that fails must leave no trace."""
+        wrapped = super()._wrap_update(update)
+
+        @functools.wraps(update)
+        def atomic(*args: Any, **kwargs: Any) -> None:
+            before = vars(self).copy()
+            try:
+                wrapped(*args, **kwargs)
+            except BaseException:
+                vars(self).clear()
+                vars(self).update(before)
+                raise
+
+        return atomic
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Torchmetrics takes the axes from a value that is a single number, as of one series of a batch."""
+        shapes: list[torch.Size] = []
+
+        @functools.wraps(compute)
+        def noted(*args: Any, **kwargs: Any) -> Tensor:
+            value: Tensor = compute(*args, **kwargs)
+            shapes.append(value.shape)
+            return value
+
+        wrapped = super()._wrap_compute(noted)
+
+        @functools.wraps(compute)
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            shapes.clear()
+            value = wrapped(*args, **kwargs)
+            if shapes and value.shape != shapes[-1]:  # there is none if the value was there already
+                value = value.reshape(shapes[-1])
+                self._computed = None if self._computed is None else value
+            return value
+
+        return whole
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Torchmetrics keeps a copy of the state if a rank does not answer, or if the metric is synced already."""
+        with unchanged_on_error(self):
+            super().sync(*args, **kwargs)
+
+    @contextmanager
+    def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Torchmetrics leaves a metric synced if the body raises, as `compute` may."""
+        with unsynced_on_error(self), super().sync_context(*args, **kwargs):
+            yield
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            device = fn(tensor.new_empty(0, dtype=torch.float32)).device
+            stays = tensor.dtype == torch.float64 and wide_dtype(device) != torch.float64
+            return tensor.cpu() if stays else tensor.to(device)
+
+        return super()._apply(moved, *args, **kwargs)

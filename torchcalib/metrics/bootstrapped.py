@@ -13,7 +13,7 @@ from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
 from torchcalib.inference.interval import Interval
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.description import Description
+from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.ops.counter_rng import poisson_counts
 from torchcalib.ops.logs import wide_dtype
@@ -159,7 +159,7 @@ class Bootstrapped(WrappedMetric[S]):
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            state, described = self.checked_state("incoming_state", incoming_state)
+            state, described = read_state(self, "incoming_state", incoming_state)
             if described.draws == self._description().draws and min(self._n_rows, int(state[-1])) > 0:
                 raise ValueError(
                     f"`incoming_state` must have drawn other numbers, got seed={self.seed} in both. "

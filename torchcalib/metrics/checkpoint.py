@@ -1,158 +1,147 @@
-"""The state of a metric: where it lies, and in checkpoints."""
+"""Saved states: a state describes what it counts, so that it is never taken for that of another metric."""
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from torchcalib.core.state import SamplesKind, StateKind, SumsKind
-from torchcalib.metrics.description import DESCRIPTION, Description, check_alike, read_description
-from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error
-from torchcalib.metrics.transactional import CarefulMetric
+from torchcalib._version import __version__
+from torchcalib.core.state import SamplesKind, SumsKind
+
+if TYPE_CHECKING:
+    from torchcalib.metrics.base import StreamingMetric
+
+STATE_FORMAT = 4
+"""Goes up by one whenever the parts of a state, or their meaning, change."""
+
+DESCRIPTION = "description"
+"""Name of the description among the parts of a saved state."""
+
+_MOST_BYTES = 2**20
+_IRRELEVANT = {"nan_policy"}
+"""Options in which two states may differ: a run that ends with a NaN can continue from its checkpoint with "drop"."""
+
+_UNDESCRIBED = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
+"""Prefixes of the names in states that had no description."""
 
 
-class PersistentMetric(CarefulMetric):
-    """A metric whose state says what it counts wherever it is saved, and is never taken for that of another one.
+class Description(NamedTuple):
+    """What a state counts.
 
     Attributes:
-        kind: what the state is.
-        state_names: of the parts of the state, as torchmetrics has them.
+        configuration: the arguments that the state depends on, as JSON holds them.
+        n_updates: number of updates of the metric.
+        draws: seed and rank of the draws of a bootstrap; None for others.
     """
 
-    kind: StateKind[Any, Any]
-    state_names: tuple[str, ...]
+    configuration: Mapping[str, Any]
+    n_updates: int
+    draws: list[int] | None
 
-    _in_graph = False
-    """Whether a CUDA graph adds to the state, unseen by Python."""
-
-    @abstractmethod
-    def _configuration(self) -> dict[str, object]:
-        """Everything that two states must agree on to be added, by the name of its argument; the task first."""
-
-    @property
-    def state(self) -> Any:
-        """The whole state: for sums a tensor, how many rows were left out before them; for samples a `Samples`."""
-        return self.kind.join([getattr(self, name) for name in self.state_names])
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            # Past torch, which looks for parameters in all that is set; a list is copied, for `reset` empties it.
-            vars(self)[name] = list(part) if isinstance(part, list) else part
-
-    @contextmanager
-    def _in_its_place(self) -> Iterator[None]:
-        """Write what the body makes of the state to where a CUDA graph adds to."""
-        if not self._in_graph:
-            yield
-            return
-        held, self._in_graph = self.state, False
-        try:
-            yield
-            held = held.copy_(self.state)
-        finally:
-            self.state, self._in_graph = held, True
-
-    @property
-    def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
-        """The parts of the state, and a description of what it counts: what `merge_state` takes."""
-        parts = {name: list(part) if isinstance(part, list) else part for name, part in self._named(self.state).items()}
-        return {**parts, DESCRIPTION: self._description().encoded()}
-
-    def state_dict(  # type: ignore[override]  # torchmetrics has it so
-        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
-        """Return a dict for checkpoints; of a persistent metric it holds a copy of the state.
-
-        Beside the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) stands `description`, a
-        uint8 tensor of JSON: the format of the state, the version of torchcalib, and the arguments that the state
-        depends on. All are tensors or lists of tensors, so that `torch.load(weights_only=True)` reads them, and
-        safetensors where the state is sums.
-
-        Each rank's own state is what it saves, and what the same rank is to load. Between `sync` and `unsync` it is the
-        sum of all ranks: to be loaded by one process, or by one of the ranks and no other.
-
-        `load_state_dict` takes the state of a metric of the same class that was made with the same arguments
-        (`nan_policy` may differ), in this format. Anything else is a ValueError that names what differs, and so is a
-        state without a description, which cannot be known to count the same thing; the metric is then as it was. A
-        persistent metric that finds no state reports its keys as missing, an error where `strict=True`.
-        """
-        saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        if self.is_persistent:
-            for name, own in zip(self.kind.names, self.state_names, strict=True):
-                saved[prefix + name] = saved.pop(prefix + own)
-            saved[prefix + DESCRIPTION] = self._description().encoded()
-        return saved
-
-    @property
-    def is_persistent(self) -> bool:
-        """Whether `state_dict` carries the state."""
-        return all(self._persistent.values())
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over a state that was saved; see `state_dict`. If it raises, the metric is as it was."""
-        with unchanged_on_error(self):
-            return super().load_state_dict(state_dict, strict, assign)
-
-    def holds_state_of(self, saved: Mapping[str, Any], prefix: str) -> bool:
-        """Whether a dict holds a state, or part of one, of any kind and format, for the metric at this prefix."""
-        named = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
-        stems = tuple(f"{prefix}{name}_" for name in _NAMES_BEFORE_FORMATS)
-        return any(name in named or name.startswith(stems) for name in saved)
-
-    def checked_state(self, argument: str, saved: Mapping[str, Any], prefix: str = "") -> tuple[Any, Description]:
-        """Return a copy of the state in a dict of states, on this metric's device, and its description.
-
-        Raises:
-            ValueError: for a state of anything else, and for one that is damaged.
-        """
-        described = read_description(argument, saved, prefix)
-        check_alike(argument, described.configuration, self._configuration(), f" at {prefix!r}" if prefix else "")
-        names = [prefix + name for name in self.kind.names]
-        complete = all(name in saved for name in names)
-        state = self.kind.check([saved[name] for name in names], self.state) if complete else None
-        if state is None:
-            mine = {prefix + name: _shape(part) for name, part in self._named(self.state).items()}
-            found = {name: _shape(saved[name]) for name in names if name in saved}
-            raise ValueError(
-                f"`{argument}` must hold {mine}, got {found}. It is damaged, or was cast: take it as it was saved."
-            )
-        return state, described
-
-    def _named(self, state: Any) -> dict[str, Any]:
-        """The parts of a state by their names in saved ones."""
-        return dict(zip(self.kind.names, self.kind.parts(state), strict=True))
-
-    def _description(self) -> Description:
-        return Description(self._configuration(), self._update_count, None)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        *args: Any,
-    ) -> None:
-        """Torchmetrics takes whatever is there, keeps the value computed before, and misses nothing."""
-        if self.holds_state_of(state_dict, prefix):
-            refuse_if_synced(self, "load_state_dict")
-            state, described = self.checked_state("state_dict", state_dict, prefix)
-            for name in (*self.kind.names, DESCRIPTION):
-                del state_dict[prefix + name]  # what is left is reported as unexpected
-            with self._in_its_place():
-                self.state = state
-            self._computed, self._update_count = None, described.n_updates
-        elif self.is_persistent:
-            missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
+    def encoded(self) -> Tensor:
+        """Return a uint8 tensor of JSON: every tool that saves tensors can save it."""
+        text = json.dumps({"format": STATE_FORMAT, "torchcalib": __version__, **self._asdict()}, default=repr)
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
-_NAMES_BEFORE_FORMATS = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
-"""Beginnings of the names that parts had in states that did not describe themselves."""
+def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
+    """Return whether a dict holds a state, or part of one, of any kind and format, at this prefix."""
+    names = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
+    stems = tuple(f"{prefix}{name}_" for name in _UNDESCRIBED)
+    return any(name in names or name.startswith(stems) for name in saved)
+
+
+def read_state(
+    metric: "StreamingMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
+) -> tuple[Any, Description]:
+    """Return a copy of a saved state, on the device of the metric, and its description.
+
+    Args:
+        metric: the metric that is to take over the state.
+        argument: the argument that errors name.
+        saved: a dict of states.
+        prefix: prefix of the names of this state.
+
+    Raises:
+        ValueError: for a damaged state, and for one of another metric or format.
+    """
+    described = _read_description(argument, saved, prefix)
+    _check_alike(argument, described.configuration, metric._configuration(), f" at {prefix!r}" if prefix else "")
+    names = [prefix + name for name in metric.kind.names]
+    complete = all(name in saved for name in names)
+    state = metric.kind.check([saved[name] for name in names], metric.state) if complete else None
+    if state is None:
+        mine = zip(names, metric.kind.parts(metric.state), strict=True)
+        expected = {name: _shape(part) for name, part in mine}
+        found = {name: _shape(saved[name]) for name in names if name in saved}
+        raise ValueError(
+            f"`{argument}` must hold {expected}, got {found}. It is damaged, or was cast: take it as it was saved."
+        )
+    return state, described
+
+
+def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> Description:
+    name = prefix + DESCRIPTION
+    encoded = saved.get(name)
+    if encoded is None:
+        raise ValueError(
+            f"`{argument}` must hold {name!r}, which says what the state counts, got only {sorted(saved)}. "
+            "Save it with state_dict() of a persistent metric of this version of torchcalib."
+        )
+    try:
+        values = json.loads(_text(encoded))
+        written_as, configuration = values["format"], values["configuration"]
+        n_updates, draws = values["n_updates"], values["draws"]
+    # A damaged text fails in many ways: UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError ...
+    except Exception as error:
+        raise _damaged(argument, name, f"{type(error).__name__}: {error}") from error
+    if type(written_as) is not int or written_as < 1:
+        raise _damaged(argument, name, f"format {written_as!r}")
+    if written_as != STATE_FORMAT:
+        advice = (
+            f". Update torchcalib, which is {__version__} here."
+            if written_as > STATE_FORMAT
+            else ": states held less then. Read it with that version, or start anew."
+        )
+        raise ValueError(
+            f"`{argument}` must be of format {STATE_FORMAT}, got {name!r} of format {written_as}, which "
+            f"torchcalib {values.get('torchcalib')} has written{advice}"
+        )
+    is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0
+    if not is_whole or not (draws is None or (isinstance(draws, list) and all(type(x) is int for x in draws))):
+        raise _damaged(argument, name, f"{values!r:.200}")
+    return Description(configuration, n_updates, draws)
+
+
+def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str) -> None:
+    """Raise unless two configurations count the same thing, and name the difference."""
+    theirs, mine = (json.loads(json.dumps(c, default=repr)) for c in (theirs, mine))
+    differing = [
+        f"{name}={theirs.get(name)!r} into {name}={mine.get(name)!r}"
+        for name in {**mine, **theirs}
+        if name not in _IRRELEVANT and mine.get(name) != theirs.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"`{argument}` must count the same thing, got {'; '.join(differing)}{where}. "
+            "Merge or load the state of a metric that was made with the same arguments."
+        )
+
+
+def _text(encoded: Any) -> bytes:
+    """Return the bytes of a description, of any dtype that a tool has cast them to: ASCII is exact in all."""
+    if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MOST_BYTES:
+        raise TypeError(f"no uint8 tensor (n,), but {encoded!r:.100}")
+    return bytes(encoded.detach().cpu().to(torch.int64).tolist())
+
+
+def _damaged(argument: str, name: str, what: str) -> ValueError:
+    return ValueError(
+        f"`{argument}` must hold a whole description as {name!r}, got a damaged one ({what}). "
+        "Take an earlier checkpoint."
+    )
 
 
 def _shape(part: Any) -> Any:

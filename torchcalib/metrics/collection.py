@@ -11,6 +11,7 @@ from torchmetrics import Metric, MetricCollection
 
 from torchcalib.core.arguments import check_flag
 from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.checkpoint import holds_state, read_state
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, met_over_ranks
 
@@ -108,9 +109,9 @@ class CalibrationCollection(MetricCollection):
         """Check the states of all members before any takes its own: torch loads them one by one."""
         for name, metric in self._by_name().items():
             of_member = f"{prefix}{name}."
-            if metric.holds_state_of(state_dict, of_member):
+            if holds_state(state_dict, of_member):
                 refuse_if_synced(metric, "load_state_dict")
-                metric.checked_state("state_dict", state_dict, of_member)
+                read_state(metric, "state_dict", state_dict, of_member)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getitem__(self, key: str, copy_state: bool = True) -> StreamingMetric[Any]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import torchcalib as tc
 from torchcalib.core.state import SumsKind
-from torchcalib.metrics.description import STATE_FORMAT
+from torchcalib.metrics.checkpoint import STATE_FORMAT
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 BINARY = {"task": "binary"}
