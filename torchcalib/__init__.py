@@ -20,6 +20,7 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.core.arguments import InputOptions
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import TopK
+from torchcalib.core.kernel_blocks import CalibrationTest
 from torchcalib.inference.evidence import Evidence
 from torchcalib.inference.interval import Interval
 from torchcalib.inference.percentile import bootstrap
@@ -29,15 +30,13 @@ from torchcalib.losses.mmce import MMCELoss, mmce
 from torchcalib.losses.soft_binned_ece import SoftBinnedECELoss, soft_binned_ece
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, ace, bin_table, ece, esce, mce, rmsce
 from torchcalib.metrics.bootstrapped import Bootstrapped
+from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.distributed_sampler import distinct_rows
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.streaming import ByGroup
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.metrics.kernel.blocks import CalibrationTest
-from torchcalib.metrics.kernel.error import canonical_error
-from torchcalib.metrics.kernel.skce import SKCE, skce
-from torchcalib.metrics.kernel.testing import skce_test
+from torchcalib.metrics.kernel import SKCE, skce, skce_test
 from torchcalib.metrics.logistic import Cox, CoxCalibration, Spiegelhalter, SpiegelhalterTest, cox, spiegelhalter
 from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, corp, corp_curve, ks
 from torchcalib.metrics.scores.accuracy import Accuracy, accuracy

@@ -44,7 +44,8 @@ def mcb(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
 
 def skce_linear(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
     """The estimate that `SKCE` computes."""
-    return tc.skce(preds, target, estimator="linear", **options)
+    value: Tensor = tc.skce(preds, target, estimator="linear", **options)
+    return value
 
 
 TOP_5 = tc.TopK(5)

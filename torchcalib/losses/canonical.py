@@ -9,8 +9,8 @@ from torch import Tensor
 from torchcalib.core.arguments import Task, check_task, task_read_as
 from torchcalib.core.predictions import Predictions
 from torchcalib.losses.engine import PenaltyLoss
-from torchcalib.metrics.kernel.error import DirichletReading
-from torchcalib.metrics.kernel.skce import KernelReading
+from torchcalib.metrics.canonical import DirichletReading
+from torchcalib.metrics.kernel import KernelReading
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
 

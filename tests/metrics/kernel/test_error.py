@@ -6,7 +6,7 @@ from helpers.canonical import COPIES, F64, TASKS, calibrated, close, data, rows_
 from oracles import canonical as oracle
 
 import torchcalib as tc
-from torchcalib.metrics.kernel.error import _GRID
+from torchcalib.metrics.canonical import _GRID
 
 
 def error(preds, target, task="multiclass", **options):

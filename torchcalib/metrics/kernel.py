@@ -1,8 +1,8 @@
-"""Squared kernel calibration error."""
+"""Squared kernel calibration error (SKCE), and the test of calibration by it."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -18,16 +18,25 @@ from torchcalib.core.arguments import (
     is_number,
     task_read_as,
 )
+from torchcalib.core.documentation import document, input_parameters, parameters_of
 from torchcalib.core.inputs import read_input
+from torchcalib.core.kernel_blocks import (
+    BlockRecipe,
+    BlockStats,
+    CalibrationTest,
+    by_way,
+    distributions,
+    median_distance,
+    scale_of,
+    ways_of_weighing,
+)
 from torchcalib.core.predictions import Predictions, by_replicates
-from torchcalib.metrics import estimator as engine
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.kernel.blocks import BlockRecipe, BlockStats, CalibrationTest, median_distance, scale_of
-from torchcalib.metrics.kernel.vectors import by_way, distributions, ways_of_weighing
+from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.ops import pairwise
 from torchcalib.ops.pairwise import Kernel
 
-Estimator = Literal["unbiased", "biased", "block", "linear"]
+Estimate = Literal["unbiased", "biased", "block", "linear"]
 InBlocks = Literal["block", "linear"]
 
 
@@ -41,7 +50,7 @@ class KernelReading:
     """
 
     task: Task
-    estimator: Estimator
+    estimator: Estimate
     kernel: Kernel
     bandwidth: float | Literal["median"]
     block_size: int
@@ -50,7 +59,7 @@ class KernelReading:
 
     def __post_init__(self) -> None:
         check_task(self.task)
-        check_choice("estimator", self.estimator, get_args(Estimator))
+        check_choice("estimator", self.estimator, get_args(Estimate))
         check_choice("kernel", self.kernel, get_args(Kernel))
         check_average(self.average, self.task == "multilabel")
         check_count("block_size", self.block_size, at_least=2)
@@ -116,19 +125,37 @@ def check_bandwidth(bandwidth: object, *names: str) -> None:
         raise ValueError(f"`bandwidth` must be {offered}, got {bandwidth}.")
 
 
-def skce(
-    preds: Tensor,
-    target: Tensor,
+@dataclass(frozen=True, eq=False)
+class KernelEstimator(Estimator[BlockStats]):
+    """A squared kernel calibration error of all pairs or of blocks.
+
+    Attributes:
+        reading: its options.
+    """
+
+    reading: KernelReading
+
+    def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the value of predictions."""
+        p = self.input_format.read(preds, target, weights)
+        return self.reading.averaged(self.reading.of(p)).to(p.dtype)
+
+
+def _mean_of_blocks(statistic: BlockStats) -> Tensor:
+    return statistic.mean
+
+
+def _skce(
     *,
     task: Task,
-    estimator: Estimator = "unbiased",
+    estimator: Estimate = "unbiased",
     kernel: Kernel = "laplacian",
     bandwidth: float | Literal["median"] = 1.0,
     block_size: int = 32,
     average: Average | None = "macro",
     chunk: int | None = None,
     **options: Unpack[InputOptions],
-) -> Tensor:
+) -> KernelEstimator:
     """Squared kernel calibration error: do the residuals of like predictions point the same way.
 
     The mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'), with p the whole vector of probabilities and
@@ -140,10 +167,8 @@ def skce(
     Binary predictions are taken for those of two classes: h is 2 (y - p)(y' - p') k.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels; or soft targets, which take the place of the indicator. The estimates are then those of
             labels drawn from them, with less variance; the biased one is nearer to the truth.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         estimator: `"unbiased"`: the mean over all pairs of different samples, O(N^2) time. `"biased"`: over all pairs,
             each sample with itself too; never negative, too large by the mean of h(x, x) / N. `"block"`: the mean over
             the unbiased estimates of blocks of `block_size` samples, in the order given, without the rest; O(N)
@@ -155,11 +180,6 @@ def skce(
             distance of two of the samples (of 1,024 evenly spread ones if there are more); the estimate is then
             unbiased only for the kernel that this gives.
         block_size: samples of a block for `estimator="block"`, at least 2.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        chunk: what is held at a time: rows on a side of a tile of pairs, or blocks. None chooses.
-        **options: see `torchcalib.InputOptions`. `weights` must be whole numbers, but for "biased". Copies of a sample
-            are samples of their own: a pair of two of them counts, and in blocks they stand one after the other. So a
-            bootstrap of rows makes an unbiased estimate too large.
 
     Returns:
         In [-2, 2], "biased" in [0, 2], `(...)`, in the dtype of `preds` (at least float32). NaN with fewer samples
@@ -177,41 +197,27 @@ def skce(
         2019), eq. 4-5 and table 1.
 
     Example:
-        >>> import torch
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])
         >>> skce(preds, torch.tensor([1, 1, 1]), task="multiclass")
         tensor(0.3850)
     """
     reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
-    p = read_input(task, preds, target, options, **reading.demands)
-    return reading.averaged(reading.of(p)).to(p.dtype)
+    input_format = input_format_of(task, options, **reading.demands)
+    averages = reading.task == "multilabel" and average is not None
+    return KernelEstimator(input_format, reading.recipe(), _mean_of_blocks, averages, reading)
 
 
-def _streamed(
-    *,
-    task: Task,
-    estimator: InBlocks = "linear",
-    kernel: Kernel = "laplacian",
-    bandwidth: float = 1.0,
-    block_size: int = 32,
-    average: Average | None = "macro",
-    chunk: int | None = None,
-    **options: Unpack[InputOptions],
-) -> engine.Estimator[BlockStats]:
-    reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
-    if not reading.in_blocks:
+skce = functional(_skce)
+
+
+def _streamed(*, task: Task, estimator: InBlocks = "linear", bandwidth: float = 1.0, **options: Any) -> KernelEstimator:
+    if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
             f"`estimator` must be 'block' or 'linear' of a stream, got {estimator!r}: all pairs of samples cannot "
             "be had from sums. Keep the predictions and call torchcalib.skce."
         )
     check_bandwidth(bandwidth)
-    averages = task == "multilabel" and average is not None
-    input_format = engine.input_format_of(task, options, **reading.demands)
-    return engine.Estimator(input_format, reading.recipe(), _mean_of_blocks, averages)
-
-
-def _mean_of_blocks(statistic: BlockStats) -> Tensor:
-    return statistic.mean
+    return _skce(task=task, estimator=estimator, bandwidth=bandwidth, **options)
 
 
 class SKCE(StreamingMetric[BlockStats]):
@@ -252,3 +258,82 @@ class SKCE(StreamingMetric[BlockStats]):
             ValueError: if rows that came on CUDA were bad.
         """
         return self._synced_statistic().test()
+
+
+_LARGEST = 2.0
+"""|h| of two samples is at most |e_y - p| |e_y' - p'| <= 2."""
+
+
+def skce_test(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    estimator: Estimate = "linear",
+    kernel: Kernel = "laplacian",
+    bandwidth: float | Literal["median"] = 1.0,
+    block_size: int = 32,
+    chunk: int | None = None,
+    **options: Unpack[InputOptions],
+) -> CalibrationTest:
+    """Test whether a model is calibrated in the strong sense, by its squared kernel calibration error.
+
+    Args:
+        preds: see `skce`.
+        target: see `skce`.
+        task: see `skce`.
+        estimator: `"linear"` or `"block"`: the blocks are independent, so their mean is normal if they are many, and
+            its standard deviation is that of the blocks; the test is asymptotic, and larger blocks have more power. The
+            order must be random.
+            `"unbiased"`: a bound of the p-value that holds for every sample size, exp(-floor(N / 2) value^2 / 8) for a
+            positive value (Hoeffding's, as |h| <= 2); it needs far more data to reject.
+        kernel: see `skce`.
+        bandwidth: see `skce`; the median follows from the predictions alone, and the test holds given these.
+        block_size: see `skce`.
+        chunk: see `skce`.
+
+    Returns:
+        `value` and `p_value`, each `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32). The
+        test is one-sided: a negative value never rejects calibration. The p-value is 1 where all residuals are 0. It
+        is NaN with fewer than two blocks (for "unbiased", fewer than two samples).
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        Of the value as `skce`; through the p-value as well.
+
+    Source:
+        Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), lemmas 2 and 3.
+
+    Example:
+        >>> import torch
+        >>> g = torch.Generator().manual_seed(0)
+        >>> preds = torch.randn(1000, 3, generator=g).softmax(-1)
+        >>> target = torch.multinomial(preds, 1, generator=g).squeeze(-1)
+        >>> skce_test(preds, target, task="multiclass", estimator="block").p_value > 0.05
+        tensor(True)
+        >>> skce_test(preds, (target + 1) % 3, task="multiclass", estimator="block").p_value < 1e-9
+        tensor(True)
+    """
+    reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)
+    if estimator == "biased":
+        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' of a test, got 'biased'.")
+    p = read_input(task, preds, target, options, **reading.demands)
+    found = _bounded(reading, p) if estimator == "unbiased" else _normal(reading, p)
+    return CalibrationTest(found.value.to(p.dtype), found.p_value.to(p.dtype))
+
+
+def _normal(reading: KernelReading, p: Predictions) -> CalibrationTest:
+    recipe = reading.recipe()
+    found = by_replicates(lambda p: torch.stack(recipe.of(p).test(), -1), p, recipe.n_events(p))
+    return CalibrationTest(*found.unbind(-1))
+
+
+def _bounded(reading: KernelReading, p: Predictions) -> CalibrationTest:
+    value = reading.of(p)
+    n_pairs = (by_way(ways_of_weighing(p).sum(-1), p) / 2).floor()
+    return CalibrationTest(value, (-n_pairs * value.clamp(min=0).square() / (2 * _LARGEST**2)).exp())
+
+
+document(skce_test, skce_test.__doc__, [*parameters_of(skce_test), *input_parameters()], CalibrationTest)

@@ -15,10 +15,11 @@ from torchcalib.core.arguments import (
     check_count,
     task_read_as,
 )
-from torchcalib.core.inputs import read_input
+from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
-from torchcalib.metrics.kernel.skce import check_bandwidth
-from torchcalib.metrics.kernel.vectors import vectors
+from torchcalib.metrics.estimator import input_format_of
+from torchcalib.metrics.kernel import check_bandwidth
 from torchcalib.ops.leave_one_out import others_mean
 from torchcalib.ops.logs import safe_log, wide_dtype
 
@@ -132,16 +133,11 @@ def canonical_error(
     Binary predictions are taken for those of two classes, both of which count: sum_k |.|^p is twice that of y = 1.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: labels; or soft targets, of which the expectation is taken.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         p: 1 or 2.
         bandwidth: a number above 0, the same for all samples; a kernel's variance is about q (1 - q) bandwidth. Or
             "likelihood": of 20 numbers from 1e-5 to 1 the one under which the leave-one-out density estimate makes the
             predictions likeliest (predictions that it gives density 0 aside). It costs about 20 times as much.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        chunk: rows on a side of the tiles of pairs that are held at a time; None chooses.
-        **options: see `torchcalib.InputOptions`. `weights` must be whole numbers: copies of a sample are others of it.
 
     Returns:
         In [0, 2], `(...)`, in the dtype of `preds` (at least float32). NaN with fewer than two samples. Where a
@@ -160,15 +156,16 @@ def canonical_error(
         2022), sec. 3, eq. 9-10. Their code adds log(bandwidth) to each log-likelihood, which no density has.
 
     Example:
-        >>> import torch
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
         >>> canonical_error(preds, torch.tensor([0, 0, 1]), task="multiclass", bandwidth=0.1)
         tensor(0.4667)
     """
-    read_as = task_read_as(task, options)
+    is_multilabel = task_read_as(task, options) == "multilabel"
     reading = DirichletReading(p, bandwidth, chunk)
-    check_average(average, read_as == "multilabel")
-    given = read_input(task, preds, target, options, whole_weights=True)
-    elements = given.samples.numel() * given.num_classes
-    value = by_replicates(reading.of, given, elements)
-    return (value.mean(-1) if read_as == "multilabel" and average is not None else value).to(given.dtype)
+    check_average(average, is_multilabel)
+    given = input_format_of(task, options, whole_weights=True).read(preds, target, options.get("weights"))
+    value = by_replicates(reading.of, given, given.samples.numel() * given.num_classes)
+    return (value.mean(-1) if is_multilabel and average is not None else value).to(given.dtype)
+
+
+document(canonical_error, canonical_error.__doc__, [*parameters_of(canonical_error), *input_parameters()], Tensor)

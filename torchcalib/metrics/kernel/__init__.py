@@ -1,1 +1,0 @@
-"""Multi-class (canonical) calibration: of the whole vector of probabilities, not of one number made of it."""
