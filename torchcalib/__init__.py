@@ -32,27 +32,36 @@ from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, ace, bin_table
 from torchcalib.metrics.bootstrapped import Bootstrapped
 from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.collection import CalibrationCollection
-from torchcalib.metrics.distributed_sampler import distinct_rows
-from torchcalib.metrics.groups.function import by_group
-from torchcalib.metrics.groups.streaming import ByGroup
-from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.metrics.kernel import SKCE, skce, skce_test
-from torchcalib.metrics.logistic import Cox, CoxCalibration, Spiegelhalter, SpiegelhalterTest, cox, spiegelhalter
-from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, corp, corp_curve, ks
-from torchcalib.metrics.scores.accuracy import Accuracy, accuracy
-from torchcalib.metrics.scores.bayes_risk import (
+from torchcalib.metrics.cost_matrix import CostMatrix
+from torchcalib.metrics.decision import (
     BayesRisk,
     bayes_decisions,
     bayes_risk,
     bayes_risk_per_sample,
     expected_cost,
 )
-from torchcalib.metrics.scores.brier import Brier, brier_per_sample, brier_score
-from torchcalib.metrics.scores.costs import CostMatrix
-from torchcalib.metrics.scores.ecd import ECD, ecd, ecd_per_sample
-from torchcalib.metrics.scores.gaussian import nees, nees_per_sample
-from torchcalib.metrics.scores.nll import NLL, nll, nll_per_sample
-from torchcalib.metrics.scores.risk_curve import (
+from torchcalib.metrics.distributed_sampler import distinct_rows
+from torchcalib.metrics.gaussian import nees, nees_per_sample
+from torchcalib.metrics.groups.function import by_group
+from torchcalib.metrics.groups.streaming import ByGroup
+from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.metrics.kernel import SKCE, skce, skce_test
+from torchcalib.metrics.logistic import Cox, CoxCalibration, Spiegelhalter, SpiegelhalterTest, cox, spiegelhalter
+from torchcalib.metrics.proper_scores import (
+    ECD,
+    NLL,
+    Accuracy,
+    Brier,
+    accuracy,
+    brier_per_sample,
+    brier_score,
+    ecd,
+    ecd_per_sample,
+    nll,
+    nll_per_sample,
+)
+from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, corp, corp_curve, ks
+from torchcalib.metrics.risk_curve import (
     BayesRiskCurve,
     bayes_risk_area,
     bayes_risk_curve,

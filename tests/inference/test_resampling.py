@@ -10,7 +10,7 @@ from helpers.bootstrap import BINARY, close, counts_of
 
 import torchcalib as tc
 from torchcalib.core import predictions
-from torchcalib.metrics.scores import risk_curve
+from torchcalib.metrics import risk_curve
 from torchcalib.ops.segments import bin_sums_of_replicates
 
 

@@ -17,8 +17,7 @@ from torchcalib.calibration.cross_validation import (
 )
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions, replicates_at_once
-from torchcalib.metrics.scores.brier import brier_score
-from torchcalib.metrics.scores.nll import nll
+from torchcalib.metrics.proper_scores import brier_score, nll
 
 ScoreFunction = Callable[..., Tensor]
 Score = Literal["nll", "brier"] | ScoreFunction

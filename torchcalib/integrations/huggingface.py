@@ -12,10 +12,7 @@ from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
-from torchcalib.metrics.scores.accuracy import Accuracy
-from torchcalib.metrics.scores.brier import Brier
-from torchcalib.metrics.scores.ecd import ECD
-from torchcalib.metrics.scores.nll import NLL
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier
 
 try:
     from accelerate.state import GradientState

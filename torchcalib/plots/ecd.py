@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from torchcalib.metrics.scores.ecd import ecd_per_sample
+from torchcalib.metrics.proper_scores import ecd_per_sample
 from torchcalib.plots.canvas import LIGHT, Style, dress, new_axes
 
 ECD_MINIMUM = -0.27846454276107380

@@ -14,9 +14,7 @@ from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import name_of, recommendation_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.metrics.scores.brier import Brier
-from torchcalib.metrics.scores.engine import ScoreMetric, ScoreReading
-from torchcalib.metrics.scores.nll import NLL
+from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
 from torchcalib.reporting.kept import KeptSamples
 

@@ -13,12 +13,8 @@ from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
-from torchcalib.metrics.scores.accuracy import Accuracy
-from torchcalib.metrics.scores.brier import Brier
-from torchcalib.metrics.scores.ecd import ECD
-from torchcalib.metrics.scores.engine import ScoreMetric, ScoreReading
-from torchcalib.metrics.scores.nll import NLL
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
 

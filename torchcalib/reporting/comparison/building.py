@@ -16,8 +16,8 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.interval import Interval
 from torchcalib.metrics.binned import ACE, BinnedMetric
+from torchcalib.metrics.proper_scores import ScoreMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
-from torchcalib.metrics.scores.engine import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.comparison.data import Better, ComparedLine, Comparison, Difference, Verdict
 from torchcalib.reporting.comparison.groups import Draws, words_of

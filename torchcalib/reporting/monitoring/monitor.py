@@ -15,10 +15,7 @@ from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
-from torchcalib.metrics.scores.accuracy import Accuracy
-from torchcalib.metrics.scores.brier import Brier
-from torchcalib.metrics.scores.ecd import ECD
-from torchcalib.metrics.scores.nll import NLL
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier
 from torchcalib.reporting.monitoring.history import History, HistoryRow
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, words
 

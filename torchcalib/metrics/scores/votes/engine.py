@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
-from torchcalib.metrics.scores.engine import Score, ScoreMetric
+from torchcalib.metrics.proper_scores import Score, ScoreMetric
 from torchcalib.ops import logs
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 from torchcalib.special.shares import mean_log_share

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task
 from torchcalib.core.predictions import Predictions
-from torchcalib.metrics.scores.engine import evaluate, per_sample
+from torchcalib.metrics.proper_scores import evaluate, per_sample
 from torchcalib.metrics.scores.votes.engine import Parts, VotesMetric, shares_of, votes_score
 from torchcalib.special.shares import mean_distance_of_share
 

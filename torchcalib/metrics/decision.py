@@ -13,9 +13,17 @@ from torchcalib.core.checks import Problem, Rule, enforce, read_priors
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
-from torchcalib.metrics.scores.accuracy import share_right
-from torchcalib.metrics.scores.costs import CostMatrix, Costs, read_costs
-from torchcalib.metrics.scores.engine import Score, ScoreMetric, ScoreReading, evaluate, per_sample
+from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
+from torchcalib.metrics.estimator import functional
+from torchcalib.metrics.proper_scores import (
+    Score,
+    ScoreEstimator,
+    ScoreMetric,
+    ScoreReading,
+    per_sample,
+    scored,
+    share_right,
+)
 from torchcalib.ops.logs import wide_dtype, xmul
 
 
@@ -57,9 +65,7 @@ def _bayes_risk_score(cost: CostMatrix | Costs | None) -> Score:
     return Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
 
 
-def bayes_risk(
-    preds: Tensor,
-    target: Tensor,
+def _bayes_risk(
     *,
     task: Task,
     cost: CostMatrix | Costs | None = None,
@@ -67,7 +73,7 @@ def bayes_risk(
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
-) -> Tensor:
+) -> ScoreEstimator:
     """Bayes risk: the mean cost of the decisions that the predictions call for.
 
     For every sample the decision is taken whose expected cost under the prediction is least (the first of them on
@@ -76,9 +82,6 @@ def bayes_risk(
     strictly proper, as it sees of a prediction only the decision.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-        target: labels or soft targets, as for `nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         cost: `CostMatrix`, or what makes one, `(C, M)`: row = true class, column = decision; M may exceed C (reject).
             Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None: every error costs 1. Make a `CostMatrix` once
             where values cannot be looked at (`torch.compile`, `vmap`) or live on a GPU.
@@ -86,8 +89,6 @@ def bayes_risk(
             1 it were better to ignore the predictions. Where that decision costs nothing the result is inf or NaN.
         priors: class priors that the risk is reported for, as for `nll`. The decisions stay those that the
             predictions call for.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in the unit of `cost`, in the dtype of `preds` (at least float32); NaN without data.
@@ -108,9 +109,10 @@ def bayes_risk(
         >>> bayes_risk(preds, target, task="binary", cost=CostMatrix.zero_one(2).with_reject(0.25))
         tensor(0.1250)
     """
-    return evaluate(
-        _bayes_risk_score(cost), preds, target, options, task=task, normalize=normalize, priors=priors, average=average
-    )
+    return scored(_bayes_risk_score(cost), task=task, normalize=normalize, priors=priors, average=average, **options)
+
+
+bayes_risk = functional(_bayes_risk)
 
 
 def bayes_risk_per_sample(

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_count, task_read_as
 from torchcalib.core.checks import read_priors
+from torchcalib.core.documentation import document, input_parameters, parameters_of
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
-from torchcalib.metrics.scores.costs import CostMatrix, Costs, read_costs
+from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.ops import logs
 from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype, xmul
@@ -58,12 +59,9 @@ def bayes_risk_curve(
     serve. Its area is the cross entropy; weighted, the Brier score: see `bayes_risk_area`.
 
     Args:
-        preds: probabilities (or logits), as for `bayes_risk`.
-        target: labels or soft targets, as for `nll`.
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
         points: how many equally spaced c, at i / (points + 1); or the c themselves `(K,)` in (0, 1).
         priors: class priors `(2,)` that the risk is reported for.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         The curve, labels apart; NaN without data.
@@ -91,6 +89,11 @@ def bayes_risk_curve(
     return BayesRiskCurve(c, risk, cheapest)
 
 
+document(
+    bayes_risk_curve, bayes_risk_curve.__doc__, [*parameters_of(bayes_risk_curve), *input_parameters()], BayesRiskCurve
+)
+
+
 def bayes_risk_area(
     preds: Tensor,
     target: Tensor,
@@ -108,14 +111,10 @@ def bayes_risk_area(
     what makes it proper.
 
     Args:
-        preds: probabilities (or logits), as for `bayes_risk`.
-        target: labels or soft targets, as for `nll`.
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
         priors: class priors `(2,)` that the area is reported for.
         weight: `"uniform"`, or `"beta22"`: 2 c (1-c), a third of the density of Beta(2, 2), whose area would be three
             times the Brier score (p - y)^2.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in [0, inf], in the dtype of `preds` (at least float32); NaN without data.
@@ -139,6 +138,9 @@ def bayes_risk_area(
     p = _two_classes(preds, target, task, options, priors).set_in_log_odds()
     area = by_replicates(lambda p: _area(_in_order(p, priors), weight), p, p.samples.numel())
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
+
+
+document(bayes_risk_area, bayes_risk_area.__doc__, [*parameters_of(bayes_risk_area), *input_parameters()], Tensor)
 
 
 def _area(s: "_InOrder", weight: AreaWeight) -> Tensor:
@@ -167,14 +169,10 @@ def optimal_threshold_cost(
     chosen with the labels in sight. Equal predictions are never parted.
 
     Args:
-        preds: probabilities (or logits), as for `bayes_risk`.
-        target: labels or soft targets, as for `nll`.
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
         cost: `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: every error costs 1.
         normalize: `"prior"` divides by the cost of the cheapest constant decision.
         priors: class priors `(2,)` that the cost is reported for, and the threshold chosen for.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in the unit of `cost`, in the dtype of `preds` (at least float32); NaN without data.
@@ -207,6 +205,14 @@ def optimal_threshold_cost(
         lambda p: _least_cost(_in_order(p, priors), matrix, normalize is not None), p, p.samples.numel()
     )
     return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
+
+
+document(
+    optimal_threshold_cost,
+    optimal_threshold_cost.__doc__,
+    [*parameters_of(optimal_threshold_cost), *input_parameters()],
+    Tensor,
+)
 
 
 def _least_cost(s: "_InOrder", matrix: CostMatrix, normalize: bool) -> Tensor:

@@ -1,0 +1,556 @@
+"""Proper scores, NLL, Brier score and entropic calibration difference, and accuracy: means over samples."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from torchcalib.core.arguments import Average, InputOptions, Task, check_average
+from torchcalib.core.checks import read_priors
+from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.events import top_label
+from torchcalib.core.inputs import read_input
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import ScoreRecipe, ScoreSum, known
+from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.gaussian import ecd_of_distribution, mean_over_samples, without_absent
+from torchcalib.ops.logs import safe_log, wide_dtype, xmul
+
+
+class Score(NamedTuple):
+    """A per-sample score, and its mean for one who always predicts the class priors.
+
+    Attributes:
+        per_sample: predictions (and `arguments`) to scores `(..., N)`.
+        of_prior: sums by class, class priors and task to the mean score of predicting those priors.
+        normalizable: whether a share of `of_prior` means something.
+        arguments: further arguments of `per_sample`.
+        least_votes: how many votes must be known to stand behind every target; see `InputFormat`.
+    """
+
+    per_sample: Callable[..., Tensor]
+    of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
+    normalizable: bool = False
+    arguments: tuple[Hashable, ...] = ()
+    least_votes: int = 0
+
+    def recipe(self, by_class: bool) -> ScoreRecipe:
+        """The sums that this score is read from."""
+        return ScoreRecipe(self.per_sample, self.arguments, by_class)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreReading:
+    """From sums of a score to its value: the mean, over samples or with the classes at given priors, normalised.
+
+    Attributes:
+        priors: class priors `(..., C)`, or None for those of the data.
+    """
+
+    score: Score
+    task: Task
+    normalize: Literal["prior"] | None = None
+    priors: Tensor | Sequence[float] | None = None
+    average: Average | None = "macro"
+
+    def __post_init__(self) -> None:
+        if self.normalize not in (None, "prior") or (self.normalize and not self.score.normalizable):
+            offered = " or 'prior'" if self.score.normalizable else ""
+            raise ValueError(f"`normalize` must be None{offered}, got {self.normalize!r}.")
+        check_average(self.average, self.task == "multilabel")
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the sums must keep classes apart."""
+        return self.normalize is not None or self.priors is not None
+
+    def checked(self, num_classes: int) -> "ScoreReading":
+        """Return the reading with priors that have been checked, as float64."""
+        return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
+
+    def read(self, s: ScoreSum) -> Tensor:
+        """Read the value, `(...)`, or `(..., L)` for labels that are not averaged."""
+        value = s.score.sum(-1) / s.total
+        if self.priors is not None:
+            value = xmul(self._class_priors(s), s.score / s.n).sum(-1)
+        if self.normalize is not None:
+            value = value / self.score.of_prior(s, self._class_priors(s), self.task)
+        return self._averaged(value)
+
+    def of_prior(self, s: ScoreSum) -> Tensor:
+        """Read what always predicting the class priors would get; `s` must keep classes apart."""
+        return self._averaged(self.score.of_prior(s, self._class_priors(s), self.task))
+
+    def _class_priors(self, s: ScoreSum) -> Tensor:
+        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
+
+    def _averaged(self, value: Tensor) -> Tensor:
+        return value.mean(-1) if self.task == "multilabel" and self.average else value
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreEstimator(Estimator[ScoreSum]):
+    """The mean of a score.
+
+    Attributes:
+        reading: from sums to the value. Its priors are as they were given: the predictions tell how many there must be.
+    """
+
+    reading: ScoreReading
+
+    def of(self, p: Predictions) -> Tensor:
+        """Return the value of checked predictions."""
+        return self.reading.checked(p.num_classes).read(self.accumulator.of(p))  # type: ignore[arg-type]
+
+    def streamed(self, num_classes: int | None, *, keep_classes: bool = False, **_: Any) -> "ScoreEstimator":
+        """Return the estimator of a stream; see `ScoreMetric`."""
+        reading = self.reading
+        if reading.priors is not None:
+            reading = reading.checked(known("num_classes", num_classes) if reading.task == "multiclass" else 2)
+        accumulator = reading.score.recipe(reading.by_class or keep_classes)
+        input_format = replace(self.input_format, num_classes=num_classes)
+        return replace(self, input_format=input_format, accumulator=accumulator, formula=reading.read, reading=reading)
+
+
+def scored(
+    score: Score,
+    /,
+    *,
+    task: Task,
+    normalize: Literal["prior"] | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    """Return the estimator of the mean of a score.
+
+    Args:
+        score: the score of a sample.
+        task: the task of the input.
+        normalize: "prior" divides by the score of always predicting the class priors.
+        priors: class priors that the score is reported for.
+        average: multi-label: "macro", or None for a value for each label.
+        **options: those of `InputOptions`.
+    """
+    demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
+    input_format = input_format_of(task, options, **demands)
+    reading = ScoreReading(score, input_format.read_as, normalize, priors, average)
+    return ScoreEstimator(input_format, score.recipe(reading.by_class), reading.read, False, reading)
+
+
+def evaluate(score: Score, preds: Tensor, target: Tensor, options: InputOptions, **how: Any) -> Tensor:
+    """Return the mean of a score over predictions; see `scored` for the arguments."""
+    return scored(score, **how, **options)(preds, target, options.get("weights"))
+
+
+def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
+    """Return the score of every sample, NaN where a row is left out."""
+    p = read_input(task, preds, target, options, least_votes=score.least_votes)
+    scores = score.per_sample(p, *score.arguments).to(p.dtype)
+    if p.weights is not None:
+        scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
+    return scores.transpose(-1, -2) if task == "multilabel" else scores
+
+
+class ScoreMetric(StreamingMetric[ScoreSum]):
+    """Mean of a per-sample score over a stream.
+
+    The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
+    """
+
+    score: Score
+    stream_options = ("keep_classes",)
+
+    def __init__(self, score: Score | None = None, /, **options: Any) -> None:
+        if not (score is None or isinstance(score, Score)):
+            raise TypeError(f"arguments must be given by name, got {score!r} by position. Write `task=`, for example.")
+        if score is not None:
+            self.score = score
+        super().__init__(partial(scored, self.score), **options)
+
+
+def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:
+    return p.cross_entropy if eps is None else p.clipped_cross_entropy(eps)
+
+
+def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
+    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # not -x, which makes -0 of the entropy of a single class
+
+
+def _nll_score(eps: float | None = None) -> Score:
+    if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
+        raise ValueError(f"`eps` must be in (0, 1) or None, got {eps!r}.")
+    return Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
+
+
+def _nll(
+    *,
+    task: Task,
+    eps: float | None = None,
+    normalize: Literal["prior"] | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    """Negative log-likelihood (log loss, cross entropy): the mean of -log q_h, in nats.
+
+    q_h is the probability given to the true class h; with soft targets the score is -sum_k t_k log q_k. From logits it
+    comes from `log_softmax`, so a saturated prediction is exact. q_h = 0 gives +inf unless `eps` is given.
+
+    Args:
+        eps: probabilities below it count as `eps`.
+        normalize: `"prior"` divides by the NLL of always predicting the class priors, their entropy (NCE): 1 is what
+            that naive predictor gets. A single class in the data has entropy 0, and the result is inf or NaN.
+        priors: class priors `(C,)` (binary and each label: `(2,)`) that the score is reported for, whatever the class
+            shares in the data; a class with a positive prior but no samples gives NaN. Integer targets only.
+
+    Returns:
+        `(...)` in [0, inf], in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        Everywhere and finite; where the score is infinite it is 0 in probabilities, and q - t in logits.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 8; NCE sec. 2.2; priors app. A, eq. 36-37.
+
+    Example:
+        >>> nll(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.2284)
+        >>> nll(torch.tensor([[200.0, 0.0]]), torch.tensor([1]), task="multiclass", from_logits=True)
+        tensor(200.)
+    """
+    return scored(_nll_score(eps), task=task, normalize=normalize, priors=priors, average=average, **options)
+
+
+nll = functional(_nll)
+
+
+def nll_per_sample(
+    preds: Tensor, target: Tensor, *, task: Task, eps: float | None = None, **options: Unpack[InputOptions]
+) -> Tensor:
+    """-log q_h of every sample, in nats; see `nll`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows that `ignore_index` or weight 0 leave
+        out are NaN.
+
+    Example:
+        >>> import torch
+        >>> nll_per_sample(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary")
+        tensor([0.0000, 0.6931])
+    """
+    return per_sample(_nll_score(eps), preds, target, task, options)
+
+
+class NLL(ScoreMetric):
+    """Negative log-likelihood in nats, streamed; see `nll`. `eps`: probabilities below it count as `eps`.
+
+    Example:
+        >>> import torch
+        >>> metric = NLL(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.2284, dtype=torch.float64)
+    """
+
+    score = _nll_score()
+    unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
+    question = "how improbable was what happened"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
+
+    def __init__(self, *, eps: float | None = None, **options: Any) -> None:
+        super().__init__(_nll_score(eps), **options)
+
+
+Normalize = Literal["prior", "classes"]
+
+
+def _brier_of(p: Predictions) -> Tensor:
+    return p.squared_error
+
+
+def _brier_over_classes(p: Predictions) -> Tensor:
+    return p.squared_error / p.num_classes if p.task == "multiclass" else p.squared_error
+
+
+def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
+    """E sum_k (P_k - t_k)^2, which is 1 - sum P^2 for hard labels; half of it where one class stands for two."""
+    both = s.label_square.sum(-1) / s.total - priors.square().sum(-1)
+    return both if task == "multiclass" else both / 2
+
+
+_BRIER = Score(_brier_of, _brier_of_prior, normalizable=True)
+_BRIER_OVER_CLASSES = Score(_brier_over_classes, _brier_of_prior)
+
+
+def _brier_score(
+    *,
+    task: Task,
+    normalize: Normalize | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    """Brier score: the mean squared distance between the prediction and what happened.
+
+    Binary and per label (p - y)^2, in [0, 1]; multi-class sum_k (q_k - 1[h=k])^2, in [0, 2]: the two-class form is
+    twice the binary one. Soft targets take the place of the indicator.
+
+    Args:
+        normalize: `"classes"` divides the multi-class sum by C (the binary score is that already); `"prior"` divides by
+            the same score of always predicting the class priors (NBS): 1 is what that naive predictor gets.
+        priors: class priors that the score is reported for, as for `nll`.
+
+    Returns:
+        `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        Everywhere.
+
+    Source:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration, eq. 2 (binary); [EPSR] eq. 9 (multi-class).
+
+    Example:
+        >>> brier_score(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.0467)
+    """
+    score, by = (_BRIER_OVER_CLASSES, None) if normalize == "classes" else (_BRIER, normalize)
+    return scored(score, task=task, normalize=by, priors=priors, average=average, **options)
+
+
+brier_score = functional(_brier_score)
+
+
+def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> Tensor:
+    """Squared distance of every sample; see `brier_score`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> import torch
+        >>> brier_per_sample(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]), task="multiclass")
+        tensor([0.5000, 2.0000])
+    """
+    return per_sample(_BRIER, preds, target, task, options)
+
+
+class Brier(ScoreMetric):
+    """Brier score, streamed; see `brier_score`.
+
+    Example:
+        >>> import torch
+        >>> metric = Brier(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.0467, dtype=torch.float64)
+    """
+
+    score = _BRIER
+    unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
+    question = "how far were the probabilities from what happened"
+    source = "Sumler et al., An Entropic Metric, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9"
+
+    def __init__(self, *, normalize: Normalize | None = None, **options: Any) -> None:
+        if normalize == "classes":
+            super().__init__(_BRIER_OVER_CLASSES, **options)
+        else:
+            super().__init__(normalize=normalize, **options)
+
+
+def _ecd_of(p: Predictions) -> Tensor:
+    return p.ecd
+
+
+def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
+    return torch.zeros_like(s.total)
+
+
+_ECD = Score(_ecd_of, _zero)
+
+
+def ecd(
+    preds: Tensor | Distribution,
+    target: Tensor,
+    *,
+    task: Task | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Entropic calibration difference: how surprising outcomes are beyond what the prediction expects, in nats.
+
+    The mean of -log q_h minus the prediction's own entropy: sum_k q_k log q_k - log q_h, with 0 log 0 = 0. Binary it is
+    (p - y) log(p / (1-p)). 0 is what a calibrated model gets on average; negative means under-confident, positive
+    over-confident. p = 1 and right gives 0, p = 1 and wrong +inf. One binary datum is bounded below by
+    -W(1/e) = -0.2785, one of C classes by less (-1.1010 for 10). The total does not depend on any binning.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; or a
+            `torch.distributions` object with batch shape `(..., N)`, for which the score is -log_prob(x) - entropy.
+        target: labels or soft targets, as for `nll`; or the observed values of the distribution.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; None for a distribution.
+        priors: class priors that the score is reported for, as for `nll`.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`; for a distribution only `weights`.
+
+    Returns:
+        `(...)` in (-inf, inf], in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        Everywhere and finite, but for distributions, which have their own.
+
+    Source:
+        [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
+        eq. 8 (distributions), 12 (multi-class), 15 (binary).
+
+    Example:
+        >>> ecd(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(-0.2504)
+        >>> ecd(torch.distributions.Normal(torch.zeros(2), 1.0), torch.tensor([0.0, 3.0]))
+        tensor(1.7500)
+    """
+    if isinstance(preds, Distribution):
+        _check_left_out(task=task, priors=priors, average=None if average == "macro" else average, **options)
+        return mean_over_samples(ecd_of_distribution(preds, target), options.get("weights"))
+    return evaluate(_ECD, preds, target, options, task=_required(task), priors=priors, average=average)
+
+
+document(ecd, ecd.__doc__, [*parameters_of(ecd), *input_parameters()], Tensor)
+
+
+def ecd_per_sample(
+    preds: Tensor | Distribution,
+    target: Tensor,
+    *,
+    task: Task | None = None,
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Entropic calibration difference of every sample, in nats; see `ecd`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> ecd_per_sample(torch.tensor([1.0, 1.0, 0.5]), torch.tensor([1, 0, 1]), task="binary")
+        tensor([0., inf, 0.])
+    """
+    if isinstance(preds, Distribution):
+        _check_left_out(task=task, **options)
+        return without_absent(ecd_of_distribution(preds, target), options.get("weights"))
+    return per_sample(_ECD, preds, target, _required(task), options)
+
+
+def _check_left_out(**given: Any) -> None:
+    if wrong := sorted(name for name, value in given.items() if value is not None and name != "weights"):
+        raise ValueError(
+            f"`{wrong[0]}` must be left out for a torch Distribution, got {given[wrong[0]]!r}. "
+            "It says itself how values are read; only `weights` mean something."
+        )
+
+
+def _required(task: Task | None) -> Task:
+    if task is None:
+        raise TypeError("`task` must be 'binary', 'multiclass' or 'multilabel' for a tensor, got None. Pass task=...")
+    return task
+
+
+class ECD(ScoreMetric):
+    """Entropic calibration difference in nats, streamed; see `ecd`.
+
+    Example:
+        >>> metric = ECD(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(-0.2504, dtype=torch.float64)
+    """
+
+    score = _ECD
+    higher_is_better = None  # 0 is calibrated; below is under-confident, above over-confident
+    unit, perfect = "nats", 0.0
+    question = "were the outcomes more surprising than the predictions expected (+) or less (-)"
+    source = "Sumler et al., An Entropic Metric, eq. 12, 15"
+
+
+def share_right(p: Predictions) -> Tensor:
+    """Return whether the most probable class is the true one `(..., N)`; for soft targets its share."""
+    outcome = top_label(p).outcome
+    return outcome.to(wide_dtype(outcome.device))
+
+
+def _largest_share(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
+    return priors.amax(-1)
+
+
+_ACCURACY = Score(share_right, _largest_share)
+
+
+def _accuracy(
+    *,
+    task: Task,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    """Accuracy: share of samples whose most probable class is the true one; ties go to the first class.
+
+    It equals 1 minus the Bayes risk with a cost of 1 for every error. It does not measure calibration, but it costs
+    nothing beside the scores, which need the same statistics of a row.
+
+    Args:
+        target: labels; or soft targets, where the share of the most probable class counts; see `torchcalib.nll`.
+        priors: class priors that replace the class frequencies of the data; `[1/C] * C` gives balanced accuracy.
+
+    Returns:
+        `(...)` in [0, 1], in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        None: decisions are piecewise constant.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, for 0-1 costs.
+
+    Example:
+        >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.6667)
+    """
+    return scored(_ACCURACY, task=task, priors=priors, average=average, **options)
+
+
+accuracy = functional(_accuracy)
+
+
+class Accuracy(ScoreMetric):
+    """Accuracy, streamed; see `accuracy`.
+
+    Example:
+        >>> import torch
+        >>> metric = Accuracy(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.6667, dtype=torch.float64)
+    """
+
+    score = _ACCURACY
+    is_differentiable = False
+    higher_is_better = True
+    unit, perfect, plot_lower_bound, plot_upper_bound = "share of samples", 1.0, 0.0, 1.0
+    question = "how often is the most probable class the true one"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1, for 0-1 costs"
