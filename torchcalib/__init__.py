@@ -43,6 +43,20 @@ from torchcalib.metrics.kernel.blocks import CalibrationTest
 from torchcalib.metrics.kernel.error import canonical_error
 from torchcalib.metrics.kernel.skce import SKCE, skce
 from torchcalib.metrics.kernel.testing import skce_test
+from torchcalib.metrics.label_distribution import (
+    EntropyDifference,
+    KLDivergence,
+    TotalVariation,
+    VotesDistance,
+    entropy_difference,
+    entropy_difference_per_sample,
+    kl_divergence,
+    kl_divergence_per_sample,
+    total_variation,
+    total_variation_per_sample,
+    votes_distance,
+    votes_distance_per_sample,
+)
 from torchcalib.metrics.ranked.corp import CORP, CORPDecomposition, corp
 from torchcalib.metrics.ranked.corp_curve import CORPCurve, corp_curve
 from torchcalib.metrics.ranked.gce import GCE, gce
@@ -67,18 +81,6 @@ from torchcalib.metrics.scores.risk_curve import (
     bayes_risk_curve,
     optimal_threshold_cost,
 )
-from torchcalib.metrics.scores.votes.entropy_difference import (
-    EntropyDifference,
-    entropy_difference,
-    entropy_difference_per_sample,
-)
-from torchcalib.metrics.scores.votes.kl_divergence import KLDivergence, kl_divergence, kl_divergence_per_sample
-from torchcalib.metrics.scores.votes.total_variation import (
-    TotalVariation,
-    total_variation,
-    total_variation_per_sample,
-)
-from torchcalib.metrics.scores.votes.votes_distance import VotesDistance, votes_distance, votes_distance_per_sample
 from torchcalib.metrics.smooth.cox import Cox, CoxCalibration, cox
 from torchcalib.metrics.smooth.ici import ICI, ici
 from torchcalib.metrics.smooth.smece import SmECE, smece, smece_width
