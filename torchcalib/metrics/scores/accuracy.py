@@ -1,4 +1,4 @@
-"""Accuracy, from the read of a row that the other metrics share."""
+"""Accuracy, computed from the same statistics of a row as the scores."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -14,7 +14,7 @@ from torchcalib.ops.logs import wide_dtype
 
 
 def share_right(p: Predictions) -> Tensor:
-    """Whether the most probable class is the true one `(..., N)`, in the dtype of sums; for soft targets its share."""
+    """Return whether the most probable class is the true one `(..., N)`; for soft targets its share."""
     outcome = top_label(p).outcome
     return outcome.to(wide_dtype(outcome.device))
 
@@ -35,27 +35,27 @@ def accuracy(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Accuracy: how often the most probable class is the true one; the first on ties.
+    """Accuracy: share of samples whose most probable class is the true one; ties go to the first class.
 
-    1 less the Bayes risk where every error costs 1. It says nothing of calibration; it is here because it comes out of
-    the read of a row that the scores beside it need anyhow.
+    It equals 1 minus the Bayes risk with a cost of 1 for every error. It does not measure calibration, but it costs
+    nothing beside the scores, which need the same statistics of a row.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-        target: labels, or soft targets, of which the share of the most probable class counts; see `torchcalib.nll`.
+        target: labels; or soft targets, where the share of the most probable class counts; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        priors: class priors to evaluate at, instead of those of the data; `[1/C] * C` gives balanced accuracy.
+        priors: class priors that replace the class frequencies of the data; `[1/C] * C` gives balanced accuracy.
         average: `"macro"` averages multi-label values over labels; None returns `(..., L)`.
         **options: see `torchcalib.InputOptions`.
 
     Returns:
-        A share of the samples in [0, 1], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+        `(...)` in [0, 1], in the dtype of `preds` (at least float32); NaN without data.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
 
     Gradient:
-        None: a decision is a step.
+        None: decisions are piecewise constant.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, for 0-1 costs.

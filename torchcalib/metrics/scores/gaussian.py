@@ -1,4 +1,4 @@
-"""Scores of `torch.distributions` objects: ECD of any of them, NEES of the Gaussian ones."""
+"""Scores of `torch.distributions` objects: ECD for any distribution, NEES for Gaussian distributions."""
 
 import torch
 from torch import Tensor
@@ -10,25 +10,25 @@ from torchcalib.ops.logs import wide_dtype
 
 
 def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return -log p(x) minus the entropy, per sample, of the distribution's batch shape ([ECD] eq. 8)."""
+    """Return -log p(x) minus the entropy of every sample, of the batch shape ([ECD] eq. 8)."""
     _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
     except NotImplementedError as error:
         raise TypeError(
             f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}. "
-            "Pass a distribution whose density and entropy torch knows."
+            "Pass a distribution that implements both."
         ) from error
 
 
 def _check_shape(distribution: Distribution, value: Tensor) -> None:
-    """One value for every distribution of the batch, or many for a single distribution: never a broadcast table."""
+    """Raise unless there is one value per distribution, or a single distribution. Broadcasting would pair all."""
     batch, event = distribution.batch_shape, distribution.event_shape
     fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
     if not fits:
         raise ValueError(
             f"`target` must have the distribution's batch and event shape {tuple(batch + event)}, got "
-            f"{tuple(value.shape)}. Reshape one of them: shapes are not broadcast."
+            f"{tuple(value.shape)}. Reshape one of them; shapes are not broadcast."
         )
 
 
@@ -36,17 +36,16 @@ def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
     """Normalised estimation error squared (x - mu)^T Sigma^-1 (x - mu) of every sample; see `nees`.
 
     Returns:
-        `(..., N)` in [0, inf), no unit: the batch shape of the distribution.
+        `(..., N)` in [0, inf), dimensionless, of the batch shape of the distribution.
 
     Raises:
-        TypeError: for a distribution that is not Gaussian.
-        ValueError: for values of another shape.
+        TypeError, ValueError: see `nees`.
 
     Gradient:
         Everywhere.
 
     Source:
-        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10.
+        [ECD] eq. 10; see `nees`.
 
     Example:
         >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
@@ -73,7 +72,7 @@ def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
 def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Normalised estimation error squared of Gaussian predictions: the mean of (x - mu)^T Sigma^-1 (x - mu).
 
-    Its expectation is the dimension d for honest covariances; the Gaussian ECD is (NEES - d) / 2.
+    Its expectation is the dimension d if the covariances are correct. The Gaussian ECD is (NEES - d) / 2.
 
     Args:
         distribution: `Normal` (d = 1), `MultivariateNormal` or `Independent` of a `Normal`, batch shape `(..., N)`.
@@ -81,11 +80,11 @@ def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = 
         weights: one non-negative weight per sample `(..., N)`.
 
     Returns:
-        `(...)` in [0, inf), no unit, in the dtype of the distribution (at least float32); NaN without data.
+        `(...)` in [0, inf), dimensionless, in the dtype of the distribution (at least float32); NaN without data.
 
     Raises:
-        TypeError: for a distribution that is not Gaussian.
-        ValueError: for values or weights of another shape.
+        TypeError: the distribution is not Gaussian.
+        ValueError: values or weights have another shape.
 
     Gradient:
         Everywhere.
@@ -111,5 +110,5 @@ def mean_over_samples(scores: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def without_absent(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the scores with NaN where the weight is 0."""
+    """Return the scores, NaN where the weight is 0."""
     return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)
