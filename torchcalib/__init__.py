@@ -23,10 +23,8 @@ from torchcalib.core.events import TopK
 from torchcalib.inference.evidence import Evidence
 from torchcalib.inference.interval import Interval
 from torchcalib.inference.percentile import bootstrap
-from torchcalib.losses.binned_ece import ECELoss
-from torchcalib.losses.canonical import CanonicalLoss, SKCELoss
-from torchcalib.losses.mmce import MMCELoss, mmce
-from torchcalib.losses.soft_binned_ece import SoftBinnedECELoss, soft_binned_ece
+from torchcalib.losses.binned import ECELoss, SoftBinnedECELoss, soft_binned_ece
+from torchcalib.losses.kernel import CanonicalLoss, MMCELoss, SKCELoss, mmce
 from torchcalib.metrics.binned.ace import ACE, ace
 from torchcalib.metrics.binned.ece import ECE, ece
 from torchcalib.metrics.binned.esce import ESCE, esce
