@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchcalib._version import __version__
 from torchcalib.calibration.affine import DPCalibration, Temperature
 from torchcalib.calibration.cross_validation import calibrated
-from torchcalib.calibration.divergence import ScoreDivergence, score_divergence
-from torchcalib.calibration.gain import calibration_loss, rcl
+from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, rcl, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import Recommendation, recommend

@@ -5,7 +5,7 @@ import torch
 from helpers.fits import data, multi, turns
 
 import torchcalib as tc
-from torchcalib.calibration.folds import folds_of
+from torchcalib.calibration.cross_validation import folds_of
 from torchcalib.core.inputs import read_input
 
 
