@@ -118,7 +118,7 @@ def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, wor
     if math.isnan(raw):
         return f"{score} is undefined, and so is the gain of calibration."
     if raw == 0:
-        return f"{score} is 0: calibration cannot lower it."
+        return f"{score} is 0: there is nothing to gain by calibration."
     return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."
 
 
