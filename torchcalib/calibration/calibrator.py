@@ -91,36 +91,29 @@ class Transform(nn.Module, ABC):
             In `preds`, wherever the transform has one.
         """
         if not preds.is_floating_point():
-            raise TypeError(
-                f"`preds` must be floating, got {preds.dtype}. Pass predictions of the kind that the calibrator was "
-                "fitted to."
-            )
-        self._check_axes(preds)
-        values = preds.to(torch.promote_types(preds.dtype, torch.float32))
-        if self.task == "binary":
-            return self.calibrated(values)
-        values = values.movedim(self.class_axis, -1)
-        if self.task == "multiclass":
-            values = spread_infinite_logits(values) if self.from_logits else values
-            return self.calibrated(values).movedim(-1, self.class_axis)
-        return self.calibrated(values.transpose(-1, -2)).transpose(-1, -2).movedim(-1, self.class_axis)
-
-    def _check_axes(self, preds: Tensor) -> None:
-        n_axes, batch = 1 + (self.task != "binary"), self.grad_norm.shape
-        if preds.dim() < n_axes:
+            raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
+        has_classes = self.task != "binary"
+        if preds.dim() < 1 + has_classes:
             raise ValueError(
-                f"`preds` must have at least {n_axes} axes for task={self.task!r}, got shape {tuple(preds.shape)}. "
-                "Add the missing axis with unsqueeze."
+                f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
+                f"{tuple(preds.shape)}. Add the missing axis with unsqueeze."
             )
-        samples = preds if self.task == "binary" else preds.movedim(self.class_axis, -1)
-        # Every label has its own fit: the canonical form has the axis of labels before that of samples.
-        leading = samples.shape[:-2] + samples.shape[-1:] if self.task == "multilabel" else samples.shape[:-n_axes]
-        if len(leading) < len(batch) or leading[len(leading) - len(batch) :] != batch:
+        values = preds.to(torch.promote_types(preds.dtype, torch.float32))
+        # To canonical form: classes last, labels before samples. Every label has its own fit.
+        values = values.movedim(self.class_axis, -1) if has_classes else values
+        values = values.transpose(-1, -2) if self.task == "multilabel" else values
+        leading, batch = values.shape[: -2 if self.task == "multiclass" else -1], self.grad_norm.shape
+        if leading[len(leading) - len(batch) :] != batch:
             raise ValueError(
                 f"`preds` must have the leading axes {tuple(batch)} of the batch that the calibrator was fitted to"
                 f"{', labels last' if self.task == 'multilabel' else ''}, got {tuple(leading)} of shape "
                 f"{tuple(preds.shape)}. Take one of its transforms with part(index), or set class_axis."
             )
+        if self.task == "multiclass" and self.from_logits:
+            values = spread_infinite_logits(values)
+        values = self.calibrated(values)
+        values = values.transpose(-1, -2) if self.task == "multilabel" else values
+        return values.movedim(-1, self.class_axis) if has_classes else values
 
     def part(self, index: int) -> Self:
         """Return the transform at an index of the first batch axis."""
