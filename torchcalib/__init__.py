@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchcalib._version import __version__
 from torchcalib.calibration.affine import DPCalibration, Temperature
 from torchcalib.calibration.cross_validation import calibrated
-from torchcalib.calibration.divergence import ScoreDivergence, score_divergence
-from torchcalib.calibration.gain import calibration_loss, rcl
+from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, rcl, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import Recommendation, recommend
@@ -24,28 +23,34 @@ from torchcalib.core.kernel_blocks import CalibrationTest
 from torchcalib.inference.evidence import Evidence
 from torchcalib.inference.interval import Interval
 from torchcalib.inference.percentile import bootstrap
-from torchcalib.losses.binned_ece import ECELoss
-from torchcalib.losses.canonical import CanonicalLoss, SKCELoss
-from torchcalib.losses.mmce import MMCELoss, mmce
-from torchcalib.losses.soft_binned_ece import SoftBinnedECELoss, soft_binned_ece
+from torchcalib.losses.binned import ECELoss, SoftBinnedECELoss, soft_binned_ece
+from torchcalib.losses.kernel import CanonicalLoss, MMCELoss, SKCELoss, mmce
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, ace, bin_table, ece, esce, mce, rmsce
 from torchcalib.metrics.bootstrapped import Bootstrapped
 from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.cost_matrix import CostMatrix
-from torchcalib.metrics.decision import (
-    BayesRisk,
-    bayes_decisions,
-    bayes_risk,
-    bayes_risk_per_sample,
-    expected_cost,
-)
+from torchcalib.metrics.decision import BayesRisk, bayes_decisions, bayes_risk, bayes_risk_per_sample, expected_cost
 from torchcalib.metrics.distributed_sampler import distinct_rows
 from torchcalib.metrics.gaussian import nees, nees_per_sample
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.streaming import ByGroup
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.metrics.kernel import SKCE, skce, skce_test
+from torchcalib.metrics.label_distribution import (
+    EntropyDifference,
+    KLDivergence,
+    TotalVariation,
+    VotesDistance,
+    entropy_difference,
+    entropy_difference_per_sample,
+    kl_divergence,
+    kl_divergence_per_sample,
+    total_variation,
+    total_variation_per_sample,
+    votes_distance,
+    votes_distance_per_sample,
+)
 from torchcalib.metrics.logistic import Cox, CoxCalibration, Spiegelhalter, SpiegelhalterTest, cox, spiegelhalter
 from torchcalib.metrics.proper_scores import (
     ECD,
@@ -61,24 +66,7 @@ from torchcalib.metrics.proper_scores import (
     nll_per_sample,
 )
 from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, corp, corp_curve, ks
-from torchcalib.metrics.risk_curve import (
-    BayesRiskCurve,
-    bayes_risk_area,
-    bayes_risk_curve,
-    optimal_threshold_cost,
-)
-from torchcalib.metrics.scores.votes.entropy_difference import (
-    EntropyDifference,
-    entropy_difference,
-    entropy_difference_per_sample,
-)
-from torchcalib.metrics.scores.votes.kl_divergence import KLDivergence, kl_divergence, kl_divergence_per_sample
-from torchcalib.metrics.scores.votes.total_variation import (
-    TotalVariation,
-    total_variation,
-    total_variation_per_sample,
-)
-from torchcalib.metrics.scores.votes.votes_distance import VotesDistance, votes_distance, votes_distance_per_sample
+from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
 from torchcalib.metrics.smooth import ICI, SmECE, ici, smece, smece_width
 from torchcalib.metrics.test_based import GCE, TCE, gce, tce, tce_table
 from torchcalib.metrics.tested import evidence

@@ -1,13 +1,15 @@
-"""How calibrators are trained: wrong calls, and warnings where they were made."""
+"""Cross-validation: folds, wrong calls, and warnings located at the caller."""
 
 from functools import partial
 
 import pytest
 import torch
-from helpers.fits import turns
+from helpers.fits import data, multi, turns
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
+from torchcalib.calibration.cross_validation import folds_of
+from torchcalib.core.inputs import read_input
 
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9, 0.3, 0.6]), torch.tensor([0, 1, 1, 1, 0, 0])
 
@@ -75,3 +77,45 @@ def test_wrong_calls_of_one_function():
     ]
     given = {"preds": P, "target": Y, "task": "binary"}
     assert_refused((row, partial(call, **{**given, **row}), ValueError, [part]) for call, row, part in wrong)
+
+
+def split(target, n_classes=2, weights=None, **options):
+    preds = torch.full((*target.shape, n_classes), 1 / n_classes)
+    return folds_of(read_input("multiclass", preds, target, {"weights": weights}), options)[0]
+
+
+def test_folds_are_stratified_over_the_rows_of_positive_weight():
+    target = torch.tensor([0] * 33 + [1] * 12 + [2] * 7)
+    counts = torch.zeros(5, 3).index_put_((split(target, 3, n_folds=5), target), torch.ones(52), accumulate=True)
+    assert (counts.amax(0) - counts.amin(0) <= 1).all()
+    assert counts.sum(1).amax() - counts.sum(1).amin() <= 1
+    folds = split(torch.tensor([0, 1] * 20), weights=(torch.arange(40) < 20).float())[:20]
+    assert torch.bincount(folds).tolist() == [4] * 5
+
+
+def test_folds_come_from_the_seed_alone():
+    target = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
+    state = torch.get_rng_state()
+    assert torch.equal(split(target, 3, seed=1), split(target, 3, seed=1))
+    assert not torch.equal(split(target, 3, seed=1), split(target, 3, seed=2))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_groups_are_kept_whole_and_spread():
+    g = torch.Generator().manual_seed(2)
+    groups = torch.randint(0, 40, (400,), generator=g)
+    target = torch.randint(0, 3, (400,), generator=g)
+    folds = split(target, 3, groups=groups)
+    for k in range(40):
+        assert folds[groups == k].unique().numel() == 1
+    assert (torch.bincount(folds) - 80).abs().max() <= 8
+    batch = split(torch.stack((target, target.flip(0))), 3, groups=groups)
+    assert torch.equal(batch[0], folds)
+    assert torch.equal(batch[1], split(target.flip(0), 3, groups=groups))
+
+
+def test_folds_may_have_any_numbers():
+    logits, target = data(60, 3)
+    numbers = torch.tensor([-7, 3, 900])[turns(60, 3)]
+    found = tc.rcl(logits, target, folds=numbers, **multi)
+    assert found.item() == pytest.approx(tc.rcl(logits, target, folds=turns(60, 3), **multi).item(), abs=1e-12)

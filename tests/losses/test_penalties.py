@@ -1,4 +1,4 @@
-"""What all penalties keep: slow loops in values and gradients, laws, modules, and extreme batches."""
+"""Penalties for training: slow loops in values and gradients, laws, modules, and extreme batches."""
 
 import math
 import pickle

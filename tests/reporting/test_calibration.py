@@ -200,5 +200,5 @@ def test_infinite_and_undefined_scores_have_words_for_their_gain():
     assert "makes it infinite" in calibrated("binary").recommendation.text
     p[2] = torch.nan
     unknown = report_of(p, y, task="binary", validate_args=False)
-    assert unknown.recommendation.text == "NLL is undefined, and with it what calibration would gain."
+    assert unknown.recommendation.text == "NLL is undefined, and so is the gain of calibration."
     assert "undefined" in render(replace(unknown, tables={}, tests={}))

@@ -1,9 +1,8 @@
-"""Calibrators, and what they would gain: cross-validated calibration loss and a recommendation."""
+"""Calibrators, cross-validated calibration, and the score that it gains."""
 
 from torchcalib.calibration.affine import DPCalibration, Temperature
 from torchcalib.calibration.cross_validation import calibrated
-from torchcalib.calibration.divergence import ScoreDivergence, score_divergence
-from torchcalib.calibration.gain import calibration_loss, rcl
+from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, rcl, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import Recommendation, recommend

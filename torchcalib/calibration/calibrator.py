@@ -1,4 +1,4 @@
-"""What every calibrator and every fitted transform has."""
+"""Base classes of all calibrators and of the transforms that they fit."""
 
 import sys
 import warnings
@@ -17,22 +17,27 @@ from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
 
 class Transform(nn.Module, ABC):
-    """A fitted calibrator: predictions to calibrated predictions of the same kind.
+    """A fitted calibrator: maps predictions to calibrated predictions of the same kind.
 
-    Its numbers are buffers, which a `state_dict` carries together with what kind of predictions it takes: a transform
-    made without arguments takes all of it from `load_state_dict`. They stay float64 whatever `.half()` or
-    `.to(dtype)` do to the model around them. Arithmetic is that of the predictions, at least float32.
+    Its parameters are buffers. The `state_dict` also holds its settings, so a transform made without arguments takes
+    both from `load_state_dict`. Buffers stay float64 under `.half()` and `.to(dtype)` of a surrounding model. The
+    arithmetic has the dtype of the predictions, at least float32.
 
     Args:
-        task: what the predictions are of.
-        from_logits: whether it takes logits. It then returns logits: log-probabilities of classes, log-odds where
-            there is one value for a sample or label.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        from_logits: whether it takes logits. It then returns logits: log-probabilities of classes, or log-odds for
+            binary and multi-label predictions.
         class_axis: the axis of classes or labels.
 
     Attributes:
-        converged: whether the fit reached its optimum, bool of the shape of the batch it was fitted to.
-        grad_norm: norm of the gradient where the fit ended, of that shape; 0 where the optimum has a formula.
+        converged: whether the fit reached its optimum, bool of the batch shape of the fit.
+        grad_norm: norm of the gradient at the end of the fit, of the same shape; 0 for optima in closed form.
     """
+
+    settings: ClassVar[tuple[str, ...]] = ("task", "from_logits", "class_axis")
+    """Attributes that the `state_dict` holds beside the buffers."""
+    initial: ClassVar[Mapping[str, object]]
+    """Initial values of the buffers of a subclass."""
 
     grad_norm: Tensor
     converged: Tensor
@@ -42,19 +47,29 @@ class Transform(nn.Module, ABC):
         check_task(task)
         self.task: Task = task
         self.from_logits, self.class_axis = from_logits, class_axis
-        self.register_buffer("grad_norm", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("converged", torch.ones((), dtype=torch.bool))
+        for name, value in {"grad_norm": 0.0, "converged": True, **self.initial}.items():
+            buffer = torch.tensor(value)
+            self.register_buffer(name, buffer.double() if buffer.is_floating_point() else buffer)
+
+    @classmethod
+    def of(cls, p: Predictions, **buffers: Tensor) -> Self:
+        """Return the transform of a fit to `p`, with these buffers."""
+        transform = cls(p.task, from_logits=p.from_logits)
+        transform.grad_norm = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.values.device))
+        for name, value in buffers.items():
+            setattr(transform, name, value)
+        return transform
 
     @abstractmethod
     def calibrated(self, values: Tensor) -> Tensor:
-        """Map canonical values, classes last, or samples last where a sample has one value."""
+        """Map values in canonical form: multi-class with classes last, otherwise with samples last."""
 
     @abstractmethod
     def remarks(self) -> list[str]:
-        """Return what there is to say against the fit, a sentence for each thing; empty if there is nothing."""
+        """Return one sentence for each problem of the fit."""
 
     def warn(self) -> None:
-        """Warn of what there is to say against the fit, at the line outside this package that asked for it."""
+        """Issue every remark as a warning, located at the first caller outside this package."""
         frame, level = sys._getframe(), 1
         while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
             frame, level = frame.f_back, level + 1
@@ -65,59 +80,54 @@ class Transform(nn.Module, ABC):
         """Return calibrated predictions, of the shape of `preds` and of its dtype (at least float32).
 
         Args:
-            preds: as those that it was fitted to; values are not checked. A transform that was fitted to a batch
-                `(..., N)` of series takes that batch; one that was fitted to a single series takes any leading axes.
+            preds: predictions of the kind used in the fit; values are not checked. A transform fitted to a batch
+                `(..., N)` takes this batch shape; one fitted to a single data set takes any leading axes.
 
         Raises:
             TypeError: `preds` is not floating.
-            ValueError: too few axes, or other leading axes than those of the batch that it was fitted to.
+            ValueError: too few axes, or leading axes other than the batch of the fit.
 
         Gradient:
             In `preds`, wherever the transform has one.
         """
         if not preds.is_floating_point():
-            raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass what the calibrator was fitted to.")
-        self._check_axes(preds)
-        values = preds.to(torch.promote_types(preds.dtype, torch.float32))
-        if self.task == "binary":
-            return self.calibrated(values)
-        values = values.movedim(self.class_axis, -1)
-        if self.task == "multiclass":
-            values = spread_infinite_logits(values) if self.from_logits else values
-            return self.calibrated(values).movedim(-1, self.class_axis)
-        return self.calibrated(values.transpose(-1, -2)).transpose(-1, -2).movedim(-1, self.class_axis)
-
-    def _check_axes(self, preds: Tensor) -> None:
-        n_axes, batch = 1 + (self.task != "binary"), self.grad_norm.shape
-        if preds.dim() < n_axes:
+            raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
+        has_classes = self.task != "binary"
+        if preds.dim() < 1 + has_classes:
             raise ValueError(
-                f"`preds` must have at least {n_axes} axes for task={self.task!r}, got shape {tuple(preds.shape)}. "
-                "Add the missing axis with unsqueeze."
+                f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
+                f"{tuple(preds.shape)}. Add the missing axis with unsqueeze."
             )
-        samples = preds if self.task == "binary" else preds.movedim(self.class_axis, -1)
-        # Of labels, which are series, the axis comes before that of the samples.
-        leading = samples.shape[:-2] + samples.shape[-1:] if self.task == "multilabel" else samples.shape[:-n_axes]
-        if len(leading) < len(batch) or leading[len(leading) - len(batch) :] != batch:
+        values = preds.to(torch.promote_types(preds.dtype, torch.float32))
+        # To canonical form: classes last, labels before samples. Every label has its own fit.
+        values = values.movedim(self.class_axis, -1) if has_classes else values
+        values = values.transpose(-1, -2) if self.task == "multilabel" else values
+        leading, batch = values.shape[: -2 if self.task == "multiclass" else -1], self.grad_norm.shape
+        if leading[len(leading) - len(batch) :] != batch:
             raise ValueError(
                 f"`preds` must have the leading axes {tuple(batch)} of the batch that the calibrator was fitted to"
                 f"{', labels last' if self.task == 'multilabel' else ''}, got {tuple(leading)} of shape "
                 f"{tuple(preds.shape)}. Take one of its transforms with part(index), or set class_axis."
             )
+        if self.task == "multiclass" and self.from_logits:
+            values = spread_infinite_logits(values)
+        values = self.calibrated(values)
+        values = values.transpose(-1, -2) if self.task == "multilabel" else values
+        return values.movedim(-1, self.class_axis) if has_classes else values
 
     def part(self, index: int) -> Self:
-        """Return the transform of one entry of the first batch axis."""
+        """Return the transform at an index of the first batch axis."""
         chosen = copy(self)
         chosen._buffers = {name: None if x is None else x[index] for name, x in self._buffers.items()}
         return chosen
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what kind of transform it is, and what kind of predictions it takes, for the `state_dict`."""
-        taken = {"task": self.task, "from_logits": self.from_logits, "class_axis": self.class_axis}
-        return {"kind": type(self).__name__, **taken}
+        """Return the class and the settings, for the `state_dict`."""
+        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in self.settings}}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_extra_state` returned."""
-        for name in self.get_extra_state().keys() & state.keys() - {"kind"}:  # and nothing else: files come from others
+        """Restore the settings; anything else in a file, which may come from a stranger, is ignored."""
+        for name in set(self.settings) & state.keys():
             setattr(self, name, state[name])
 
     def extra_repr(self) -> str:
@@ -127,7 +137,7 @@ class Transform(nn.Module, ABC):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         for name, buffer in list(self._buffers.items()):
             saved = state_dict.get(prefix + name)
-            if buffer is not None and isinstance(saved, Tensor):  # how many classes or knots is part of the state
+            if buffer is not None and isinstance(saved, Tensor):  # the saved shape has the number of classes or knots
                 setattr(self, name, buffer.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -138,7 +148,7 @@ class Transform(nn.Module, ABC):
             device = self._buffers[name].device  # type: ignore[union-attr]
             dtype = wide_dtype(device) if buffer.is_floating_point() else buffer.dtype
             if self._buffers[name].dtype != dtype:  # type: ignore[union-attr]
-                # A half keeps three digits of a scale: move the numbers, and leave them as they are.
+                # float16 would round a scale to 3 digits: move the original to the device, in full precision.
                 self._buffers[name] = buffer.to(device, dtype)
         return self
 
@@ -147,24 +157,30 @@ T = TypeVar("T", bound=Transform, covariant=True)
 
 
 class Calibrator(ABC, Generic[T]):
-    """Says what to fit. `fit` does so.
+    """A calibration method with its settings. `fit` returns the fitted transform.
 
     Attributes:
-        tasks: what it can be fitted to.
-        whole_weights: whether weights must be counts of copies.
+        name: name for reports and recommendations; that of the class by default.
+        tasks: tasks that it can be fitted to.
+        whole_weights: whether weights must be whole numbers.
         in_log_odds: whether the fit depends on binary predictions only through their log-odds.
     """
 
+    name: ClassVar[str]
     tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass", "multilabel")
     whole_weights: ClassVar[bool] = False
     in_log_odds: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def fit(self, preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> T:
         """Fit to predictions and labels.
 
         Args:
             preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-                Leading axes are series, and labels are too: each has a fit of its own, all in one solve.
+                Every element of the leading axes and every label has its own fit, all in one solve.
             target: integer labels; see `torchcalib.nll`.
             task: `"binary"`, `"multiclass"` or `"multilabel"`.
             **options: see `torchcalib.InputOptions`. With `positive_classes` the transform takes the probability (or
@@ -177,18 +193,18 @@ class Calibrator(ABC, Generic[T]):
             TypeError, ValueError: for bad input; the message says what must hold.
 
         Warns:
-            UserWarning: the fit has no optimum or did not reach it, a class has no samples, a label was given
-                probability 0; see `Transform.remarks`.
+            UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability
+                0; see `Transform.remarks`.
         """
         p = self.read(preds, target, task=task, options=options)
-        with torch.inference_mode(False):  # whose tensors no gradient could ever pass
+        with torch.inference_mode(False):  # gradients could never pass tensors made in inference mode
             transform = self.fit_to(p)
         transform.class_axis = options.get("class_axis", -1)
         transform.warn()
         return transform
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: InputOptions) -> Predictions:
-        """Read input that this calibrator can be fitted to."""
+        """Check and convert input for a fit of this calibrator."""
         p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
         if p.task not in self.tasks:
             raise ValueError(
@@ -199,17 +215,17 @@ class Calibrator(ABC, Generic[T]):
 
     @abstractmethod
     def fit_to(self, p: Predictions, weights: Tensor | None = None) -> T:
-        """Fit to what has been read.
+        """Fit to checked predictions.
 
         Args:
             p: predictions.
-            weights: in place of those of `p`, `(R, ..., N)`: a fit for each of R weightings, such as folds or
-                bootstrap replicates. The transform's batch then begins with R.
+            weights: `(R, ..., N)`, replaces the weights of `p`: one fit for each of R weight vectors, such as folds or
+                bootstrap replicates. The batch of the transform then begins with R.
         """
 
 
-def series_weights(p: Predictions, weights: Tensor | None) -> Tensor:
-    """Return weights `(..., N)` of every series, or `(R, ..., N)` as given."""
+def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:
+    """Return weights (by default those of `p`) expanded to `(..., N)`, or to `(R, ..., N)` for R replicates."""
     shape = p.target.shape
     if weights is None:
         weights = p.weights

@@ -1,35 +1,54 @@
-"""Calibrated predictions: by cross-validation, by a fit to the test set itself, or to a held-out set."""
+"""Calibrated predictions: cross-validated, or from a fit to a held-out set or to the same data (optimistic)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from torchcalib.calibration.affine import DPCalibration
-from torchcalib.calibration.calibrator import Calibrator, Transform, series_weights
-from torchcalib.calibration.folds import FoldOptions, folds_of
-from torchcalib.core.arguments import InputOptions, Task, check_flag
+from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
+from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
+from torchcalib.core.checks import check_numbering
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.host_values import look
 
 DEFAULT = DPCalibration()
-_FOLD_OPTIONS = frozenset(FoldOptions.__annotations__)
+
+
+class FoldOptions(TypedDict, total=False):
+    """How samples are split into the folds of a cross-validation.
+
+    - `n_folds` (default 5): number of folds, stratified by class: the counts of a class differ by at most one.
+    - `seed` (default 0): of the random split, which is the same on every device.
+    - `groups` (default None): integers `(N,)` or `(..., N)`. Samples of equal number share a fold (a patient, a video).
+      Groups are assigned by decreasing size, each to the fold with the smallest share of its classes.
+    - `folds` (default None): a given split, integers `(N,)` or `(..., N)`, one for every fold.
+    """
+
+    n_folds: int
+    seed: int
+    groups: Tensor | None
+    folds: Tensor | None
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
-    """How a calibrator is trained, beside the options of folds and of input.
+    """How a calibrator is fitted, beside the options of folds and of input.
 
-    - `train_on_test` (default False): one fit to all samples, which are then its test as well. Optimistic, by about the
-      number of parameters over N in NLL; it is what a bound of the gain is.
-    - `calibration` (default None): `(preds, target)` or `(preds, target, weights)` of a held-out set, read with the
-      same options; one fit to it. Leading axes are those of the test set, or none.
+    - `train_on_test` (default False): fit and evaluate on the same data. Optimistic, by about the number of parameters
+      over N in NLL, so it bounds the gain from above.
+    - `calibration` (default None): `(preds, target)` or `(preds, target, weights)` of a held-out set, with the same
+      input options, to fit to. Its leading axes are those of the test set, or none.
 
-    Without these two, the calibrator is cross-validated: every sample is calibrated by a fit to the other folds.
+    Without these two the calibrator is cross-validated: every sample is calibrated by a fit to the other folds.
     """
 
     train_on_test: bool
     calibration: Sequence[Tensor] | None
+
+
+_FOLD_OPTIONS = frozenset(FoldOptions.__annotations__)
+_OWN_OPTIONS = _FOLD_OPTIONS | {"train_on_test", "calibration"}
 
 
 def calibrated(
@@ -40,18 +59,18 @@ def calibrated(
     calibrator: Calibrator[Any] = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Calibrate predictions without letting a sample see its own label: by cross-validation, unless said otherwise.
+    """Calibrate predictions, by default cross-validated, so that no sample is calibrated with its own label.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: integer labels; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        calibrator: what to fit; see `torchcalib.calibration`.
-        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and for other ways of training.
+        calibrator: calibration method; see `torchcalib.calibration`.
+        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and held-out sets.
 
     Returns:
         Predictions of the kind and shape of `preds` (with `positive_classes`: of the set, `(..., N)`), in its dtype (at
-        least float32). What `ignore_index` or weight 0 leave out means nothing, and what is dropped is NaN.
+        least float32). Rows left out by `ignore_index` or weight 0 have no meaning; dropped rows are NaN.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
@@ -60,7 +79,7 @@ def calibrated(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`, the fitted transforms being constants.
+        In `preds`; the fitted transforms are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.5.3.
@@ -76,12 +95,12 @@ def calibrated(
 
 
 class Training(NamedTuple):
-    """Input that has been read, and how to calibrate it.
+    """Checked predictions, and how to calibrate them.
 
     Attributes:
         p: predictions.
-        calibrate: `p`, or the same rows under other weights, to calibrated values in canonical form.
-        n_fits: how many transforms are fitted for each way of weighing.
+        calibrate: maps `p`, or the same rows under other weights, to calibrated values in canonical form.
+        n_fits: number of fits for each replicate.
     """
 
     p: Predictions
@@ -92,78 +111,69 @@ class Training(NamedTuple):
 def training(
     preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: CalibrationOptions
 ) -> Training:
-    """Read the input, and how to train."""
+    """Check the input, and choose how the calibrator is fitted."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as DPCalibration(), got {calibrator!r}.")
     p = _read(preds, target, task, calibrator, input_options(options))
     on_test, held_out = options.get("train_on_test", False), options.get("calibration")
     check_flag("train_on_test", on_test)
-    dealt = [name for name in _FOLD_OPTIONS if options.get(name) is not None]
     if on_test and held_out is not None:
-        raise ValueError("`calibration` must be None with train_on_test=True, got both. One of them is fitted to.")
-    if dealt and (on_test or held_out is not None):
-        other = "train_on_test=True" if on_test else "a `calibration` set"
-        raise ValueError(f"`{dealt[0]}` must be left out with {other}, got {options.get(dealt[0])!r}.")
+        raise ValueError("`calibration` must be None with train_on_test=True, got both. Choose one to fit to.")
+    if on_test or held_out is not None:
+        for name in _FOLD_OPTIONS:
+            if options.get(name) is not None:
+                other = "train_on_test=True" if on_test else "a `calibration` set"
+                raise ValueError(f"`{name}` must be left out with {other}, got {options.get(name)!r}.")
     if held_out is not None:
-        transform = _warned_of(calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options)), p)
+        transform = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
+        _warn_of(transform, p)
         return Training(p, lambda p: transform.calibrated(p.values), 1)
     if on_test:
-        return Training(p, lambda p: _warned_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
+        return Training(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
     folds, n_folds = folds_of(p, cast("FoldOptions", options))
 
     def cross_validated(p: Predictions) -> Tensor:
-        return out_of_fold(p, _warned_of(fit_to_other_folds(p, calibrator, folds, n_folds), p), folds)
+        values, fits = out_of_fold(p, calibrator, folds, n_folds)
+        _warn_of(fits, p)
+        return values
 
     return Training(p, cross_validated, n_folds)
 
 
-def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: InputOptions) -> Predictions:
-    """Read the input. A set of classes becomes log-odds if the calibrator allows it, because P(set) may round to 1."""
-    p = calibrator.read(preds, target, task=task, options=options)
-    return p.set_in_log_odds() if calibrator.in_log_odds else p
-
-
-def fit_to_other_folds(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> Transform:
-    """Fit to all folds but one, for each; all fits are one solve.
+def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> tuple[Tensor, Transform]:
+    """Calibrate every sample by a fit to the other folds; all fits are one solve.
 
     Args:
-        p: predictions, weighed in R ways or in one.
-        calibrator: what to fit.
+        p: predictions, with one weight per sample or R replicates.
+        calibrator: calibration method.
         folds: of every sample, in [0, n_folds), of the shape of `p.target`.
         n_folds: F.
 
     Returns:
-        A transform of the batch `(F, ...)`, with R after F if there are R ways.
+        Canonical values `(..., N)` or `(..., N, C)`, with R in front for R replicates; and the transform of all fits,
+        of the batch `(F, ...)`, with R after F.
     """
-    w = series_weights(p, None)
-    fit: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
-    return fit
-
-
-def out_of_fold(p: Predictions, fit: Transform, folds: Tensor) -> Tensor:
-    """Calibrate every sample by the fit to the other folds.
-
-    Args:
-        p: predictions.
-        fit: what `fit_to_other_folds` returned for them.
-        folds: as there.
-
-    Returns:
-        Canonical values `(..., N)` or `(..., N, C)`, with R in front if there are R ways.
-    """
-    result = fit.part(0).calibrated(p.values)
-    for f in range(1, len(fit.converged)):
+    w = sample_weights(p)
+    fits: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
+    values = fits.part(0).calibrated(p.values)
+    for f in range(1, n_folds):
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
-        result = torch.where(inside, fit.part(f).calibrated(p.values), result)
-    return result
+        values = torch.where(inside, fits.part(f).calibrated(p.values), values)
+    return values, fits
 
 
-def _warned_of(fit: Transform, p: Predictions) -> Transform:
-    """Return a fit, and warn if it has no optimum or did not reach it: there may be more to gain than the loss says.
+def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: InputOptions) -> Predictions:
+    """Check the input. A set of classes becomes log-odds if the calibrator allows it, because P(set) may round to 1."""
+    p = calibrator.read(preds, target, task=task, options=options)
+    return p.set_in_log_odds() if calibrator.in_log_odds else p
 
-    No data give NaN, which is said without a warning; and of small data sets some replicates have no optimum.
+
+def _warn_of(fit: Transform, p: Predictions) -> Transform:
+    """Warn if a fit has no optimum or did not reach it, because the gain may then be larger; return the fit.
+
+    Without data the result is NaN and there is no warning. Replicates of small data sets often have no optimum.
     """
-    no_data = ~(series_weights(p, None).sum(-1) > 0)
+    no_data = ~(sample_weights(p).sum(-1) > 0)
     if not p.replicates and look((fit.converged | no_data).all()) is False:
         fit.warn()
     return fit
@@ -172,7 +182,7 @@ def _warned_of(fit: Transform, p: Predictions) -> Transform:
 def _read_held_out(
     held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator[Any], task: Task, options: CalibrationOptions
 ) -> Predictions:
-    """Read the calibration set and check that it fits the test set."""
+    """Check the held-out set, also against the test set."""
     if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
         raise TypeError(
             "`calibration` must be (preds, target) or (preds, target, weights), got "
@@ -192,19 +202,18 @@ def _read_held_out(
             f"`calibration` must have one weight per sample, got {tuple(held.replicates)} of them. Its transform is "
             "the same in every replicate."
         )
-    if look((series_weights(held, None).sum(-1) > 0).all()) is False:
+    if look((sample_weights(held).sum(-1) > 0).all()) is False:
         raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
     return held
 
 
 def input_options(options: CalibrationOptions) -> InputOptions:
-    """Return the options of input among those given."""
-    own = _FOLD_OPTIONS | {"train_on_test", "calibration"}
-    return cast("InputOptions", {name: value for name, value in options.items() if name not in own})
+    """Return the options of input."""
+    return cast("InputOptions", {name: value for name, value in options.items() if name not in _OWN_OPTIONS})
 
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
-    """Return canonical values in the form of `preds`; what was missing there is NaN again."""
+    """Return canonical values in the form of `preds`; dropped rows are NaN."""
     as_log_odds = p.task == "binary" and p.from_logits and not options.get("from_logits")
     values = (values.sigmoid() if as_log_odds else values).to(p.dtype)
     if p.n_dropped is not None and p.weights is not None:
@@ -213,10 +222,103 @@ def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Ten
     if p.task == "binary":
         return values
     values = values.transpose(-1, -2) if p.task == "multilabel" else values
-    return values.movedim(-1, class_axis_from_the_end(p, options))
+    return values.movedim(-1, axis_from_the_end(p, options))
 
 
-def class_axis_from_the_end(p: Predictions, options: CalibrationOptions) -> int:
-    """Return the class axis of the input, counted so that axes in front of it do not move it."""
+def axis_from_the_end(p: Predictions, options: CalibrationOptions) -> int:
+    """Return the class axis as a negative number, which stays valid with axes of replicates in front."""
     axis = options.get("class_axis", -1)
     return axis if axis < 0 else axis - p.given.dim()
+
+
+def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
+    """Return the fold of every sample, int64 of the shape of `p.target`, and the number of folds.
+
+    Raises:
+        TypeError, ValueError: bad options, or a class with all samples in one fold: fits without it lack the class.
+    """
+    n_folds, seed = options.get("n_folds", 5), options.get("seed", 0)
+    groups, folds = options.get("groups"), options.get("folds")
+    check_count("n_folds", n_folds, at_least=2)
+    check_seed(seed)
+    present = torch.ones_like(p.target, dtype=torch.bool)
+    if p.weights is not None:
+        present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)
+    target = p.target.masked_fill(~present, 0).long()
+    if folds is not None:
+        if groups is not None:
+            raise ValueError("`groups` must be None if `folds` are given, got both. Pass one of them.")
+        labels, at = torch.unique(_per_sample("folds", folds, p), return_inverse=True)
+        if len(labels) < 2:
+            raise ValueError(f"`folds` must name at least 2 folds, got {labels.tolist()}.")
+        n_folds = len(labels)
+    elif groups is not None:
+        at = _grouped(target, present, _per_sample("groups", groups, p), p.num_classes, n_folds, seed)
+    else:
+        at = _stratified(target, present, n_folds, seed)
+    _check_every_class(at, target, present, p.num_classes, n_folds, options)
+    return at, n_folds
+
+
+def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
+    """Check integers of samples and expand them to the shape of `p.target`."""
+    check_numbering(name, numbers)
+    labels = p.task == "multilabel"  # the canonical form is (..., L, N)
+    shape = p.target.shape[:-2] + p.target.shape[-1:] if labels else p.target.shape
+    if numbers.shape not in (shape, shape[-1:]):
+        raise ValueError(f"`{name}` must have one number per sample, shape {tuple(shape)}, got {tuple(numbers.shape)}.")
+    numbers = numbers.to(p.target.device).long()
+    return (numbers.unsqueeze(-2) if labels and numbers.dim() > 1 else numbers).expand(p.target.shape)
+
+
+def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
+    """Sort samples by class, in random order within a class, and assign them to the folds in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    key = torch.rand(target.shape[-1], generator=generator, dtype=torch.float32).to(target.device)
+    shuffled = key.argsort()
+    by_class = torch.where(present, target, torch.iinfo(torch.int64).max)[..., shuffled]
+    order = shuffled[by_class.sort(dim=-1, stable=True).indices]
+    turn = torch.arange(target.shape[-1], device=target.device) % n_folds
+    return torch.empty_like(target).scatter_(-1, order, turn.expand(target.shape))
+
+
+def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
+    """Assign whole groups by decreasing size, each to the fold with the smallest share of the group's classes."""
+    rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
+    found = []
+    for of_row, there, group in zip(*rows, strict=True):
+        names, index = torch.unique(group, return_inverse=True)
+        counts = torch.zeros(len(names), n_classes, dtype=torch.float64)
+        counts.index_put_((index, of_row), there.double(), accumulate=True)
+        shuffled = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
+        order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
+        total = counts.sum(0).clamp(min=1)
+        held, fold_of = torch.zeros(n_folds, n_classes, dtype=torch.float64), torch.zeros(len(names), dtype=torch.int64)
+        for g in order.tolist():
+            fold = int((held @ (counts[g] / total.square())).argmin())
+            fold_of[g] = fold
+            held[fold] += counts[g]
+        found.append(fold_of[index])
+    return torch.stack(found).reshape(target.shape).to(target.device) if found else torch.zeros_like(target)
+
+
+def _check_every_class(
+    at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int, options: FoldOptions
+) -> None:
+    """Raise if a class has samples in one fold only."""
+    cell = at * n_classes + target
+    counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
+    counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)
+    alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 0)).flatten(0, -2).any(0)
+    if look(alone.any()):
+        label = int(alone.int().argmax())
+        for name in ("folds", "groups"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"`{name}` must leave samples of every class in every training part, got class {label} in one fold "
+                    "only. Spread the class over two folds, or pass train_on_test=True."
+                )
+        raise ValueError(
+            f"`target` must have at least 2 samples of every class for cross-validation, got 1 of class {label}. "
+            "Drop the class with ignore_index, give `calibration`, or pass train_on_test=True."
+        )

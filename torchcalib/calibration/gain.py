@@ -1,23 +1,26 @@
-"""Calibration loss, and its share of the score."""
+"""The score that calibration gains: calibration loss, its relative form, and the expected score divergence."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Unpack
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import (
     DEFAULT,
     CalibrationOptions,
     as_given,
-    class_axis_from_the_end,
+    axis_from_the_end,
     input_options,
     training,
 )
 from torchcalib.core.arguments import Task
-from torchcalib.core.predictions import Predictions, replicates_at_once
+from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.core.sums import weighted
 from torchcalib.metrics.proper_scores import brier_score, nll
+from torchcalib.ops.logs import wide_dtype
 
 ScoreFunction = Callable[..., Tensor]
 Score = Literal["nll", "brier"] | ScoreFunction
@@ -33,46 +36,45 @@ def calibration_loss(
     calibrator: Calibrator[Any] = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Calibration loss: the score of the predictions less that of the calibrated ones, in the unit of the score.
+    """Calibration loss: score of the predictions minus score of the calibrated predictions, in the unit of the score.
 
-    What a calibration stage would gain on new data of this kind. Negative where calibrating harms, as it does a little
-    where there is nothing to gain.
+    It estimates what a calibration stage gains on new data. It is negative if calibration harms; for calibrated
+    predictions it is slightly negative on average.
 
     Args:
         preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: integer labels; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        score: `"nll"`, `"brier"`, or any function that is called as `score(preds, target, task=..., **input options)`
-            and is small for good predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators are always
-            fitted to the NLL.
-        calibrator: what to fit; see `torchcalib.calibration`.
-        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and for other ways of training.
+        score: `"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` and
+            is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always
+            minimise the NLL.
+        calibrator: calibration method; see `torchcalib.calibration`.
+        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and held-out sets.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32); -inf if only calibrated predictions score infinite.
+        `(...)`, in the dtype of `preds` (at least float32); -inf if only the calibrated score is infinite.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
 
     Warns:
-        UserWarning: a fit has no optimum, so that it leaves predictions as they are, or did not reach it. There may be
-            more to gain then. Of fits to rows that are weighed in several ways nothing is said.
+        UserWarning: a fit has no optimum, and leaves predictions unchanged, or did not reach it. The gain may then be
+            larger. Fits to replicates do not warn.
 
     Gradient:
-        In `preds`, the fitted transforms being constants.
+        In `preds`; the fitted transforms are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
 
     Example:
-        >>> import torch
         >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
         >>> calibration_loss(preds, target, task="binary", train_on_test=True)
         tensor(0.0470)
         >>> from functools import partial
         >>> from torchcalib import bayes_risk
-        >>> dear = partial(bayes_risk, cost=[[0, 1], [2, 0]])
-        >>> calibration_loss(1 - preds, target, task="binary", score=dear, train_on_test=True)
+        >>> costly = partial(bayes_risk, cost=[[0, 1], [2, 0]])
+        >>> calibration_loss(1 - preds, target, task="binary", score=costly, train_on_test=True)
         tensor(0.6000)
     """
     raw, after = both_scores(preds, target, task, score, calibrator, options)
@@ -88,13 +90,13 @@ def rcl(
     calibrator: Calibrator[Any] = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Relative calibration loss in percent: the share of the score that a calibration stage would take away.
+    """Relative calibration loss (RCL) in percent: 100 (raw - calibrated) / raw, at most 100.
 
-    100 (raw - calibrated) / raw, of at most 100; see `calibration_loss` for the arguments.
+    It is the part of the score that a calibration stage removes; see `calibration_loss` for the arguments.
 
     Returns:
         `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only the
-        calibrated one is, NaN if both are.
+        calibrated score is, NaN if both are.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
@@ -103,13 +105,12 @@ def rcl(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`, the fitted transforms being constants.
+        In `preds`; the fitted transforms are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
 
     Example:
-        >>> import torch
         >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
         >>> rcl(preds, target, task="binary", train_on_test=True)
         tensor(9.0581)
@@ -119,7 +120,7 @@ def rcl(
 
 
 def score_function(score: object) -> ScoreFunction:
-    """Return the function that a score is computed by, or raise."""
+    """Return the function of a score, or raise."""
     if callable(score):
         return score
     if not isinstance(score, str) or score not in _SCORES:
@@ -130,30 +131,138 @@ def score_function(score: object) -> ScoreFunction:
 def both_scores(
     preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator[Any], options: CalibrationOptions
 ) -> tuple[Tensor, Tensor]:
-    """Score the predictions as they are, and calibrated; `(R, ...)` each if rows are weighed in R ways."""
+    """Return the scores of the raw and of the calibrated predictions, `(R, ...)` each for R replicates."""
     function = score_function(score)
     p, calibrate, n_fits = training(preds, target, task, calibrator, options)
     given: dict[str, Any] = {name: value for name, value in input_options(options).items() if value is not None}
-    if p.replicates and "class_axis" in given:
-        given["class_axis"] = class_axis_from_the_end(p, options)
 
-    def scored(p: Predictions, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        raw = function(preds, target, task=task, **given)
+    def calibrated_score(p: Predictions) -> Tensor:
+        values, labels, how = calibrate(p), target, dict(given)
+        replicates = values.shape[: values.dim() - p.values.dim()]
         if p.task != task:  # a set of classes against the rest: calibrated predictions are binary
-            after, labels = calibrate(p).to(p.dtype), p.target.long()
-            labels = labels.expand(*after.shape[: after.dim() - labels.dim()], *labels.shape)
-            given = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": p.weights})
+            values, labels = values.to(p.dtype), p.target.long()
+            how = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": sample_weights(p)})
         else:
-            after = as_given(p, calibrate(p), options)
-            labels = target.expand(*after.shape[: after.dim() - preds.dim()], *target.shape)
-        return raw, function(after, labels, task=p.task, **given)
+            values = as_given(p, values, options)
+            if p.replicates:
+                # A label that is left out has weight 0, whatever the weight of its sample.
+                how["weights"] = sample_weights(p).amax(-2) if p.task == "multilabel" else sample_weights(p)
+            if "class_axis" in how:
+                how["class_axis"] = axis_from_the_end(p, options)
+        return function(values, labels.expand(*replicates, *labels.shape), task=p.task, **how)
 
-    if not p.replicates:
-        return scored(p, given)
-    assert p.weights is not None
-    at_once, n_axes = replicates_at_once(p.given.numel() * (n_fits + 1)), len(p.replicates)
-    # The weights as they were given, for that is what a score takes, and as they were read.
-    ways = [torch.split(w.flatten(0, n_axes - 1), at_once) for w in (given.pop("weights"), p.weights)]
-    scores = [scored(p.weighed(read), {**given, "weights": raw}) for raw, read in zip(*ways, strict=True)]
-    raw, after = (torch.cat(part).reshape(*p.replicates, *part[0].shape[1:]) for part in zip(*scores, strict=True))
-    return raw, after
+    raw = function(preds, target, task=task, **given)
+    return raw, by_replicates(calibrated_score, p, p.given.numel() * (n_fits + 1))
+
+
+class ScoreDivergence(NamedTuple):
+    """Expected scores, with calibrated predictions in the place of the unknown class distributions.
+
+    Attributes:
+        divergence: mean expected score of the predictions minus that of the calibrated ones `(...)`, >= 0 for a proper
+            score: KL divergence for the NLL, squared distance for the Brier score.
+        semi_empirical: mean expected score of the predictions `(...)`.
+    """
+
+    divergence: Tensor
+    semi_empirical: Tensor
+
+
+def score_divergence(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    score: Score = "nll",
+    calibrator: Calibrator[Any] = DEFAULT,
+    **options: Unpack[CalibrationOptions],
+) -> ScoreDivergence:
+    """Expected score divergence between calibrated and raw predictions, and the semi-empirical score.
+
+    The expectation is over classes drawn from the calibrated predictions; the average is over the samples. For a
+    perfect calibrator the semi-empirical score equals the expected score on the labels, and the divergence the
+    calibration loss. A difference shows miscalibration that remains after calibration.
+
+    Args:
+        preds: see `calibration_loss`.
+        target: see `calibration_loss`.
+        task: see `calibration_loss`.
+        score: see `calibration_loss`. A function must be a mean over samples that takes `weights`; it is called twice
+            for every class. Not for multi-label input.
+        calibrator: see `calibration_loss`.
+        **options: see `calibration_loss`.
+
+    Returns:
+        A `ScoreDivergence` of `(...)` (means over labels), float64 for `"nll"` and `"brier"`.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Warns:
+        UserWarning: see `calibration_loss`.
+
+    Gradient:
+        In `preds`; the fitted transforms are constants.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 24-26.
+
+    Example:
+        >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
+        >>> score_divergence(preds, target, task="binary", train_on_test=True).divergence
+        tensor(0.0470, dtype=torch.float64)
+    """
+    function = score_function(score)
+    p, calibrate, n_fits = training(preds, target, task, calibrator, options)
+
+    def divergence(p: Predictions) -> Tensor:
+        after = p.with_values(calibrate(p).to(p.values.dtype))
+        found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
+        return torch.stack(found, -1)
+
+    return ScoreDivergence(*by_replicates(divergence, p, p.given.numel() * (n_fits + 1)).unbind(-1))
+
+
+def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictions) -> ScoreDivergence:
+    q = after.probs
+    drawn = replace(p, given_target=q, hard=False)  # soft targets: the expectation over classes drawn from q
+    if score == "nll":
+        own = _mean(p, 0 - after.neg_entropy)
+        whole = _mean(p, drawn.cross_entropy)
+        return ScoreDivergence(whole - own, whole)
+    variance = q * (1 - q)
+    own = _mean(p, variance.sum(-1) if p.task == "multiclass" else variance)
+    apart = _mean(p, drawn.squared_error)
+    return ScoreDivergence(apart, apart + own)
+
+
+def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
+    """Return the mean over samples and labels."""
+    wide = wide_dtype(per_sample.device)
+    mean = weighted(per_sample, p.weights, wide).sum(-1)
+    mean = mean / weighted(torch.ones_like(per_sample), p.weights, wide).sum(-1)
+    return mean.mean(-1) if p.task == "multilabel" else mean
+
+
+def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predictions) -> ScoreDivergence:
+    """Return expectations over classes: for each class, all samples weighted by its calibrated probability."""
+    if p.task == "multilabel":
+        raise ValueError(
+            "`score` must be 'nll' or 'brier' for task='multilabel', got a function. Call it for one label at a time."
+        )
+    w = sample_weights(p)
+    q = after.probs if p.task == "multiclass" else torch.stack((after.not_probs, after.probs), -1)
+    total = w.sum(-1)
+    raw = own = torch.zeros_like(total)
+    for k in range(q.shape[-1]):
+        of_class = (w * q[..., k]).masked_fill(w == 0, 0)
+        # Weights too small for a score count as 0.
+        of_class = of_class.masked_fill(of_class < 1e-150, 0).detach()
+        share = of_class.sum(-1) / total
+        given: dict[str, Any] = {"task": p.task, "from_logits": p.from_logits, "weights": of_class}
+        for which, preds in (("raw", p.values), ("own", after.values)):
+            samples = preds.shape[:-1] if p.task == "multiclass" else preds.shape
+            target = torch.full(samples, k, dtype=torch.int64, device=w.device)
+            value = torch.where(share == 0, 0, share * function(preds, target, **given))
+            raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
+    return ScoreDivergence(raw - own, raw)

@@ -1,13 +1,13 @@
 """Histogram binning."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, Transform, series_weights
-from torchcalib.core.arguments import check_count, check_flag
+from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
+from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import bin_index, bin_sums
@@ -16,23 +16,22 @@ Empty = Literal["keep", "zero"]
 
 
 class HistogramTransform(Transform):
-    """Every probability becomes the share of ones in its bin.
+    """Replaces every probability by the frequency of its bin.
 
     Attributes:
-        rate: share of ones in every bin `(..., B)`; NaN in a bin that had no samples, where predictions stay as they
-            are.
+        rate: frequency of positives in every bin `(..., B)`; NaN in a bin without samples, where predictions are
+            unchanged.
         right: whether bins are `(a, b]`.
     """
 
-    rate: Tensor
+    settings = (*Transform.settings, "right")
+    initial: ClassVar = {"rate": [torch.nan]}
 
-    def __init__(self, *args: object, right: bool = False, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.right = right
-        self.register_buffer("rate", torch.full((1,), torch.nan, dtype=torch.float64))
+    rate: Tensor
+    right = False
 
     def calibrated(self, values: Tensor) -> Tensor:
-        """Look up the rate of the bin of every value."""
+        """Return the frequency of the bin of every value."""
         p = values.to(wide_dtype(values.device))
         p = p.sigmoid() if self.from_logits else p
         index = bin_index(p, self.rate.shape[-1], self.right)
@@ -42,30 +41,25 @@ class HistogramTransform(Transform):
         return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if self.from_logits else rate)
 
     def remarks(self) -> list[str]:
-        """Return what there is to say against the fit."""
-        if bool(self.rate.isnan().all(-1).any()):
-            return ["there are no samples of positive weight: predictions are left as they are."]
-        return []
-
-    def get_extra_state(self) -> dict[str, object]:
-        """Return what the buffers do not hold, for the `state_dict`."""
-        return {**super().get_extra_state(), "right": self.right}
+        """See `Transform.remarks`."""
+        empty = bool(self.rate.isnan().all(-1).any())
+        return ["there are no samples of positive weight: predictions are left unchanged."] if empty else []
 
 
 @dataclass(frozen=True)
 class HistogramBinning(Calibrator[HistogramTransform]):
-    """Histogram binning: a probability becomes the share of ones among the samples of its equal-width bin.
+    """Histogram binning: replaces a probability by the frequency of positives in its equal-width bin.
 
-    For binary and multi-label predictions. The optimum has a formula: separable data, a single class and infinite
-    scores need no care, and rates of 0 and 1 are possible.
+    For binary and multi-label predictions. The fit is in closed form, also for separable data, a single class and
+    infinite scores. Frequencies of 0 and 1 are possible.
 
     Attributes:
-        n_bins: B.
+        n_bins: number of bins B.
         right: bins are `(i/B, (i+1)/B]` rather than `[i/B, (i+1)/B)`.
-        empty: what becomes of predictions in a bin without samples. `"keep"`: they stay as they are. `"zero"`: they
-            become 0, as in the published code of [EPSR].
+        empty: result in a bin without samples: `"keep"` leaves predictions unchanged, `"zero"` makes them 0, as in the
+            published code of [EPSR].
 
-    Gradient of the transform: 0 in the bins that had samples.
+    Gradient of the transform: 0 in bins with samples.
 
     Source:
         Zadrozny, Elkan: Obtaining calibrated probability estimates (ICML 2001); [EPSR] sec. 2.4.3.
@@ -79,24 +73,23 @@ class HistogramBinning(Calibrator[HistogramTransform]):
     n_bins: int = 15
     right: bool = False
     empty: Empty = "keep"
+    name = "histogram binning"
     tasks = ("binary", "multilabel")
 
     def __post_init__(self) -> None:
         check_count("n_bins", self.n_bins)
         check_flag("right", self.right)
-        if self.empty not in get_args(Empty):
-            raise ValueError(f"`empty` must be 'keep' or 'zero', got {self.empty!r}.")
+        check_choice("empty", self.empty, get_args(Empty))
 
     def fit_to(self, p: Predictions, weights: Tensor | None = None) -> HistogramTransform:
-        """Fit to what has been read; see `Calibrator.fit_to`."""
+        """See `Calibrator.fit_to`."""
         with torch.no_grad():
-            w = series_weights(p, weights)
+            w = sample_weights(p, weights)
             ones = (w * p.target.to(w.dtype)).masked_fill(w == 0, 0)
             index = bin_index(p.probs, self.n_bins, self.right).expand(w.shape)
             n, k = bin_sums(index, (w, ones), self.n_bins).unbind(-2)
-        transform = HistogramTransform(p.task, from_logits=p.from_logits, right=self.right)
         some = n.sum(-1, keepdim=True) > 0
-        transform.rate = (k / n).masked_fill((n == 0) & some, 0) if self.empty == "zero" else k / n
-        transform.converged = some.squeeze(-1)
-        transform.grad_norm = torch.zeros_like(n[..., 0])
+        rate = (k / n).masked_fill((n == 0) & some, 0) if self.empty == "zero" else k / n
+        transform = HistogramTransform.of(p, rate=rate, converged=some.squeeze(-1))
+        transform.right = self.right
         return transform

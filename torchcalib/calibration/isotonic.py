@@ -1,31 +1,30 @@
-"""Isotonic calibration."""
+"""Isotonic calibration by the pool-adjacent-violators algorithm (PAVA)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, Transform, series_weights
+from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.isotonic import pava, pooled
 from torchcalib.ops.logs import safe_log, wide_dtype
 
 
 class IsotonicTransform(Transform):
-    """A rising function, linear between knots and constant beyond them.
+    """A non-decreasing function, linear between knots and constant beyond them.
 
     Attributes:
-        knots: scores `(..., K)`, ascending, in the units of the predictions; two for a block, its first and last score.
-        rates: calibrated probabilities there `(..., K)`.
+        knots: scores `(..., K)`, ascending, in the units of the predictions; the first and the last score of each
+            block.
+        rates: calibrated probabilities at the knots `(..., K)`.
     """
+
+    initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
     knots: Tensor
     rates: Tensor
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        for name in ("knots", "rates"):
-            self.register_buffer(name, torch.full((2,), torch.nan, dtype=torch.float64))
 
     def calibrated(self, values: Tensor) -> Tensor:
         """Interpolate between the knots."""
@@ -43,19 +42,19 @@ class IsotonicTransform(Transform):
         return (safe_log(p) - safe_log(1 - p) if self.from_logits else p).to(values.dtype)
 
     def remarks(self) -> list[str]:
-        """Return what there is to say against the fit."""
+        """See `Transform.remarks`."""
         empty = bool(self.rates.isnan().any())
         return ["there are no samples of positive weight: the transform gives NaN."] if empty else []
 
 
 @dataclass(frozen=True)
 class Isotonic(Calibrator[IsotonicTransform]):
-    """Isotonic calibration (PAVA): the best rising function of the prediction, in squares and in NLL alike.
+    """Isotonic calibration (PAVA): the non-decreasing function of the prediction with the least squared error and NLL.
 
-    For binary and multi-label predictions. Samples of equal score are pooled. Between the scores of two blocks the
-    function is linear, beyond the first and the last it is constant. The optimum is found exactly; separable data give
-    the step from 0 to 1, and rates of 0 and 1 are possible, so that the NLL of new data may be infinite. `weights` must
-    be whole numbers.
+    For binary and multi-label predictions. Samples of equal score are pooled. The function is linear between the scores
+    of two blocks and constant beyond the first and the last block. The fit is exact. Separable data give a step from 0
+    to 1. Probabilities of 0 and 1 are possible, so the NLL of new data may be infinite. `weights` must be whole
+    numbers.
 
     Gradient of the transform: the slope between blocks, 0 inside them.
 
@@ -69,34 +68,32 @@ class Isotonic(Calibrator[IsotonicTransform]):
         tensor([0.0000, 0.5000, 0.5000, 1.0000])
     """
 
+    name = "isotonic calibration"
     tasks = ("binary", "multilabel")
     whole_weights = True
 
     def fit_to(self, p: Predictions, weights: Tensor | None = None) -> IsotonicTransform:
-        """Fit to what has been read; see `Calibrator.fit_to`."""
+        """See `Calibrator.fit_to`."""
         with torch.no_grad():
-            w = series_weights(p, weights)
+            w = sample_weights(p, weights)
             scores = _finite(p.values.to(w.dtype)).expand(w.shape)
-            unknown = w.isnan().any(-1, keepdim=True)  # where values could not be looked at, and some are bad
+            unknown = w.isnan().any(-1, keepdim=True)  # bad values, where they could not be checked
             blocks = pava(pooled(scores, p.target.expand(w.shape), w.nan_to_num(0).long()))
             held = blocks.n > 0
-            of_none = torch.full_like(blocks.frequency, torch.inf)
-            low = of_none.scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, torch.inf), "amin")
-            high = (-of_none).scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, -torch.inf), "amax")
-            # Rows with fewer blocks end in copies of their last knot. All rise, so the last is the largest.
+            # First and last score of every block; rows of weight 0 extend none.
+            infinite = torch.full_like(blocks.frequency, torch.inf)
+            low = infinite.scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, torch.inf), "amin")
+            high = (-infinite).scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, -torch.inf), "amax")
+            # Rows with fewer blocks are padded with copies of their last knot, which is their largest.
             ends = torch.stack((low, high), -1).masked_fill(~held.unsqueeze(-1), -torch.inf).flatten(-2)
             rates = blocks.frequency.masked_fill(~held, -torch.inf).repeat_interleave(2, -1)
             empty = unknown | ~held.any(-1, keepdim=True)
             if not ends.shape[-1]:
                 ends, rates = (x.new_full((*w.shape[:-1], 2), torch.nan) for x in (ends, rates))
-        transform = IsotonicTransform(p.task, from_logits=p.from_logits)
-        transform.knots = ends.cummax(-1).values.masked_fill(empty, torch.nan)
-        transform.rates = rates.cummax(-1).values.masked_fill(empty, torch.nan)
-        transform.converged = ~empty.squeeze(-1)
-        transform.grad_norm = torch.zeros_like(transform.knots[..., 0])
-        return transform
+        knots, rates = (x.cummax(-1).values.masked_fill(empty, torch.nan) for x in (ends, rates))
+        return IsotonicTransform.of(p, knots=knots, rates=rates, converged=~empty.squeeze(-1))
 
 
 def _finite(scores: Tensor) -> Tensor:
-    """Bring infinite logits within reach of a difference."""
+    """Clamp infinite logits, so that their differences are finite."""
     return scores.clamp(-1e30, 1e30)

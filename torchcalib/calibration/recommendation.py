@@ -1,4 +1,4 @@
-"""Whether to calibrate, in words."""
+"""A recommendation whether to calibrate, and with which calibrator."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from torchcalib.core.arguments import Task
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do about the calibration of predictions.
+    """Whether to add a calibration stage.
 
     Attributes:
-        text: a sentence or two.
-        score: the name of the score.
-        raw: the score of the predictions as they are.
-        rcl: gain of every calibrator that was tried in percent of `raw`, by its name.
+        text: one sentence.
+        score: name of the score.
+        raw: score of the raw predictions.
+        rcl: relative calibration loss of every calibrator in percent, by name.
         best: name of the calibrator to add, or None.
     """
 
@@ -34,8 +34,6 @@ class Recommendation:
     best: str | None
 
 
-_NAMES = {"Temperature": "temperature scaling", "DPCalibration": "DP calibration",
-          "HistogramBinning": "histogram binning", "Isotonic": "isotonic calibration"}  # fmt: skip
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 
 
@@ -49,16 +47,16 @@ def recommend(
     worthwhile: float = 5.0,
     **options: Unpack[CalibrationOptions],
 ) -> Recommendation:
-    """Say in words whether a calibration stage is worth adding, and which.
+    """Recommend whether to add a calibration stage, and which.
 
     Args:
-        preds: of one series: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
         target: see `calibration_loss`.
         task: see `calibration_loss`.
         score: see `calibration_loss`.
-        calibrators: what to try, the simplest first. A later one is preferred to an earlier one if it gains a tenth
-            more.
-        worthwhile: gain in percent from which a calibration stage is worth its trouble.
+        calibrators: candidates, the simplest first. A later one is preferred to an earlier one if its gain is larger by
+            a tenth.
+        worthwhile: smallest gain, in percent, that justifies a calibration stage.
         **options: see `calibration_loss`.
 
     Returns:
@@ -84,20 +82,20 @@ def recommend(
         raise ValueError("`calibrators` must hold at least one calibrator, got none.")
     gains: dict[str, float] = {}
     raw = torch.tensor(torch.nan)
-    names = [name_of(calibrator) for calibrator in calibrators]
+    names = [calibrator.name for calibrator in calibrators]
     for name, calibrator in zip(names, calibrators, strict=True):
         raw, after = both_scores(preds, target, task, score, calibrator, options)
         if raw.dim():
-            raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Take one at a time.")
+            raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Pass one at a time.")
         gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
     return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
 
 
 def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthwhile: float = 5.0) -> Recommendation:
-    """Choose from gains in percent of the raw score, those of the simplest calibrator first."""
+    """Recommend a calibrator from the gains in percent of the raw score, in the order of preference."""
     best, *others = gains
     for name in others:
-        # What leaves the score infinite, or undefined, has gained nothing.
+        # NaN: the score stays infinite, or is undefined.
         if math.isnan(gains[best]) or gains[name] > max(gains[best], 1.1 * gains[best]):
             best = name if not math.isnan(gains[name]) else best
     text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, best, worthwhile)
@@ -107,12 +105,7 @@ def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthw
 def _name_of_score(score: Score) -> str:
     if isinstance(score, str):
         return score
-    return getattr(getattr(score, "func", score), "__name__", "score")  # of a partial, that of its function
-
-
-def name_of(calibrator: Calibrator[Any]) -> str:
-    """Return what people call a calibrator."""
-    return _NAMES.get(type(calibrator).__name__, type(calibrator).__name__)
+    return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function of a partial
 
 
 def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, worthwhile: float) -> str:
@@ -123,7 +116,7 @@ def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, wor
     if gain > 0:
         return f"Calibration would cut {score} by {gain:.1f} % only ({best}): leave the predictions as they are."
     if math.isnan(raw):
-        return f"{score} is undefined, and with it what calibration would gain."
+        return f"{score} is undefined, and so is the gain of calibration."
     if raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
     return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."

@@ -1,4 +1,4 @@
-"""Fitted transforms to files, and back without knowing what they are."""
+"""Saves fitted calibrators to files, and loads them without knowing their class."""
 
 import io
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from torchcalib.io.tensors import load_tensors
 from torchcalib.io.writing import write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
-"""Where a checkpoint of a training holds the `state_dict` of a calibrator."""
+"""Key of the `state_dict` of a calibrator in a training checkpoint."""
 
 _KINDS: dict[str, type[Transform]] = {
     kind.__name__: kind for kind in (AffineTransform, HistogramTransform, IsotonicTransform)
@@ -23,16 +23,16 @@ _KINDS: dict[str, type[Transform]] = {
 
 
 def save_calibrator(transform: Transform, path: str | Path) -> None:
-    """Write the `state_dict` of a fitted calibrator to a file, which is there whole or not at all.
+    """Write the `state_dict` of a fitted calibrator to a file, atomically.
 
-    `load_calibrator` reads it, as does `torch.load(path, weights_only=True)`, for `load_state_dict`.
+    `load_calibrator` reads it; so does `torch.load(path, weights_only=True)`, for `load_state_dict`.
 
     Args:
-        transform: what `Calibrator.fit` returned.
-        path: the file; one of the same name is replaced.
+        transform: fitted calibrator, as `Calibrator.fit` returns it.
+        path: the file; an existing file is replaced.
 
     Raises:
-        TypeError: `transform` is not one.
+        TypeError: `transform` is not a fitted calibrator.
         OSError: the file cannot be written.
     """
     if type(transform) not in _KINDS.values():
@@ -45,19 +45,19 @@ def save_calibrator(transform: Transform, path: str | Path) -> None:
 def load_calibrator(path: str | Path) -> Transform:
     """Read a fitted calibrator from a file that `save_calibrator` or `torchcalib report --save-calibrator` wrote.
 
-    A checkpoint of Lightning is such a file too, if `torchcalib.CalibrationMonitor(calibrate=...)` was there when it
-    was saved, and if it holds nothing but tensors and plain Python values otherwise.
+    It also reads Lightning checkpoints that `torchcalib.CalibrationMonitor(calibrate=...)` took part in, if their other
+    values are tensors and plain Python values.
 
     Args:
-        path: the file, which is read without running anything that it holds.
+        path: the file. No code in it is executed.
 
     Returns:
-        The `Transform`, on the CPU: a module that takes predictions of the kind it was fitted to and returns calibrated
-        ones of the same kind.
+        The `Transform`, on the CPU: a module that maps predictions of the kind used in the fit to calibrated
+        predictions of the same kind.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else.
+        ValueError: the file holds something else.
 
     Example:
         >>> import tempfile
@@ -70,18 +70,17 @@ def load_calibrator(path: str | Path) -> Transform:
         >>> bool((loaded(preds) == transform(preds)).all())
         True
     """
-    with Path(path).open("rb"):  # an OSError tells more than what follows would
+    with Path(path).open("rb"):  # raises an OSError, which is more precise than the errors below
         pass
     try:
         saved = load_tensors(path)
-        transform = transform_of(saved.get(CHECKPOINT_KEY, saved))
-    # A file of another kind fails in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
+        return transform_of(saved.get(CHECKPOINT_KEY, saved))
+    # Other files fail in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
     except Exception as error:
         raise ValueError(
             f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which holds something else "
             f"({type(error).__name__}). Fit and save the calibrator again."
         ) from error
-    return transform
 
 
 def transform_of(state: Mapping[str, Any]) -> Transform:

@@ -1,14 +1,12 @@
-"""Penalties for training: miscalibrations of a batch that have gradients, as functions and as modules.
+"""Penalties for training: differentiable calibration errors of a batch, as functions and as modules.
 
-A penalty is added to the loss that a model is trained with, never minimised alone: always predicting the class shares
+Add a penalty to the training loss; do not minimise it alone, because a model that always predicts the class frequencies
 is calibrated.
 """
 
-from torchcalib.losses.binned_ece import ECELoss
-from torchcalib.losses.canonical import CanonicalLoss, SKCELoss
-from torchcalib.losses.engine import PenaltyLoss
-from torchcalib.losses.mmce import MMCELoss, mmce
-from torchcalib.losses.soft_binned_ece import SoftBinnedECELoss, soft_binned_ece
+from torchcalib.losses.base import PenaltyLoss
+from torchcalib.losses.binned import ECELoss, SoftBinnedECELoss, soft_binned_ece
+from torchcalib.losses.kernel import CanonicalLoss, MMCELoss, SKCELoss, mmce
 
 __all__ = [
     "CanonicalLoss",

@@ -8,11 +8,10 @@ import torch
 
 from torchcalib.calibration.affine import DPCalibration, Temperature
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import fit_to_other_folds, out_of_fold
-from torchcalib.calibration.folds import FoldOptions, folds_of
+from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
-from torchcalib.calibration.recommendation import name_of, recommendation_of
+from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
@@ -51,8 +50,8 @@ def _stage(p: Predictions) -> CalibrationStage:
     after: dict[str, dict[str, float]] = {}
     remarked: dict[str, list[str]] = defaultdict(list)
     for calibrator in tried:
-        name = name_of(calibrator)
-        values = out_of_fold(p, fit_to_other_folds(p, calibrator, at, n_folds), at)
+        name = calibrator.name
+        values, _ = out_of_fold(p, calibrator, at, n_folds)
         after[name] = _scores(p.with_values(values.to(p.dtype)))
         for remark in calibrator.fit_to(p).remarks():
             remarked[remark].append(name)
@@ -61,7 +60,7 @@ def _stage(p: Predictions) -> CalibrationStage:
         CalibrationGain(score, name, after[name][score], gain) for score in raw for name, gain in gains[score].items()
     )
     recommendation = recommendation_of("nll", raw["NLL"], gains["NLL"])
-    by_name = {name_of(calibrator): calibrator for calibrator in tried}
+    by_name = {calibrator.name: calibrator for calibrator in tried}
     affine = [calibrator for calibrator in tried if isinstance(calibrator, Temperature | DPCalibration)]
     best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
     notes += tuple(f"{_listed(names)}: {remark.replace('`', '')}" for remark, names in remarked.items())
@@ -90,8 +89,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
             continue
         if calibrator.whole_weights and not counts:
             notes += (
-                f"{_listed([name_of(calibrator)])} is not tried: it counts copies of a sample, and weights are no "
-                "counts.",
+                f"{_listed([calibrator.name])} is not tried: it counts copies of a sample, and weights are no counts.",
             )
         elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchcalib._version import __version__
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.recommendation import Recommendation, name_of
+from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedReduction
@@ -138,7 +138,7 @@ class CalibrationStage:
     @property
     def name(self) -> str:
         """What people call `calibrator`."""
-        return name_of(self.calibrator)
+        return self.calibrator.name
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain Python values."""

@@ -1,4 +1,4 @@
-"""Votes as targets, and the distances to them: against slow loops, closed forms and laws."""
+"""Distances to label distributions: against slow loops, closed forms and laws."""
 
 import math
 from functools import partial
@@ -6,8 +6,8 @@ from functools import partial
 import oracles
 import pytest
 import torch
+from helpers.label_distribution import DISTANCES, SETTINGS, TASKS, C, as_classes, data, slow
 from helpers.refusals import assert_refused
-from helpers.votes import DISTANCES, SETTINGS, TASKS, C, as_classes, data, slow
 
 import torchcalib as tc
 from torchcalib.special.shares import mean_distance_of_share, mean_log_share
@@ -77,7 +77,7 @@ def test_saturated_logits_are_exact_with_finite_gradients():
 
 
 @pytest.mark.parametrize("name", DISTANCES)
-def test_rows_that_do_not_count_may_hold_any_votes(name):
+def test_rows_of_weight_0_may_hold_any_counts(name):
     logits, counts = data("multiclass", n=8)
     keep = torch.arange(8) % 3 != 2
     without, negative = counts * keep[:, None], counts - 9 * ~keep[:, None]
@@ -93,7 +93,7 @@ def test_rows_that_do_not_count_may_hold_any_votes(name):
     torch.testing.assert_close(metric.compute(), DISTANCES[name][0](logits[keep], counts[keep], **given))
 
 
-def test_wrong_votes_and_components_are_refused():
+def test_wrong_counts_and_components_are_refused():
     logits, counts = data("multiclass")
     given = {"task": "multiclass", "from_logits": True}
     alone = counts.index_put((torch.tensor(3),), torch.tensor([0, 1, 0, 0]))
@@ -127,7 +127,7 @@ def test_wrong_votes_and_components_are_refused():
     torch.testing.assert_close(collection.compute()["KLDivergence"], expected)
 
 
-# The noise of few votes.
+# Sampling noise of few annotators.
 
 
 def expected_of_share(of, p, n):
@@ -141,7 +141,7 @@ def expected_of_share(of, p, n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 48, 49, 50, 99, 150, 400, 3000])
-def test_slow_sum_over_all_counts_of_what_is_expected_of_a_share(n):
+def test_expectation_of_a_share_is_the_slow_sum_over_all_counts(n):
     """Rounding of the slow sum's chances grows with n; up to 100 expected votes the rule is good for 1e-10."""
     votes = torch.tensor(float(n), dtype=torch.float64)
     for p in (0.0, 1.0):

@@ -1,0 +1,164 @@
+"""Penalties over bins: calibration errors with hard and with soft membership."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Unpack, get_args
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_choice,
+    check_count,
+    check_flag,
+    check_positive,
+)
+from torchcalib.core.events import Reduction
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import BinStats, EqualWidthBins
+from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
+from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
+
+Norm = Literal["l1", "l2"]
+_MOST_BINS = 2**20
+
+
+@dataclass(frozen=True)
+class HardBins:
+    """Calibration error over equal-width bins; see `torchcalib.ece`."""
+
+    bins: EqualWidthBins
+
+    def of(self, p: Predictions) -> Tensor:
+        """See `Penalty`."""
+        return ece_from_bins(self.bins.of(p))
+
+
+@dataclass(frozen=True)
+class SoftBins:
+    """Calibration error over bins with soft membership; see `soft_binned_ece`."""
+
+    reduction: Reduction
+    n_bins: int
+    temperature: float
+    norm: Norm
+
+    def __post_init__(self) -> None:
+        check_count("n_bins", self.n_bins, at_most=_MOST_BINS)
+        check_positive("temperature", self.temperature)
+        check_choice("norm", self.norm, get_args(Norm))
+
+    def of(self, p: Predictions) -> Tensor:
+        """See `Penalty`."""
+        confidence, outcome, n = weighted_events(p, self.reduction)
+        centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
+        member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
+        bins = BinStats(torch.stack((n, n * confidence, n * outcome), -2) @ member)
+        return ece_from_bins(bins) if self.norm == "l1" else rmsce_from_bins(bins)
+
+
+class ECELoss(PenaltyLoss):
+    """Expected calibration error of a batch as a module; see `torchcalib.ece` for the definition.
+
+    The gradient moves all confidences of a bin together, towards the frequency in the bin, and ignores the other bins.
+    In a small batch most bins hold few samples; `SoftBinnedECELoss` and `MMCELoss` are smoother.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_bins, reduction, right: see `torchcalib.ece`.
+        **options: those of `PenaltyLoss`.
+
+    Example:
+        >>> from torch.nn.functional import cross_entropy
+        >>> penalty = ECELoss(task="multiclass", from_logits=True)
+        >>> logits, target = torch.tensor([[2.0, 0.0, -1.0], [0.5, 3.0, 0.0]], requires_grad=True), torch.tensor([0, 2])
+        >>> loss = cross_entropy(logits, target) + 0.5 * penalty(logits, target)
+        >>> loss.backward()
+    """
+
+    def __init__(
+        self, *, task: Task, n_bins: int = 15, reduction: Reduction | None = None, right: bool = False, **options: Any
+    ) -> None:
+        check_count("n_bins", n_bins, at_most=_MOST_BINS)
+        check_flag("right", right)
+        bins = EqualWidthBins(reduction_of(task, options, reduction), n_bins, right)
+        super().__init__(HardBins(bins), task=task, **options)
+
+
+def soft_binned_ece(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    n_bins: int = 15,
+    temperature: float = 0.01,
+    norm: Norm = "l2",
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Soft-binned calibration error, a penalty whose bins a confidence enters and leaves smoothly.
+
+    Each sample belongs to every bin with the weight softmax(-(confidence - centre)^2 / temperature) over the bins. The
+    error is sum share |gap|, or sqrt(sum share gap^2). As the temperature falls it approaches `torchcalib.ece` (or
+    `rmsce`), but its gradient accounts for confidences that move to another bin.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: labels or soft targets; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_bins: number of equal-width bins over [0, 1], represented by their centres.
+        temperature: softness of the bins, in squared probability. The source has no default; 0.01 is our choice.
+        norm: `"l1"` or `"l2"`; `"l2"` is equation (11) of the source.
+        reduction: event whose confidence is used, as for `torchcalib.ece`; None is the first one of the task.
+        average: `"macro"` averages class-wise and multi-label values; None returns `(..., C)`.
+        **options: see `torchcalib.InputOptions`. Bad values are errors on the CPU and give NaN elsewhere.
+
+    Returns:
+        A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In the confidences, everywhere and finite; 0 where the value is 0. Outcomes are constants. O(N n_bins) time and
+        memory.
+
+    Source:
+        Karandikar et al.: Soft Calibration Objectives for Neural Networks (NeurIPS 2021), sec. 4 (SB-ECE), eq. 11.
+
+    Example:
+        >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.2123)
+    """
+    penalty = SoftBins(reduction_of(task, options, reduction), n_bins, temperature, norm)
+    return evaluate(penalty, preds, target, task, average, options, per_event=n_bins)
+
+
+class SoftBinnedECELoss(PenaltyLoss):
+    """Soft-binned calibration error as a module; see `soft_binned_ece` for the definition and `ECELoss` for its use.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_bins, temperature, norm, reduction: see `soft_binned_ece`.
+        **options: those of `PenaltyLoss`.
+
+    Example:
+        >>> SoftBinnedECELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        tensor(0.2123)
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        n_bins: int = 15,
+        temperature: float = 0.01,
+        norm: Norm = "l2",
+        reduction: Reduction | None = None,
+        **options: Any,
+    ) -> None:
+        penalty = SoftBins(reduction_of(task, options, reduction), n_bins, temperature, norm)
+        super().__init__(penalty, task=task, **options)

@@ -1,0 +1,210 @@
+"""Penalties over pairs of samples: of one confidence (MMCE), and of the whole vector of probabilities."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, check_positive, check_task, task_read_as
+from torchcalib.core.bins import root
+from torchcalib.core.events import Reduction
+from torchcalib.core.predictions import Predictions
+from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
+from torchcalib.metrics.canonical import DirichletReading
+from torchcalib.metrics.kernel import KernelReading
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.pairwise import Kernel
+
+
+@dataclass(frozen=True)
+class SimilarConfidences:
+    """Mean over pairs of events of similar confidence; see `mmce`."""
+
+    reduction: Reduction
+    bandwidth: float
+    weighted: bool
+
+    def __post_init__(self) -> None:
+        check_positive("bandwidth", self.bandwidth, at_least=1e-3)
+        check_flag("weighted", self.weighted)
+
+    def of(self, p: Predictions) -> Tensor:
+        """See `Penalty`."""
+        confidence, outcome, weights = weighted_events(p, self.reduction)
+        if self.weighted:
+            residual = _terms_of_mean(1 - confidence, weights * outcome)
+            residual = residual - _terms_of_mean(confidence, weights * (1 - outcome))
+        else:
+            residual = _terms_of_mean(outcome - confidence, weights)
+        confidence = confidence.expand_as(residual)
+        # Ties are summed in either order: the mean of both gradients is that of |a - b|, 0 where a = b.
+        one = _laplacian_form(confidence, residual, self.bandwidth)
+        other = _laplacian_form(confidence.flip(-1), residual.flip(-1), self.bandwidth)
+        error = root(((one + other) / 2).clamp(min=0))
+        return torch.where(weights.sum(-1) > 0, error, torch.nan)
+
+
+def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
+    """Return the terms that sum to the weighted mean of x; 0 if the weights are 0."""
+    total = weights.sum(-1, keepdim=True)
+    return x * weights / total.masked_fill(total == 0, 1)
+
+
+def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
+    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth) for x in [0, 1], `(..., N)` to `(...)`.
+
+    For ascending x the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth) with i < j, so one cumulative sum replaces
+    the N^2 pairs. No difference is taken, so nothing cancels.
+    """
+    order = x.detach().argsort(dim=-1, stable=True)
+    x, d = x.gather(-1, order), d.gather(-1, order)
+    rise = ((x - 0.5) / bandwidth).exp()
+    until = (d * rise).cumsum(-1)
+    before = torch.nn.functional.pad(until[..., :-1], (1, 0))
+    return d.square().sum(-1) + 2 * (d * before / rise).sum(-1)
+
+
+def mmce(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    bandwidth: float = 0.4,
+    weighted: bool = False,
+    reduction: Reduction | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Maximum mean calibration error (MMCE), a penalty without bins.
+
+    sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N over all pairs of samples, including i = j, with confidences
+    c and residuals d = outcome - confidence. It is large where the residuals of similar confidences have the same sign.
+    For N samples of a calibrated model it is about sqrt(mean d^2 / N), the part of the pairs i = j.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: labels or soft targets; see `torchcalib.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        bandwidth: of the Laplacian kernel, a probability of at least 0.001. The default is that of the authors' code,
+            exp(-|c_i - c_j| / (2 * 0.2)).
+        weighted: average the residuals of correct and of wrong predictions separately, so that a few wrong predictions
+            have as much weight as many correct ones (MMCE_w).
+        reduction: event whose confidence is used, as for `torchcalib.ece`; None is the first one of the task.
+        average: `"macro"` averages class-wise and multi-label values; None returns `(..., C)`.
+        **options: see `torchcalib.InputOptions`. Bad values are errors on the CPU and give NaN elsewhere.
+
+    Returns:
+        In [0, 1], weighted [0, 2], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold.
+
+    Gradient:
+        In the confidences, everywhere and finite; 0 where the value is 0, and for |c_i - c_j| where the two are equal.
+        Outcomes are constants. Exact in O(N log N) time and O(N) memory.
+
+    Source:
+        Kumar, Sarawagi, Jain: Trainable Calibration Measures for Neural Networks from Kernel Mean Embeddings (ICML
+        2018): MMCE and, weighted, MMCE_w. If all predictions are correct, or all wrong, MMCE_w is the part of the
+        outcome that occurs; the authors' code returns 0.
+
+    Example:
+        >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.1225)
+    """
+    penalty = SimilarConfidences(reduction_of(task, options, reduction), bandwidth, weighted)
+    return evaluate(penalty, preds, target, task, average, options)
+
+
+class MMCELoss(PenaltyLoss):
+    """Maximum mean calibration error as a module; see `mmce` for the definition and `ECELoss` for its use.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        bandwidth, weighted, reduction: see `mmce`.
+        **options: those of `PenaltyLoss`.
+
+    Example:
+        >>> MMCELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        tensor(0.1225)
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        bandwidth: float = 0.4,
+        weighted: bool = False,
+        reduction: Reduction | None = None,
+        **options: Any,
+    ) -> None:
+        penalty = SimilarConfidences(reduction_of(task, options, reduction), bandwidth, weighted)
+        super().__init__(penalty, task=task, **options)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Distance of every prediction from a kernel mean of the other outcomes; see `torchcalib.canonical_error`."""
+
+    reading: DirichletReading
+
+    def of(self, p: Predictions) -> Tensor:
+        """See `Penalty`. A batch of one sample is compared with its own label, as two copies of the sample would be."""
+        weights = p.weights
+        if weights is None:
+            weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
+        alone = weights.sum(-1, keepdim=True) == 1
+        return self.reading.of(p.weighed(torch.where(alone, 2 * weights, weights)))
+
+
+class CanonicalLoss(PenaltyLoss):
+    """Canonical calibration error of a batch as a module; see `torchcalib.canonical_error` and `ECELoss` for its use.
+
+    It penalises the whole vector of probabilities rather than the top label. A batch of one sample is compared with its
+    own label. Time O(N^2 C) for a batch of N.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        p: 1 or 2.
+        bandwidth: a number above 0; or "likelihood", which chooses one for each batch, as the source does, and costs
+            about 20 times as much. The default 0.02 is our choice.
+        **options: those of `PenaltyLoss`. `weights` must be whole numbers.
+
+    Example:
+        >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
+        >>> CanonicalLoss(task="multiclass", p=1, bandwidth=0.1)(preds, torch.tensor([0, 0, 1]))
+        tensor(0.4667)
+    """
+
+    def __init__(
+        self, *, task: Task, p: Literal[1, 2] = 2, bandwidth: float | Literal["likelihood"] = 0.02, **options: Any
+    ) -> None:
+        super().__init__(LeaveOneOut(DirichletReading(p, bandwidth)), task=task, whole_weights=True, **options)
+
+
+class SKCELoss(PenaltyLoss):
+    """Squared kernel calibration error of a batch as a module; see `torchcalib.skce` and `ECELoss` for its use.
+
+    It is the biased estimate over all pairs: smooth, never negative, defined for any weights and for one sample. Its
+    bias, the mean of h(x, x) / N, adds a gradient towards the labels. For a single probability it is the square of
+    `MMCELoss` with another kernel. Time O(N^2 C) for a batch of N.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        kernel, bandwidth: see `torchcalib.skce`. The default bandwidth 1 is our choice; the source of `skce` uses the
+            median distance of the predictions, `bandwidth="median"`.
+        **options: those of `PenaltyLoss`.
+
+    Example:
+        >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])
+        >>> SKCELoss(task="multiclass")(preds, torch.tensor([1, 1, 1]))
+        tensor(0.4855)
+    """
+
+    def __init__(
+        self, *, task: Task, kernel: Kernel = "laplacian", bandwidth: float | Literal["median"] = 1.0, **options: Any
+    ) -> None:
+        check_task(task)
+        penalty = KernelReading(task_read_as(task, options), "biased", kernel, bandwidth, 2, "macro", None)
+        super().__init__(penalty, task=task, **options)

@@ -1,0 +1,454 @@
+"""Distances between predictions and label distributions, that is, the shares of annotators that chose each class.
+
+A few annotators estimate a label distribution with sampling noise, so a distance to it is positive even for a perfect
+prediction. Every distance therefore has components: its value, its noise floor (the expected value if the annotations
+were drawn from the predictions) and, where an estimator exists, the value corrected for the noise.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import ScoreSum
+from torchcalib.metrics.proper_scores import Score, ScoreMetric, evaluate, per_sample
+from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
+from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
+
+Component = Literal["value", "noise_floor", "corrected"]
+_LEAST_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corrected": 2}
+"""Annotators that every sample needs: a noise floor depends on their number, a correction on their variance."""
+
+
+def _q(p: Predictions) -> Tensor:
+    """Return the predicted probabilities `(..., N, C)`; binary and multi-label C = 2, for no and yes."""
+    if p.task == "multiclass":
+        return p.probs.to(wide_dtype(p.values.device))
+    return torch.stack((p.not_probs, p.probs), -1)
+
+
+def _log_q(p: Predictions) -> Tensor:
+    """Return their logarithms `(..., N, C)`, exact where a probability is saturated."""
+    if p.task == "multiclass":
+        return p.log_probs.to(wide_dtype(p.values.device))
+    log_yes, log_no = p.binary_log_probs
+    return torch.stack((log_no, log_yes), -1)
+
+
+def _t(p: Predictions) -> Tensor:
+    """Return the label distributions `(..., N, C)`; a label is one annotator."""
+    wide = wide_dtype(p.values.device)
+    if p.task != "multiclass":
+        return torch.stack((1 - p.target, p.target), -1)
+    if p.soft:
+        return p.target.to(wide)
+    return (p.target.unsqueeze(-1) == torch.arange(p.num_classes, device=p.target.device)).to(wide)
+
+
+def _n(p: Predictions) -> Tensor:
+    """Return the numbers of annotators `(..., N, 1)`."""
+    n = torch.ones(p.samples, dtype=wide_dtype(p.values.device), device=p.values.device)
+    return (n if p.n_votes is None else p.n_votes).unsqueeze(-1)
+
+
+def _label_entropy(p: Predictions) -> Tensor:
+    t = _t(p)
+    return 0 - neg_entropy(t, safe_log(t))
+
+
+def _kl(p: Predictions) -> Tensor:
+    t = _t(p)
+    return xmul(t, safe_log(t) - _log_q(p)).sum(-1)
+
+
+def _expected_entropy_loss(p: Predictions) -> Tensor:
+    """Return the entropy of q less the expected entropy of the shares of n draws from q."""
+    q = _q(p)
+    return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
+
+
+def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
+    """Return the summed variance of shares of n draws; of two classes, whose variances are equal, one counts."""
+    variance = shares * (1 - shares) / n
+    return variance.sum(-1) if p.task == "multiclass" else variance[..., 1]
+
+
+_DISTANCES: Mapping[str, Mapping[Component, Callable[[Predictions], Tensor]]] = {
+    "total variation": {
+        "value": lambda p: (_q(p) - _t(p)).abs().sum(-1) / 2,
+        "noise_floor": lambda p: mean_distance_of_share(_q(p), _n(p)).sum(-1) / 2,
+    },
+    "Kullback-Leibler": {
+        "value": _kl,
+        "noise_floor": _expected_entropy_loss,
+        "corrected": lambda p: p.cross_entropy - entropy_of_counts(_t(p), _n(p)),
+    },
+    "entropy": {
+        "value": lambda p: 0 - p.neg_entropy - _label_entropy(p),
+        "noise_floor": _expected_entropy_loss,
+        "corrected": lambda p: 0 - p.neg_entropy - entropy_of_counts(_t(p), _n(p)),
+    },
+    "squared": {
+        "value": lambda p: p.squared_error,
+        "noise_floor": lambda p: _variance(p, _q(p), _n(p)),
+        "corrected": lambda p: p.squared_error - _variance(p, _t(p), _n(p) - 1),
+    },
+}
+"""Per-sample formulas of every distance, by component."""
+
+
+def _distance(p: Predictions, distance: str, component: Component) -> Tensor:
+    return _DISTANCES[distance][component](p)
+
+
+def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
+    return torch.zeros_like(s.total)
+
+
+def _score(distance: str, component: Component) -> Score:
+    check_choice("component", component, tuple(_DISTANCES[distance]))
+    return Score(_distance, _zero, arguments=(distance, component), least_votes=_LEAST_ANNOTATORS[component])
+
+
+class LabelDistributionMetric(ScoreMetric):
+    """Mean distance to label distributions over a stream.
+
+    Args:
+        component: see the function of the same name.
+        **options: those of `ScoreMetric`, without `priors`, which need samples of a single class.
+    """
+
+    distance: ClassVar[str]
+
+    def __init__(self, *, component: Component = "value", **options: Any) -> None:
+        if options.get("priors") is not None:
+            raise ValueError(
+                f"`priors` must be None, got {options['priors']!r}: a label distribution belongs to no single class."
+            )
+        super().__init__(_score(self.distance, component), **options)
+
+
+def total_variation(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    component: Literal["value", "noise_floor"] = "value",
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
+
+    It is the largest difference between the two probabilities of any set of classes; binary |p - t|.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: annotator counts: integers, multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
+            `(..., N, L, 2)` for no and yes; or their shares, floating, of the shape of `preds`; or labels, each one
+            annotator.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        component: `"value"`; or `"noise_floor"`, its exact expectation if the annotations were drawn from the
+            predictions.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in [0, 1], in the dtype of `preds` (at least float32); NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad input; the message says what must hold. A noise floor needs counts or labels.
+
+    Gradient:
+        Everywhere; 0 where q_k = t_k. For the noise floor everywhere except at q_k = 0 and 1, where it is 0.
+
+    Source:
+        [TALK] Pavlovic: Beyond Accuracy: Understanding Model Calibration (human-uncertainty calibration); Baan, Aziz,
+        Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Noise floor: De Moivre's
+        mean absolute deviation of the binomial, class by class.
+
+    Example:
+        >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
+        >>> total_variation(preds, counts, task="multiclass")
+        tensor(0.1000)
+        >>> total_variation(preds, counts, task="multiclass", component="noise_floor")
+        tensor(0.1244)
+    """
+    score = _score("total variation", component)
+    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+
+
+def total_variation_per_sample(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    component: Literal["value", "noise_floor"] = "value",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Total variation distance of every sample; see `total_variation`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> total_variation_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
+        tensor([0.2000])
+    """
+    return per_sample(_score("total variation", component), preds, target, task, options)
+
+
+class TotalVariation(LabelDistributionMetric):
+    """Total variation distance between predictions and label distributions, streamed; see `total_variation`.
+
+    Example:
+        >>> metric = TotalVariation(task="multiclass")
+        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
+        >>> metric.compute()
+        tensor(0.1000, dtype=torch.float64)
+    """
+
+    distance = "total variation"
+    unit, perfect, plot_lower_bound, plot_upper_bound = "probability", 0.0, 0.0, 1.0
+    question = "how far are the predictions from the label distributions"
+    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
+
+
+def kl_divergence(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    component: Component = "value",
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Kullback-Leibler divergence of predictions q from label distributions t: the mean of sum_k t_k log(t_k / q_k).
+
+    It is the NLL under t minus the entropy of t, which no prediction can avoid; in nats, +inf where q_k = 0 < t_k, with
+    0 log 0 = 0. Few annotators make it too large, because the entropy of their shares is too small.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: annotator counts, their shares, or labels, as for `total_variation`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions, exact
+            for up to 49 annotators a sample (else within 2e-9 nats a class); or `"corrected"`, which estimates the
+            entropy of the distribution that the annotations were drawn from. Its remaining bias, for n draws from p, is
+            sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)), of either sign.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in [0, inf] (corrected also less than 0), otherwise as `total_variation`.
+
+    Raises:
+        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+
+    Gradient:
+        Everywhere and finite; where the divergence is infinite it is 0 in probabilities, and q - t in logits.
+
+    Source:
+        [TALK], see `total_variation`; Peterson, Battleday, Griffiths, Russakovsky: Human Uncertainty Makes
+        Classification More Robust (ICCV 2019). Correction: the jackknife of Zhang: Entropy estimation in Turing's
+        perspective (Neural Computation 24, 2012).
+
+    Example:
+        >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
+        >>> kl_divergence(preds, counts, task="multiclass")
+        tensor(0.0582)
+        >>> kl_divergence(preds, counts, task="multiclass", component="corrected")
+        tensor(-0.0539)
+    """
+    score = _score("Kullback-Leibler", component)
+    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+
+
+def kl_divergence_per_sample(
+    preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
+) -> Tensor:
+    """Kullback-Leibler divergence of every sample, in nats; see `kl_divergence`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> kl_divergence_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
+        tensor([0.1163])
+    """
+    return per_sample(_score("Kullback-Leibler", component), preds, target, task, options)
+
+
+class KLDivergence(LabelDistributionMetric):
+    """Kullback-Leibler divergence of predictions from label distributions in nats, streamed; see `kl_divergence`.
+
+    Example:
+        >>> metric = KLDivergence(task="multiclass")
+        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
+        >>> metric.compute()
+        tensor(0.0582, dtype=torch.float64)
+    """
+
+    distance = "Kullback-Leibler"
+    unit, perfect = "nats", 0.0  # no lower bound: a corrected value may be negative
+    question = "how much log loss do the predictions have beyond the entropy of the label distributions"
+    source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
+
+
+def entropy_difference(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    component: Component = "value",
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Entropy of the predictions minus the entropy of the label distributions, in nats, averaged over samples.
+
+    Positive where the model is less certain than the annotators, negative where it is more certain; the mean may hide
+    differences that cancel. It ignores which classes are predicted. Few annotators make it too large, because the
+    entropy of their shares is too small.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: annotator counts, their shares, or labels, as for `total_variation`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions; or
+            `"corrected"`. Both are computed, and biased, as in `torchcalib.kl_divergence`; the bias has the same size.
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in [-log C, log C] (corrected also less), otherwise as `total_variation`.
+
+    Raises:
+        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+
+    Gradient:
+        Everywhere and finite; where q_k = 0 it is 0 in probabilities.
+
+    Source:
+        [TALK] and Baan et al. (EMNLP 2022), see `total_variation`. Correction: Zhang (2012), see `kl_divergence`.
+
+    Example:
+        >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
+        >>> entropy_difference(preds, counts, task="multiclass")
+        tensor(0.1429)
+        >>> entropy_difference(preds, counts, task="multiclass", component="corrected")
+        tensor(0.0308)
+    """
+    score = _score("entropy", component)
+    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+
+
+def entropy_difference_per_sample(
+    preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
+) -> Tensor:
+    """Entropy difference of every sample, in nats; see `entropy_difference`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> entropy_difference_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
+        tensor([0.2858])
+    """
+    return per_sample(_score("entropy", component), preds, target, task, options)
+
+
+class EntropyDifference(LabelDistributionMetric):
+    """Entropy of predictions minus that of label distributions in nats, streamed; see `entropy_difference`.
+
+    Example:
+        >>> metric = EntropyDifference(task="multiclass")
+        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
+        >>> metric.compute()
+        tensor(0.1429, dtype=torch.float64)
+    """
+
+    distance = "entropy"
+    higher_is_better = None  # 0 is best
+    unit, perfect = "nats", 0.0
+    question = "is the model less certain than the annotators (+) or more certain (-)"
+    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
+
+
+def votes_distance(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    component: Component = "value",
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Tensor:
+    """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
+
+    It is the Brier score of a label distribution; binary (p - t)^2. Its correction is exact: for any number of
+    annotators, the expected corrected value is the distance to the distribution that the annotations were drawn from.
+
+    Args:
+        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: annotator counts, their shares, or labels, as for `total_variation`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        component: `"value"`; `"noise_floor"`, its expectation sum_k q_k (1-q_k) / n if the n annotations were drawn
+            from the predictions; or `"corrected"`, the value minus the unbiased variance sum_k t_k (1-t_k) / (n-1).
+        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: see `torchcalib.InputOptions`.
+
+    Returns:
+        `(...)` in [0, 2], binary [0, 1] (corrected also less than 0), otherwise as `total_variation`.
+
+    Raises:
+        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+
+    Gradient:
+        Everywhere.
+
+    Source:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 9, with the label distribution in the place
+        of the indicator. Correction: the sample variance of n draws, with denominator n - 1.
+
+    Example:
+        >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
+        >>> votes_distance(preds, counts, task="multiclass")
+        tensor(0.0400)
+        >>> votes_distance(preds, counts, task="multiclass", component="corrected")
+        tensor(-0.0057)
+    """
+    score = _score("squared", component)
+    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+
+
+def votes_distance_per_sample(
+    preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
+) -> Tensor:
+    """Squared distance of every sample; see `votes_distance`.
+
+    Returns:
+        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
+
+    Example:
+        >>> votes_distance_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
+        tensor([0.0800])
+    """
+    return per_sample(_score("squared", component), preds, target, task, options)
+
+
+class VotesDistance(LabelDistributionMetric):
+    """Squared distance between predictions and label distributions, streamed; see `votes_distance`.
+
+    Example:
+        >>> metric = VotesDistance(task="multiclass")
+        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
+        >>> metric.compute()
+        tensor(0.0400, dtype=torch.float64)
+    """
+
+    distance = "squared"
+    unit, perfect = "squared probability", 0.0  # no lower bound: a corrected value may be negative
+    question = "how far are the predictions from the label distributions, without sampling noise if corrected"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9, with label distributions"
