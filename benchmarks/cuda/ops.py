@@ -1,6 +1,6 @@
-"""The ops of `torchcalib.ops` against float64 tensor operations: outputs and gradients, by dtype and shape.
+"""Outputs and gradients of `torchcalib.ops` against float64 tensor operations, by dtype and shape.
 
-The reference repeats no formula of the kernels: softmax and autograd over whole tensors, and a sum for each bin.
+The reference shares no formula with the kernels: it uses softmax and autograd on whole tensors, and a sum per bin.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,69 +17,65 @@ from torchcalib.ops.softmax_stats import Rows, rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 N_BINS = 15
-# Arithmetic over a row is float32 at least, so that scores and sums carry its rounding alone, whatever the input: 2e-6
-# where logits lie up to 20 below the largest, and in proportion beyond. Sums over events are float64 throughout.
+# Arithmetic within a row is at least float32, so that scores and sums have its rounding for any input: 2e-6 for logits
+# up to 20 below the largest, and proportionally more beyond. Sums over events are float64.
 SCORE_TOLERANCE = {torch.float64: 1e-11}
-SCORE_FLOOR = {torch.float64: 1e-4}  # the reference is no more exact than float64
+SCORE_FLOOR = {torch.float64: 1e-4}  # the reference is float64, too
 SUM_TOLERANCE = {torch.float64: 1e-11}
 EVENT_TOLERANCE = 1e-11
-# A gradient comes back in the dtype of the input: relative to the largest of its row, or to what the dtype resolves.
+# A gradient has the dtype of the input. Its error is relative to the largest entry of its row, or to the resolution.
 GRADIENT_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 GRADIENT_FLOOR = {torch.float64: 1e-5, torch.float32: 1e-6, torch.float16: 2**-14, torch.bfloat16: 1e-6}
 _NEAR = 1e-5  # an entry this close to an edge may be rounded into the next bin
 
 
+_ENTRIES = 2**26  # the reference holds about twenty float64 tensors of this size
+ROWS = tuple(
+    (n, c)
+    for c in (2, 10, 1000, 1001, 32_000, 128_256)
+    for n in sorted({min(n, _ENTRIES // c) for n in (1, 1000, 10**6)})
+)
+"""Shapes `(N, C)`: all numbers of classes with all numbers of rows that fit into memory."""
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """What is checked: shapes `(N, C)` of rows, those of rows for sums by class, and numbers of events."""
+    """Shapes `(N, C)` of rows, shapes of rows for sums by class, and numbers of events."""
 
     rows: tuple[tuple[int, int], ...]
     by_class: tuple[tuple[int, int], ...]
     events: tuple[int, ...]
 
 
-_ENTRIES = 2**26  # a reference holds some twenty tensors of so many float64
-
-
-def _bounded(classes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return every number of classes with every number of rows, as far as memory allows."""
-    return tuple((n, c) for c in classes for n in sorted({min(n, _ENTRIES // c) for n in counts}))
-
-
-_ALL = _bounded((2, 10, 1000, 1001, 32_000, 128_256), (1, 1000, 10**6))
-ON_GPU = Sizes(_ALL, _ALL, (1, 1000, 10**6 + 1))
-# The interpreter takes as long for a program as a GPU for a kernel.
-INTERPRETED = Sizes(((9, 10), (2, 1001), (1, 9000)), ((9, 10), (2, 100)), (300,))
+ON_GPU = Sizes(ROWS, ROWS, (1, 1000, 10**6 + 1))
 
 
 def ops(device: torch.device, sizes: Sizes, backend: Backend = "auto") -> Iterator[Check]:
     """Check every op, dtype and shape."""
     for dtype in DTYPES:
+        label = label_of(dtype)
         for from_logits in (True, False):
             kind = "logits" if from_logits else "probs"
-            for what, check, shapes in (
-                ("rows", check_rows, sizes.rows),
-                ("class bins", check_class_bins, sizes.by_class),
-            ):
-                for n, c in shapes:
-                    name = f"{what} {n} x {c} {kind}"
-                    work = partial(check, name, device, dtype, n, c, from_logits, backend)
-                    yield from guarded(name, label_of(dtype), work)
+            shapes = [("rows", check_rows, shape) for shape in sizes.rows]
+            shapes += [("class bins", check_class_bins, shape) for shape in sizes.by_class]
+            for what, check, (n, c) in shapes:
+                name = f"{what} {n} x {c} {kind}"
+                yield from guarded(name, label, partial(check, name, device, dtype, n, c, from_logits, backend))
         for n in sizes.events:
-            work = partial(check_event_bins, f"event bins {n}", device, dtype, n, backend)
-            yield from guarded(f"event bins {n}", label_of(dtype), work)
+            name = f"event bins {n}"
+            yield from guarded(name, label, partial(check_event_bins, name, device, dtype, n, backend))
 
 
 def predictions(
     device: torch.device, dtype: torch.dtype, n: int, c: int, from_logits: bool, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return `n` rows, of which 7 in 16 are special, and their labels; half of these are the top class."""
+    """Return `n` rows, 7 in 16 of them edge cases, and their labels, half of which are the top class."""
     generator = torch.Generator(device).manual_seed(seed)
     values = 3 * torch.randn(n, c, generator=generator, device=device)
     if n == 1 and c > 2:
         values[0, [1, c - 1]] = 20.0
-    values[1::16] = 0.25  # all alike
-    values[2::16, [0, c - 1]] = 20.0  # a tie for the top, as far apart as can be
+    values[1::16] = 0.25  # all equal
+    values[2::16, [0, c - 1]] = 20.0  # a tie of the first and the last class
     values[3::16, c // 2] = 700.0  # saturated
     values[4::16, : c // 2] = -torch.inf
     values[5::16, c - 1] = torch.inf
@@ -93,14 +89,14 @@ def predictions(
 
 
 def limit(logits: Tensor) -> Tensor:
-    """Return logits with the mass of a row that holds +inf spread over these: the limit of its softmax."""
+    """Replace rows with +inf by logits whose softmax is the limit: uniform over the infinite entries."""
     infinite = logits == torch.inf
     spread = torch.where(infinite, torch.zeros_like(logits), torch.full_like(logits, -torch.inf))
     return torch.where(infinite.any(-1, keepdim=True), spread, logits)
 
 
 def whole_rows(values: Tensor, target: Tensor, from_logits: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, scores `(4, N)` and top classes from whole tensors of float64, which autograd follows."""
+    """Return q, scores `(4, N)` and top classes, differentiable, from float64 tensors."""
     x = values.double()
     q = limit(x).softmax(-1) if from_logits else x
     if from_logits:
@@ -128,7 +124,7 @@ def check_rows(
     found = rows(leaf, target, from_logits=from_logits, backend=backend)
     _, expected, top = whole_rows(reference, target, from_logits)
     label = label_of(dtype)
-    # Float32 holds an exponent e^-d with a relative error that grows as d does.
+    # The relative error of e^-d in float32 grows with d.
     tolerance, floor = SCORE_TOLERANCE.get(dtype, 4e-6), SCORE_FLOOR.get(dtype, 1e-10)
     for field, got, wanted in zip(Rows._fields, found, expected, strict=False):
         yield Check(name, label, field, elementwise_error(got, wanted, floor=floor), tolerance)
@@ -200,8 +196,7 @@ def check_class_bins(
 ) -> Iterator[Check]:
     """Sums of all classes and their gradient.
 
-    A row with an entry so close to an edge that float32 may round it across is left out, by a weight of 0, or at all
-    where there are no weights.
+    Rows with an entry so close to a bin edge that float32 may round it across have weight 0, or are left out.
     """
     values, target = predictions(device, dtype, n, c, from_logits, seed=2)
     weights = torch.rand(n, generator=torch.Generator(device).manual_seed(3), device=device, dtype=torch.float64)
@@ -219,14 +214,14 @@ def check_class_bins(
         expected, product = whole_class_bins(reference, labels, w, from_logits, upstream)
         tolerance = SUM_TOLERANCE.get(dtype, 4e-6)
         for column, part in enumerate(("weight", "confidence", "outcome")):
-            # What a column has to be relative to is the sum over its bins, to the first of which next to nothing adds.
+            # Errors are relative to the sum over bins, because some bins are nearly empty.
             size = expected[:, column].abs().sum(-1, keepdim=True)
             error = elementwise_error(found[:, column], expected[:, column], size, floor=1e-9)
             yield Check(name, label_of(dtype), f"{part}, {what}", error, tolerance)
         if len(labels):
             (gradient,) = torch.autograd.grad(found[:, 1], leaf, upstream)
             (wanted,) = torch.autograd.grad(product, reference)
-            # What a row holds is a difference of numbers of the size of `upstream`, which is 1.
+            # A gradient is a difference of numbers of size 1, like `upstream`.
             error = gradient_error(gradient, wanted, floor=1e-2)
             yield Check(name, label_of(dtype), f"gradient, {what}", error, GRADIENT_TOLERANCE[dtype])
 
