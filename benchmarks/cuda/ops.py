@@ -1,11 +1,9 @@
-"""Outputs and gradients of `torchcalib.ops` against float64 tensor operations, by dtype and shape.
+"""Outputs and gradients of `torchcalib.ops` against the plain torch implementation in float64, by dtype and shape."""
 
-The reference shares no formula with the kernels: it uses softmax and autograd on whole tensors, and a sum per bin.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ GRADIENT_FLOOR = {torch.float64: 1e-5, torch.float32: 1e-6, torch.float16: 2**-1
 _NEAR = 1e-5  # an entry this close to an edge may be rounded into the next bin
 
 
-_ENTRIES = 2**26  # the reference holds about twenty float64 tensors of this size
+_ENTRIES = 2**26  # more would not fit into the memory of a GPU in float64
 ROWS = tuple(
     (n, c)
     for c in (2, 10, 1000, 1001, 32_000, 128_256)
@@ -70,7 +68,7 @@ def predictions(
     device: torch.device, dtype: torch.dtype, n: int, c: int, from_logits: bool, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return `n` rows, 7 in 16 of them edge cases, and their labels, half of which are the top class."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = generator_of(device, seed)
     values = 3 * torch.randn(n, c, generator=generator, device=device)
     if n == 1 and c > 2:
         values[0, [1, c - 1]] = 20.0
@@ -95,23 +93,15 @@ def limit(logits: Tensor) -> Tensor:
     return torch.where(infinite.any(-1, keepdim=True), spread, logits)
 
 
-def whole_rows(values: Tensor, target: Tensor, from_logits: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, scores `(4, N)` and top classes, differentiable, from float64 tensors."""
-    x = values.double()
-    q = limit(x).softmax(-1) if from_logits else x
-    if from_logits:
-        log_q = limit(x).log_softmax(-1)
-    else:
-        log_q = torch.where(q == 0, -torch.inf, torch.where(q == 0, 1.0, q).log())
-    top = values.argmax(-1, keepdim=True)
-    hit = torch.nn.functional.one_hot(target, values.shape[-1])
-    scores = (
-        log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
-        (q - hit).square().sum(-1),
-        (q * log_q.masked_fill(q == 0, 0)).sum(-1),
-        q.gather(-1, top).squeeze(-1),
-    )
-    return q, torch.stack(scores), top.squeeze(-1)
+def generator_of(device: torch.device, seed: int) -> torch.Generator:
+    """Return a new generator."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+def gradient_error(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    """Return the largest difference, relative to the largest entry of each row."""
+    size = expected.detach().double().abs().amax(-1, keepdim=True)
+    return elementwise_error(found, expected, size, max(floor, GRADIENT_FLOOR[found.dtype]))
 
 
 def check_rows(
@@ -119,76 +109,50 @@ def check_rows(
 ) -> Iterator[Check]:
     """Scores, top class and gradient of the row op."""
     values, target = predictions(device, dtype, n, c, from_logits)
-    upstream = torch.randn(4, n, dtype=torch.float64, device=device, generator=torch.Generator(device).manual_seed(1))
-    leaf, reference = (values.clone().requires_grad_() for _ in range(2))
+    upstream = list(torch.randn(4, n, dtype=torch.float64, device=device, generator=generator_of(device, 1)))
+    leaf, exact = values.clone().requires_grad_(), values.double().requires_grad_()
     found = rows(leaf, target, from_logits=from_logits, backend=backend)
-    _, expected, top = whole_rows(reference, target, from_logits)
+    expected = rows(exact, target, from_logits=from_logits, backend="torch")
     label = label_of(dtype)
     # The relative error of e^-d in float32 grows with d.
     tolerance, floor = SCORE_TOLERANCE.get(dtype, 4e-6), SCORE_FLOOR.get(dtype, 1e-10)
-    for field, got, wanted in zip(Rows._fields, found, expected, strict=False):
-        yield Check(name, label, field, elementwise_error(got, wanted, floor=floor), tolerance)
-    yield Check(name, label, "top", float((found.top != top).sum()), 0)
-    (gradient,) = torch.autograd.grad([*found[:4]], leaf, [*upstream])
-    (wanted,) = torch.autograd.grad(expected, reference, upstream)
+    for column, got, wanted in zip(Rows._fields[:4], found, expected, strict=False):
+        yield Check(name, label, column, elementwise_error(got, wanted, floor=floor), tolerance)
+    yield Check(name, label, "top", float((found.top != expected.top).sum()), 0)
+    (gradient,) = torch.autograd.grad([*found[:4]], leaf, upstream)
+    (wanted,) = torch.autograd.grad([*expected[:4]], exact, upstream)
     yield Check(name, label, "gradient", gradient_error(gradient, wanted), GRADIENT_TOLERANCE[dtype])
-
-
-def gradient_error(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """Return the largest difference, relative to the largest of each row."""
-    size = expected.detach().double().abs().amax(-1, keepdim=True)
-    return elementwise_error(found, expected, size, max(floor, GRADIENT_FLOOR[found.dtype]))
 
 
 def check_event_bins(
     name: str, device: torch.device, dtype: torch.dtype, n: int, backend: Backend = "auto"
 ) -> Iterator[Check]:
     """Sums and gradients of events, with and without weights and ECD, for both edge rules."""
-    generator = torch.Generator(device).manual_seed(0)
+    generator = generator_of(device, 0)
     random = partial(torch.rand, n, generator=generator, device=device, dtype=torch.float64)
     confidence = random().to(dtype)
-    confidence[: 2 * N_BINS] = (torch.arange(2 * N_BINS, device=device).double() / (2 * N_BINS)).to(dtype)[:n]
+    edges = torch.arange(2 * N_BINS, device=device).double() / (2 * N_BINS)
+    confidence[: 2 * N_BINS] = edges.to(dtype)[:n]
     confidence[-1:] = 1.0
     outcome, weights, ecd = random() < confidence, random(), random() - 0.5
     weights[::5] = 0
     for right in (False, True):
         for columns in ((outcome,), (outcome, weights), (outcome.double(), weights, ecd)):
-            given = [x.clone().requires_grad_() if x.is_floating_point() else x for x in (confidence, *columns)]
-            repeated = [x.clone().requires_grad_() if x.is_floating_point() else x for x in (confidence, *columns)]
-            found = event_bins(*given, n_bins=N_BINS, right=right, backend=backend)
-            expected = whole_event_bins(*repeated, right=right)
+            given = [confidence, *columns]
+            leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in given]
+            exact = [x.double().requires_grad_() if x.is_floating_point() else x for x in map(torch.clone, given)]
+            found = event_bins(*leaves, n_bins=N_BINS, right=right, backend=backend)
+            expected = event_bins(*exact, n_bins=N_BINS, right=right, backend="torch")
             what = f"{len(columns)} columns{', right' if right else ''}"
             yield Check(name, label_of(dtype), what, elementwise_error(found, expected, floor=1e-9), EVENT_TOLERANCE)
             upstream = torch.rand(found.shape, generator=generator, device=device, dtype=torch.float64)
             pairs = zip(
-                torch.autograd.grad(found, [x for x in given if x.requires_grad], upstream),
-                torch.autograd.grad(expected, [x for x in repeated if x.requires_grad], upstream),
+                torch.autograd.grad(found, [x for x in leaves if x.requires_grad], upstream),
+                torch.autograd.grad(expected, [x for x in exact if x.requires_grad], upstream),
                 strict=True,
             )
             error = max(elementwise_error(a, b, floor=1e-6) for a, b in pairs)
             yield Check(name, label_of(dtype), f"gradients of {what}", error, GRADIENT_TOLERANCE[dtype])
-
-
-def whole_event_bins(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None = None,
-    ecd: Tensor | None = None,
-    *,
-    right: bool,
-) -> Tensor:
-    """Return sums over the events of each bin, one bin after another."""
-    index = bins_by_search(confidence.detach().double(), right)
-    columns = [torch.ones_like(confidence), confidence, outcome, *(() if ecd is None else (ecd,))]
-    w = torch.ones_like(confidence, dtype=torch.float64) if weights is None else weights
-    weighed = [torch.where(w == 0, 0.0, w * x.double()) for x in columns]
-    return torch.stack([torch.stack([x[index == b].sum() for b in range(N_BINS)]) for x in weighed])
-
-
-def bins_by_search(values: Tensor, right: bool) -> Tensor:
-    """Return the bin of float64 values by a search among the edges."""
-    edges = torch.arange(1, N_BINS, dtype=torch.float64, device=values.device) / N_BINS
-    return torch.bucketize(values, edges, right=not right)
 
 
 def check_class_bins(
@@ -199,43 +163,31 @@ def check_class_bins(
     Rows with an entry so close to a bin edge that float32 may round it across have weight 0, or are left out.
     """
     values, target = predictions(device, dtype, n, c, from_logits, seed=2)
-    weights = torch.rand(n, generator=torch.Generator(device).manual_seed(3), device=device, dtype=torch.float64)
-    near = ((q := whole_rows(values, target, from_logits)[0]) * N_BINS).round()
-    safe = (((q * N_BINS - near).abs() > _NEAR * near) | (near == 0) | (near == N_BINS)).all(-1)
-    del q, near
+    weights = torch.rand(n, generator=generator_of(device, 3), device=device, dtype=torch.float64)
+    scaled = N_BINS * (limit(values.double()).softmax(-1) if from_logits else values.double())
+    near = scaled.round()
+    safe = (((scaled - near).abs() > _NEAR * near) | (near == 0) | (near == N_BINS)).all(-1)
+    del scaled, near  # they may need gigabytes
     weights[~safe] = 0
-    options = {"from_logits": from_logits, "backend": backend}
+    options: dict[str, Any] = {"from_logits": from_logits}
+    label = label_of(dtype)
     for what, held, w in (("weighted", slice(None), weights), ("plain", safe, None)):
-        leaf, reference, labels = values[held].clone().requires_grad_(), values[held].requires_grad_(), target[held]
+        leaf, labels = values[held].clone().requires_grad_(), target[held]
+        exact = leaf.detach().double().requires_grad_()
         with torch.no_grad():
-            of_rows = rows(leaf, labels, **options)  # type: ignore[arg-type]
-        found = class_bins(leaf, labels, w, of_rows, n_bins=N_BINS, **options)  # type: ignore[arg-type]
-        upstream = torch.rand(c, N_BINS, device=device, dtype=torch.float64)
-        expected, product = whole_class_bins(reference, labels, w, from_logits, upstream)
-        tolerance = SUM_TOLERANCE.get(dtype, 4e-6)
+            of_rows = rows(leaf, labels, backend=backend, **options)
+            of_exact = rows(exact, labels, backend="torch", **options)
+        found = class_bins(leaf, labels, w, of_rows, n_bins=N_BINS, backend=backend, **options)
+        expected = class_bins(exact, labels, w, of_exact, n_bins=N_BINS, backend="torch", **options)
         for column, part in enumerate(("weight", "confidence", "outcome")):
             # Errors are relative to the sum over bins, because some bins are nearly empty.
-            size = expected[:, column].abs().sum(-1, keepdim=True)
+            size = expected.detach()[:, column].abs().sum(-1, keepdim=True)
             error = elementwise_error(found[:, column], expected[:, column], size, floor=1e-9)
-            yield Check(name, label_of(dtype), f"{part}, {what}", error, tolerance)
+            yield Check(name, label, f"{part}, {what}", error, SUM_TOLERANCE.get(dtype, 4e-6))
         if len(labels):
+            upstream = torch.rand(c, N_BINS, device=device, dtype=torch.float64)
             (gradient,) = torch.autograd.grad(found[:, 1], leaf, upstream)
-            (wanted,) = torch.autograd.grad(product, reference)
+            (wanted,) = torch.autograd.grad(expected[:, 1], exact, upstream)
             # A gradient is a difference of numbers of size 1, like `upstream`.
             error = gradient_error(gradient, wanted, floor=1e-2)
-            yield Check(name, label_of(dtype), f"gradient, {what}", error, GRADIENT_TOLERANCE[dtype])
-
-
-def whole_class_bins(
-    values: Tensor, target: Tensor, weights: Tensor | None, from_logits: bool, upstream: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return sums `(C, 3, B)`, bin by bin, and the product of those of confidence with `upstream`, differentiable."""
-    q, _, _ = whole_rows(values, target, from_logits)
-    w = torch.ones(len(q), 1, dtype=q.dtype, device=q.device) if weights is None else weights.unsqueeze(-1)
-    index = bins_by_search(q.detach(), False)
-    hit = torch.nn.functional.one_hot(target, q.shape[-1])
-    with torch.no_grad():
-        columns: list[Callable[[], Tensor]] = [lambda: w.expand_as(q), lambda: w * q, lambda: w * hit]
-        sums = [[torch.where(index == b, column(), 0.0).sum(0) for b in range(N_BINS)] for column in columns]
-    slope = upstream.flatten()[index + N_BINS * torch.arange(q.shape[-1], device=q.device)]
-    return torch.stack([torch.stack(part, -1) for part in sums], 1), (w * q * slope).sum()
+            yield Check(name, label, f"gradient, {what}", error, GRADIENT_TOLERANCE[dtype])
