@@ -1,17 +1,20 @@
-"""What a job is: our side, the sides it is held against, and the goals."""
+"""Jobs of the benchmark: our call, the calls of other packages, and the goals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 Call = Callable[[], object]
 OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
+FAMILIES = ("one_pass", "ranked", "canonical", "calibration")
+"""Modules with a list `JOBS`, in the order of the table."""
 
 
 def version_of(package: str) -> str | None:
-    """Version of a package; None if it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -20,15 +23,15 @@ def version_of(package: str) -> str | None:
 
 @dataclass(frozen=True)
 class Sides:
-    """What is measured, over data that is ready.
+    """Calls to measure, with prepared data.
 
     Attributes:
-        ours: our side.
-        peers: what it is held against, over the same data, by the name of the peer.
-        shares: peers that do only a share of the work, and which. Their times are divided by it, and the table says so.
-        error: how far our result is from the right one.
-        states: how many bytes a side (`OURS`, or a peer) keeps after so many updates.
-        result_bytes: size of what a call is asked to give back (a gradient): no extra memory.
+        ours: our call.
+        peers: calls of the peers on the same data, by name.
+        shares: part of the work that a peer does, if not all. Its times are divided by it.
+        error: returns the error of our result.
+        states: size in bytes of a side's state after a number of updates.
+        result_bytes: size of the result (a gradient), which is not extra memory.
     """
 
     ours: Call
@@ -39,19 +42,13 @@ class Sides:
     result_bytes: int = 0
 
     def call(self, side: str) -> Call:
-        """Return what a side does."""
+        """Return the call of a side."""
         return self.ours if side == OURS else self.peers[side]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One thing that our side is held against.
-
-    Attributes:
-        name: what it is; its key in `Sides.peers`.
-        goal: at most this share of its time; None for no goal.
-        needs: packages without which it is left out.
-    """
+    """An alternative to our side: its key in `Sides.peers`, the goal for our share of its time, needed packages."""
 
     name: str
     goal: float | None = None
@@ -59,27 +56,26 @@ class Peer:
 
     @property
     def missing(self) -> list[str]:
-        """What it needs and is not installed."""
+        """Needed packages that are not installed."""
         return [package for package in self.needs if version_of(package) is None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Some lines of the table.
+    """Lines of the table.
 
     Attributes:
-        name: what is computed, of how much.
-        prepare: makes the data and returns the sides. Its keyword arguments are sizes; `n`, the number of rows, where
-            memory is measured. It runs, and all sides run, in a process of their own.
-        peers: what our side is held against.
-        seconds: goal for the time of our side; None for none.
-        extra_bytes: goal for the memory that our side takes beside data and result; None to measure none.
+        name: what is computed, and its size.
+        prepare: makes the data and returns the sides. Its keyword arguments are sizes; `n` is the number of rows.
+        peers: alternatives to our side.
+        seconds: goal for our time.
+        extra_bytes: goal for the memory of our side in addition to data and result; None to measure none.
         error: goal for `Sides.error`.
-        updates: after how many updates the state is looked at; the goal is that its size stays.
-        grows: sizes at which our side is timed as well: arguments of `prepare`, `n` among them.
-        numba: whether our side may use numba. Without it, the process cannot import numba.
-        rounds: how many times all sides run, in turn.
-        why: what stands in the way of a goal; said where one is missed.
+        updates: numbers of updates after which the state must have the same size.
+        grows: further sizes for our side: arguments of `prepare`, including `n`.
+        numba: whether our side may import numba.
+        rounds: number of measurements.
+        why: reason of a missed goal.
     """
 
     name: str
@@ -96,14 +92,20 @@ class Job:
 
     @property
     def sides(self) -> list[str]:
-        """Our side, and the peers that are installed."""
+        """Our side, and the installed peers."""
         return [OURS, *(peer.name for peer in self.peers if not peer.missing)]
 
     def without_numba(self, **changes: Any) -> "Job":
-        """Return this job in plain torch: no peers that need numba, no goals for times but those in `changes`."""
+        """Return this job in plain torch, without peers that need numba and without other goals than `changes`."""
         peers = tuple(replace(peer, goal=None) for peer in self.peers if "numba" not in peer.needs)
         plain = {"peers": peers, "seconds": None, "grows": ()}
         return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", numba=False, why="", **(plain | changes))
+
+
+def jobs_of(family: str) -> list[Job]:
+    """Return the jobs of a family."""
+    jobs: list[Job] = import_module(f"benchmarks.{family}").JOBS
+    return jobs
 
 
 def named(jobs: Sequence[Job], name: str) -> Job:

@@ -3,11 +3,11 @@
     python -m benchmarks.run                    all families
     python -m benchmarks.run ranked             one family
     python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
-    python -m benchmarks.run --trial 2          two rounds of everything; nothing is kept
+    python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
 
-Every job runs in a process of its own, all its sides in turn; what counts is the ratio, for times differ from machine
-to machine. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the table of
-the README. A goal that is missed makes the exit code 1.
+Every job runs all its sides in turn, in a separate process. Ratios of times are comparable between machines, times are
+not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the table of the
+README. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -22,51 +22,41 @@ from typing import Any
 
 import torch
 
-from benchmarks.families import FAMILIES, jobs_of
-from benchmarks.job import OURS, Job, version_of
+from benchmarks.job import FAMILIES, OURS, Job, jobs_of, version_of
 from benchmarks.record import Line, Record, growth_lines, lines, missed, recorded
 
-PACKAGES = (
-    "torchcalib",
-    "torch",
-    "torchmetrics",
-    "numba",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "probmetrics",
-    "psrcal",
-    "relplot",
-)
+BASE_PACKAGES = ("torchcalib", "torch", "torchmetrics", "numba", "numpy")
+PEER_PACKAGES = ("scipy", "scikit-learn", "probmetrics", "psrcal", "relplot")
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = {"ours": 32, "theirs": 32, "ratio": 10, "goal": 10, "verdict": 30}
 
 
 def machine() -> dict[str, Any]:
-    """What the times depend on; no name of a host."""
+    """Return what times depend on, without the name of the host."""
     here = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
-    return here | {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
+    versions = {package: version_of(package) for package in BASE_PACKAGES + PEER_PACKAGES}
+    return here | {"python": platform.python_version()} | versions
 
 
 def cpu_model() -> str:
-    """Name of the CPU, as the system gives it."""
+    """Return the name of the CPU."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def run(family: str, job: Job, trial: int | None = None) -> Record:
-    """Measure all about a job."""
+    """Measure a job."""
     rounds = ["--rounds", str(trial)] if trial else []
     times = measured(family, job, "times", *rounds)
-    sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # numba is nothing to the peers
+    sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not depend on numba
     extra_bytes = {side: measured(family, job, "memory", "--side", side) for side in sides}
     growth = measured(family, job, "growth", *rounds) if job.grows else []
     return recorded(job, times, extra_bytes, growth)
 
 
 def measured(family: str, job: Job, what: str, *options: str) -> Any:
-    """Measure one thing in a fresh process."""
+    """Measure one quantity in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.measure", family, job.name, what, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -85,12 +75,12 @@ def show(job: Job, record: Record) -> None:
 
 
 def columns(line: Line) -> str:
-    """One line of the table; what it is about comes last, for it may be long."""
+    """Return a line of the table, with its longest column last."""
     return f"{''.join(f'{getattr(line, column):>{width}}' for column, width in WIDTHS.items())}  {line.what}"
 
 
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
-    """Write records of this machine; jobs that did not run now keep what they had, and jobs that are no more go."""
+    """Write records of this machine, keep those of jobs that did not run, and drop those of former jobs."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{here['cpu']} {here['cores']} cores".lower()).strip("-")
     path = RESULTS / f"{name}.json"
     kept = json.loads(path.read_text()) if path.is_file() else {"families": {}}
@@ -103,11 +93,11 @@ def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the chosen jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help=f"families of jobs, of: {', '.join(FAMILIES)}")
     parser.add_argument("--job", default="", help="only jobs with this in their names")
-    parser.add_argument("--trial", type=int, metavar="ROUNDS", help="so many rounds of each job, and nothing is kept")
+    parser.add_argument("--trial", type=int, metavar="ROUNDS", help="rounds of each job; writes nothing")
     chosen = parser.parse_args()
     if unknown := [family for family in chosen.families if family not in FAMILIES]:
         parser.error(f"no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
@@ -130,7 +120,7 @@ def main() -> int:
             show(job, records[-1])
         if records and not chosen.trial:
             print(f"\nwritten to {save(here, family, records)}")
-        any_missed |= any(missed(record["goals"]) for record in records)
+        any_missed |= any(map(missed, some, records))
     return int(any_missed)
 
 

@@ -1,12 +1,12 @@
-"""The tables of the source papers, computed here, beside the numbers that were printed.
+"""Tables of the source papers, computed here, next to the published numbers.
 
-    python -m benchmarks.tables                 all of them
-    python -m benchmarks.tables tce-2 epsr-1    some; --help names them
+    python -m benchmarks.tables                 all tables
+    python -m benchmarks.tables tce-2 epsr-1    some tables; --help lists them
 
-Simulated tables come from `benchmarks.simulate`; those of real systems, and recorded numbers, from the data in
-$TORCHCALIB_DATA (or ../shared/data), and are left out, in words, where it is missing. A number agrees if it rounds to
-what was printed. Where a paper draws a picture, or its number is not at hand, the number beside was recorded from the
-authors' code or from loops in numpy, and is marked so. The exit code is 1 if one does not agree that should.
+Simulated tables use `benchmarks.simulate`. Tables of real systems, and recorded numbers, use the data in
+$TORCHCALIB_DATA (or ../shared/data) and are left out without it. A number agrees if it rounds to the published one.
+Where a paper has only a figure, or its number is not available, the number was recorded from the authors' code or from
+loops in numpy, and is marked. The exit code is 1 if a number disagrees without a note.
 """
 
 import argparse
@@ -38,13 +38,13 @@ class Cell:
     """One number.
 
     Attributes:
-        row: what it is of.
-        column: what it is.
-        value: computed here; None where it cannot be.
-        published: the number beside it, with the digits that were printed; None where none is at hand.
-        recorded: whether `published` was not printed, but given by the authors' code or another one.
-        tolerance: how far a number may be off beyond its rounding.
-        note: why there is no value, or why it need not agree.
+        row: row of the table.
+        column: column of the table.
+        value: value computed here, or None.
+        published: published number with its printed digits, or None.
+        recorded: whether `published` was computed by other code instead of printed.
+        tolerance: accepted difference in addition to rounding.
+        note: why there is no value, or why it may disagree.
     """
 
     row: str
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the value rounds to what was published; None if there is nothing to compare."""
+        """Whether the value rounds to the published number; None if one is missing."""
         if self.value is None or self.published is None:
             return None
         exponent = Decimal(self.published).as_tuple().exponent
@@ -67,25 +67,25 @@ class Cell:
 
     @property
     def wrong(self) -> bool:
-        """Whether it does not agree, and nothing says why."""
+        """Whether the value disagrees without a note."""
         return self.agrees is False and not self.note
 
 
 def arrays(name: str) -> dict[str, Tensor]:
-    """Recorded arrays."""
+    """Return recorded arrays."""
     with np.load(DATA / name, allow_pickle=False) as loaded:
         return {key: torch.from_numpy(array) for key, array in loaded.items()}
 
 
 @cache
 def recorded_answers() -> list[dict]:
-    """What was recorded; nothing where it is missing."""
+    """Return all recorded answers; nothing without the data."""
     path = DATA / "expected.json"
     return json.loads(path.read_text()) if path.is_file() else []
 
 
 def recorded_answer(file: str | None, case: str) -> Any:
-    """The value of one entry; None where it is missing."""
+    """Return one recorded value, or None."""
     found = (entry["value"] for entry in recorded_answers() if (entry["file"], entry["case"]) == (file, case))
     return next(found, None)
 
@@ -98,8 +98,8 @@ ECD_1_ECE = {0.0: None, 0.5: "0.170", 2.0: "0.404"}
 def ecd_1() -> Iterator[Cell]:
     """[ECD] Table I: ten bins of a simulation, for noise of sigma 0, 0.5 and 2 on the log-odds.
 
-    The printed columns for 0.5 and 2 cannot be reproduced from the text of sec. V-A, which is read literally here; of
-    the printed numbers only their ECE are at hand. What is recorded is the literal reading, by loops in numpy.
+    The printed columns for 0.5 and 2 do not follow from the text of sec. V-A; of them only the ECE is available. The
+    recorded numbers follow the text, computed by loops in numpy.
     """
     for sigma, printed in ECD_1_ECE.items():
         preds, target = simulate.noisy_evidence(sigma)
@@ -111,7 +111,7 @@ def ecd_1() -> Iterator[Cell]:
             "ECD": tc.ecd(**given).item(),
         }
         if printed is not None:
-            yield Cell(f"sigma {sigma:g}", "ECE", whole["ECE"], printed, note="cannot be had from the text")
+            yield Cell(f"sigma {sigma:g}", "ECE", whole["ECE"], printed, note="does not follow from the text")
         for name, value in whole.items():
             yield Cell(f"sigma {sigma:g}", name, value, answer and f"{answer[name]:.8f}", recorded=True)
         table = tc.bin_table(**given, n_bins=10).to_dict()
@@ -139,7 +139,7 @@ TCE_5 = {  # TCE, ECE, ACE, MCE, MCE(Q)
 
 
 def published(preds: Tensor, target: Tensor) -> dict[str, float]:
-    """The six metrics of [TCE], ties as in the published code, which parts them."""
+    """Return the six metrics of [TCE]. Ties are split between bins, as in the published code."""
     given = {"preds": preds, "target": target, "task": "binary"}
     split = {**given, "ties": "split"}
     values = {
@@ -154,7 +154,7 @@ def published(preds: Tensor, target: Tensor) -> dict[str, float]:
 
 
 def tce_2() -> Iterator[Cell]:
-    """[TCE] Table 2: a logistic fit tested on another share of positives."""
+    """[TCE] Table 2: a logistic fit tested with another frequency of positives."""
     for (train, test), printed in TCE_2.items():
         sample = simulate.gaussian_discriminant(train, test)
         values = published(sample.preds, sample.target)
@@ -163,7 +163,7 @@ def tce_2() -> Iterator[Cell]:
 
 
 def tce_5() -> Iterator[Cell]:
-    """[TCE] Table 5: dogs of ImageNet; two of its five networks are at hand."""
+    """[TCE] Table 5: dogs of ImageNet; the predictions of two of its five networks are available."""
     for model, printed in TCE_5.items():
         file = f"imagenet_dogs_{model}.npz"
         data = arrays(file)
@@ -172,7 +172,7 @@ def tce_5() -> Iterator[Cell]:
             yield Cell(model, name, values[name], number)
         yield Cell(model, "TCE(Q)", values["TCE(Q)"], f"{recorded_answer(file, 'tceq'):.3f}", recorded=True)
     for model in ("vgg19", "resnet50", "resnet152"):
-        yield Cell(model, "all", None, None, note="the predictions are not at hand")
+        yield Cell(model, "all", None, None, note="predictions not available")
 
 
 # [EPSR] -------------------------------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ CALIBRATORS: dict[str, Calibrator[Any]] = {
 
 @cache
 def published_folds(num_classes: int, n: int) -> dict[tuple[str, str], Tensor]:
-    """The folds of the published experiments, by system and calibrator.
+    """Return the folds of the published experiments, by system and calibrator.
 
-    All are dealt by scikit-learn from numpy's global generator, seeded with 0, after the features were drawn from it.
-    The experiments had two more systems, whose folds are dealt and not used; histogram binning is for two classes.
+    scikit-learn drew all of them from numpy's global generator with seed 0, after the features. The experiments had two
+    more systems, whose folds are drawn and not used; histogram binning is for two classes.
     """
     target = simulate.mismatched_systems(num_classes, n).target.numpy()
     generator = np.random.RandomState(0)
@@ -217,29 +217,34 @@ def published_folds(num_classes: int, n: int) -> dict[tuple[str, str], Tensor]:
 
 
 def calibration(log_q: Tensor, target: Tensor, calibrator: str, **trained: Any) -> dict[str, Any]:
-    """Arguments of what calibrates: histogram binning takes the log-odds of the second class."""
+    """Return arguments of `tc.calibrated`. Histogram binning takes the log-odds of the second class."""
     preds, task = (log_q[:, 1] - log_q[:, 0], "binary") if calibrator == "his" else (log_q, "multiclass")
     given = {"preds": preds, "target": target, "task": task, "from_logits": True}
     return given | {"calibrator": CALIBRATORS[calibrator], **trained}
 
 
+def fitted_on(how: str, num_classes: int, n: int, system: str, calibrator: str) -> dict[str, Any]:
+    """Return the option of a calibration: on the test data ("tt"), or cross-validated with the published folds."""
+    return {"train_on_test": True} if how == "tt" else {"folds": published_folds(num_classes, n)[system, calibrator]}
+
+
 def posteriors(**given: Any) -> Tensor:
-    """Calibrated posteriors of all classes."""
+    """Return calibrated posteriors of all classes."""
     after = tc.calibrated(**given)
     return after.exp() if given["task"] == "multiclass" else torch.stack((-after, after), -1).sigmoid()
 
 
 def nce(log_q: Tensor, target: Tensor) -> float:
-    """NLL divided by that of the mean target; on labels, or on posteriors, where it is the semi-empirical NCE."""
+    """Return the NLL divided by that of the mean target; with posteriors as targets the semi-empirical NCE."""
     return tc.nll(log_q, target, task="multiclass", from_logits=True, normalize="prior").item()
 
 
 def epsr_1() -> Iterator[Cell]:
-    """[EPSR] Table 1: how far the semi-empirical NCE, against reference posteriors, is off the empirical, in percent.
+    """[EPSR] Table 1: difference of the empirical and the semi-empirical NCE, in percent of the empirical NCE.
 
-    Each is normalised by its own priors: the empirical by those of the labels, the semi-empirical by the mean of the
-    reference posteriors. References: the true posteriors; affine, temperature and histogram calibration, trained on the
-    test data (tt) or cross-validated (xv).
+    Each is normalised by its own priors: class frequencies of the labels, or means of the reference posteriors.
+    References: the true posteriors; affine, temperature and histogram calibration, fitted to the test data (tt) or
+    cross-validated (xv).
     """
     of_size = {n: simulate.mismatched_systems(2, n) for n in (200, 2_000, 20_000)}
     for row, printed in EPSR_1.items():
@@ -249,17 +254,15 @@ def epsr_1() -> Iterator[Cell]:
                 if row == "true":
                     reference = systems.cal.exp()
                 else:
-                    how = {"train_on_test": True}
-                    if row.endswith("xv"):
-                        how = {"folds": published_folds(2, n)[system, row[:3]]}
-                    reference = posteriors(**calibration(log_q, systems.target, row[:3], **how))
+                    trained = fitted_on(row[-2:], 2, n, system, row[:3])
+                    reference = posteriors(**calibration(log_q, systems.target, row[:3], **trained))
                 empirical = nce(log_q, systems.target)
                 value = 100 * (empirical - nce(log_q, reference)) / empirical
                 yield Cell(row, f"{system} {n}", value, number)
 
 
 def epsr_curves() -> Iterator[Cell]:
-    """[EPSR] sec. 3.1: the systems of its Bayes-risk curves, 100,000 samples; the area of a curve is its score."""
+    """[EPSR] sec. 3.1: scores of 100,000 samples as areas under their Bayes-risk curves."""
     answers = {e["case"].split("|")[1]: e["value"] for e in recorded_answers() if "sec3.1|" in e["case"]}
     settings = {
         "cal": ("cal", {}),
@@ -288,7 +291,7 @@ def costs(name: str, num_classes: int) -> tc.CostMatrix:
 
 
 def score(name: str, log_q: Tensor, target: Tensor) -> float:
-    """A score by the name that the recorded answers give it."""
+    """Return a score by its name in the recorded answers."""
     given = {"preds": log_q, "target": target, "task": "multiclass", "from_logits": True}
     if match := re.fullmatch(r"nrisk(01r?|imb)", name):
         return tc.bayes_risk(**given, cost=costs(match[1], log_q.shape[-1]), normalize="prior").item()
@@ -305,14 +308,14 @@ def score(name: str, log_q: Tensor, target: Tensor) -> float:
 
 
 SCORES = {"ce": "nll", "bs": "brier"}
-FLOAT32_FIT = 0.02  # how far the published RCL, of fits in float32 that stop early, may be off, in percent
+FLOAT32_FIT = 0.02  # tolerance, in percent, for the published RCL: its float32 fits stop early
 
 
 def epsr_scores() -> Iterator[Cell]:
     """[EPSR] sec. 3.2 and 3.3, fig. 5 and 6 (app. for C = 10): scores of the four systems, and their RCL in percent.
 
-    aff, tem and his are affine, temperature and histogram calibration; xv is cross-validated, tt trained on the test
-    data; semiemp is the semi-empirical NCE. The figures are drawn; the numbers beside were given by the authors' code.
+    aff, tem and his are affine, temperature and histogram calibration; xv is cross-validated, tt fitted to the test
+    data; semiemp is the semi-empirical NCE. The numbers are from the authors' code, because the paper has figures.
     """
     for entry in recorded_answers():
         match = re.fullmatch(r"ferrer/synthetic/K(\d+)\|(cal|mcp|mcs|mcps)", entry["case"])
@@ -328,15 +331,15 @@ def epsr_scores() -> Iterator[Cell]:
                 value = score(name, log_q, target)
             else:
                 what, of, calibrator, how = trained.groups()
-                folds = {"folds": published_folds(classes, 200 * classes)[system, calibrator]}
-                given = calibration(log_q, target, calibrator, **({"train_on_test": True} if how == "tt" else folds))
+                fitted = fitted_on(how, classes, 200 * classes, system, calibrator)
+                given = calibration(log_q, target, calibrator, **fitted)
                 value = tc.rcl(**given, score=SCORES[of]).item() if what == "rcl" else nce(log_q, posteriors(**given))
                 tolerance = FLOAT32_FIT if what == "rcl" else 5e-4
             yield Cell(f"C = {classes}, {system}", name, value, f"{float(wanted):.4f}", True, tolerance)
 
 
 def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
-    """Log-posteriors of a system as given, after affine or temperature calibration, or isotonic (on the test set)."""
+    """Return log-posteriors of a system, raw or after affine, temperature or isotonic calibration (on the test set)."""
     given = {"target": target, "from_logits": True}
     if kind == "calp":
         log_odds = log_q[:, 1] - log_q[:, 0]
@@ -349,10 +352,10 @@ def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor) -
 
 
 def epsr_systems() -> Iterator[Cell]:
-    """[EPSR] sec. 3.5, fig. 8 and Table 2, for the systems at hand: as given, and calibrated.
+    """[EPSR] sec. 3.5, fig. 8 and Table 2, for the available systems: raw, and calibrated.
 
-    cal and calt are affine and temperature calibration, cross-validated; calp is isotonic, trained on the test data;
-    rcl_ce_dxv is the RCL of affine calibration in percent. ECE is in percent.
+    cal and calt are affine and temperature calibration, cross-validated; calp is isotonic, fitted to the test data;
+    rcl_ce_dxv is the RCL of affine calibration. ECE and RCL are in percent.
     """
     systems: dict[tuple[str, str], Tensor] = {}
     for entry in recorded_answers():
@@ -361,7 +364,7 @@ def epsr_systems() -> Iterator[Cell]:
             continue
         kind, name = entry["case"].split("/")
         data = arrays(entry["file"])
-        # The softmax was taken in the precision of the file.
+        # The published softmax has the precision of the file.
         log_q, target = data.get("logits", data.get("log_probs")).log_softmax(-1).double(), data["targets"].long()
         if name == "rcl_ce_dxv":
             value = tc.rcl(log_q, target, task="multiclass", from_logits=True, folds=data["fold_seed0"]).item()
@@ -371,7 +374,7 @@ def epsr_systems() -> Iterator[Cell]:
                 systems[key] = calibrated_system(kind, log_q, target, data["fold_seed0"])
             value = score(name, systems[key], target)
         yield Cell(f"{entry['file'].removesuffix('.npz')}, {kind}", name, value, saved[1], tolerance=2e-6)
-    yield Cell("other systems of Table 2", "all", None, None, note="the predictions are not at hand")
+    yield Cell("other systems of Table 2", "all", None, None, note="predictions not available")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -397,22 +400,16 @@ def show(table: Callable[[], Iterator[Cell]]) -> list[Cell]:
     for cell in cells:
         value = "-" if cell.value is None else f"{cell.value:.5g}"
         source = "recorded" if cell.recorded and cell.published else ""
-        said = {True: "", False: "DIFFERS", None: ""}[cell.agrees]
+        verdict = "DIFFERS" if cell.agrees is False else ""
         line = f"{cell.row:{widths[0]}}  {cell.column:{widths[1]}}  {value:>10}  {cell.published or '-':>12}"
-        print(f"{line}  {source:8} {said} {cell.note}".rstrip())
-    print(summary(cells))
-    return cells
-
-
-def summary(cells: list[Cell]) -> str:
-    """How many numbers agree, of the printed and of the recorded."""
-    counts = []
+        print(f"{line}  {source:8} {verdict} {cell.note}".rstrip())
     for recorded, name in ((False, "printed"), (True, "recorded")):
         compared = [cell.agrees for cell in cells if cell.recorded == recorded and cell.agrees is not None]
         if compared:
-            counts.append(f"{sum(compared)} of {len(compared)} {name} numbers agree")
-    left = sum(cell.value is None for cell in cells)
-    return ", ".join([*counts, *([f"{left} rows cannot be computed"] if left else [])])
+            print(f"{sum(compared)} of {len(compared)} {name} numbers agree")
+    if left := sum(cell.value is None for cell in cells):
+        print(f"{left} rows cannot be computed")
+    return cells
 
 
 def main() -> int:
@@ -424,7 +421,7 @@ def main() -> int:
     wrong = 0
     for name in names:
         if name in NEEDS_DATA and not (DATA / "expected.json").is_file():
-            print(f"\n{name}: left out, its recorded data is not in {DATA}; set TORCHCALIB_DATA")
+            print(f"\n{name}: left out, because its data is not in {DATA}; set TORCHCALIB_DATA")
             continue
         wrong += sum(cell.wrong for cell in show(TABLES[name]))
     return int(wrong > 0)

@@ -86,10 +86,10 @@ from torchcalib.special.binomial import binomial_test
 if TYPE_CHECKING:
     from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
     from torchcalib.plots.comparison import bin_comparison as bin_comparison
-    from torchcalib.plots.corp import corp_diagram as corp_diagram
     from torchcalib.plots.differences import difference_plot as difference_plot
     from torchcalib.plots.ecd import ecd_curve as ecd_curve
     from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
+    from torchcalib.plots.reliability import corp_diagram as corp_diagram
     from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
     from torchcalib.plots.tce import tce_diagram as tce_diagram
     from torchcalib.plots.training import training_curve as training_curve

@@ -1,4 +1,4 @@
-"""What `cuda_check.py` does on a GPU: `ops` and `metrics` against float64, how both `conduct` themselves, and `speed`.
+"""Steps of `cuda_check.py`: values of ops and metrics against float64, their behaviour on a device, and speed.
 
-Everything takes a device, so that the tests run it on the CPU, with the Triton kernels in Triton's interpreter.
+All functions take a device, so that tests run them on the CPU.
 """

@@ -1,4 +1,4 @@
-"""One line of the result, and how far two tensors differ."""
+"""Checks of the GPU run: a line of the result, and differences of tensors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,32 +16,31 @@ class Check:
     what: str
     error: float
     tolerance: float
-    said: str = ""
+    note: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within the tolerance; NaN is not."""
+        """Whether the error is within the tolerance; False for NaN."""
         return self.error <= self.tolerance
 
 
 def label_of(dtype: torch.dtype) -> str:
-    """Name a dtype without the name of its package."""
+    """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 
 def relative_error(found: Tensor, expected: Tensor, scale: float = 0.01) -> float:
-    """Largest difference, as a share of the largest expected value, or of `scale` where all of them are less.
-
-    Equal infinities do not differ: half types round some probabilities to 0 and 1.
-    """
-    found, expected = (x.detach().double().cpu() for x in (found, expected))
-    difference = torch.where(found == expected, 0.0, found - expected).abs().max()
-    size = expected.masked_fill(expected.isinf(), 0).abs().max()
-    return float(difference / size.clamp(min=scale))
+    """Return the largest difference, relative to the largest expected value or at least to `scale`."""
+    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
+    size = expected.masked_fill(expected.isinf(), 0).abs().max().clamp(min=scale)
+    return elementwise_error(found, expected, size, floor=0.0)
 
 
 def elementwise_error(found: Tensor, expected: Tensor, size: Tensor | None = None, floor: float = 1e-12) -> float:
-    """Largest difference as a share of what it is expected to be, or of `size`; NaN if any is NaN, 0 of nothing."""
+    """Return the largest difference, relative to the expected values or to `size`; NaN if any difference is NaN.
+
+    Equal infinities do not differ: half types round some probabilities to 0 and 1.
+    """
     if not expected.numel():
         return 0.0
     found, expected = found.detach().double(), expected.detach().double()
@@ -50,7 +49,7 @@ def elementwise_error(found: Tensor, expected: Tensor, size: Tensor | None = Non
 
 
 def guarded(name: str, dtype: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """Turn an exception into a failed check, so that one failure does not hide the others."""
+    """Turn an exception into a failed check, so that the other checks still run."""
     try:
         yield from checks()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How ops and collections behave on a device: nothing waits for it, graphs replay, every run gives the same bits."""
+"""Behaviour of ops and collections on a device: no synchronisation, CUDA graphs, the same bits in every run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ N_BINS = 15
 
 @contextmanager
 def without_waiting(device: torch.device) -> Iterator[None]:
-    """Make every synchronisation of the host with the device an error; there is none with a CPU."""
+    """Raise an error when the host synchronises with a CUDA device; do nothing on the CPU."""
     if device.type != "cuda":
         yield
         return
@@ -35,7 +35,7 @@ def without_waiting(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Make every operation of torch that may differ from run to run an error."""
+    """Raise an error in every operation of torch that is not deterministic."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -45,9 +45,9 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return a CUDA graph of what `step` does on the device, to be called; on a CPU `step` itself.
+    """Return a function that replays `step` as a CUDA graph; on the CPU `step` itself.
 
-    Capturing runs nothing. Kernels must have been compiled by a call before.
+    Capturing runs nothing. An earlier call must have compiled all kernels.
     """
     if device.type != "cuda":
         return step
@@ -56,7 +56,7 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     with torch.cuda.graph(graph):
         held = step()
 
-    def replay(kept: object = held) -> object:  # the results live in the memory of the graph
+    def replay(kept: object = held) -> object:  # the results are in the memory of the graph
         graph.replay()
         return kept
 
@@ -64,7 +64,7 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
 
 
 def collection(device: torch.device, n_classes: int, *, classwise: bool = False) -> tc.CalibrationCollection:
-    """Return the eight metrics of top-label calibration over logits, and if asked for the error of all classes."""
+    """Return eight top-label metrics of logits, and with `classwise` the class-wise ECE."""
     options: dict[str, Any] = {"task": "multiclass", "num_classes": n_classes, "from_logits": True}
     members = {member.__name__: member(**options) for member in MEMBERS}
     if classwise:
@@ -75,13 +75,13 @@ def collection(device: torch.device, n_classes: int, *, classwise: bool = False)
 def conduct(device: torch.device, shapes: tuple[tuple[int, int], ...], backend: Backend = "auto") -> Iterator[Check]:
     """Check ops and collections at every shape `(N, C)`."""
     for n, c in shapes:
-        for check in (check_ops, check_update, check_graph):
-            name = f"{check.__name__.removeprefix('check_')} {n} x {c}"
-            yield from guarded(name, "float32", partial(check, name, device, n, c, backend))
+        ops, collections = f"ops {n} x {c}", f"collection {n} x {c}"
+        yield from guarded(ops, "float32", partial(check_ops, ops, device, n, c, backend))
+        yield from guarded(collections, "float32", partial(check_collection, collections, device, n, c))
 
 
 def all_ops(values: Tensor, target: Tensor, weights: Tensor, backend: Backend) -> list[Tensor]:
-    """Return what every op gives, and the gradient of all of it together."""
+    """Return the results of all ops, and the gradient of their sum."""
     leaf = values.detach().requires_grad_()
     found = rows(leaf, target, from_logits=True, backend=backend)
     classes = class_bins(leaf, target, weights, found, from_logits=True, n_bins=N_BINS, backend=backend)
@@ -93,13 +93,13 @@ def all_ops(values: Tensor, target: Tensor, weights: Tensor, backend: Backend) -
 
 
 def differing(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Return how many elements differ in any bit that counts: NaN is NaN."""
+    """Return the number of elements that differ; NaN equals NaN."""
     pairs = zip(found, expected, strict=True)
     return float(sum(int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in pairs))
 
 
 def check_ops(name: str, device: torch.device, n: int, c: int, backend: Backend) -> Iterator[Check]:
-    """All ops, forward and backward: no wait, deterministic, the same bits in every run and in a graph."""
+    """All ops, forward and backward: no synchronisation, deterministic, the same bits in every run and in a graph."""
     values, target = predictions(device, torch.float32, n, c, True)
     weights = torch.ones(n, dtype=torch.float64, device=device)
     run = partial(all_ops, values, target, weights, backend)
@@ -109,41 +109,28 @@ def check_ops(name: str, device: torch.device, n: int, c: int, backend: Backend)
     yield Check(name, "float32", "no wait; same bits again", differing(second, first), 0)
     with deterministic_algorithms():
         yield Check(name, "float32", "deterministic algorithms", differing(run(), first), 0)
-    replay = captured(run, device)
-    found = replay()
+    found = captured(run, device)()
     assert isinstance(found, list)
     yield Check(name, "float32", "replayed in a graph", differing(found, first), 0)
 
 
-def batches(device: torch.device, n: int, c: int) -> list[tuple[Tensor, Tensor]]:
-    """Return three batches of finite logits."""
+def check_collection(name: str, device: torch.device, n: int, c: int) -> Iterator[Check]:
+    """Updates of a collection: no synchronisation, deterministic, the same bits in two runs; replays in a graph."""
     drawn = [predictions(device, torch.float32, n, c, True, seed) for seed in range(3)]
-    return [(values.nan_to_num(posinf=50.0, neginf=-50.0), target) for values, target in drawn]
+    first, *others = [(values.nan_to_num(posinf=50.0, neginf=-50.0), target) for values, target in drawn]
 
-
-def check_update(name: str, device: torch.device, n: int, c: int, _: Backend) -> Iterator[Check]:
-    """A collection, class-wise too: no wait, deterministic, the same bits in two runs."""
-    states: list[list[Tensor]] = []
-    for _run in range(2):
+    def states() -> list[Tensor]:
         metrics = collection(device, c, classwise=True)
-        for k, batch in enumerate(batches(device, n, c)):
-            if k == 0:
-                metrics.update(*batch)
-            elif k == 1:
-                with without_waiting(device):
-                    metrics.update(*batch)
-            else:
-                with deterministic_algorithms():
-                    metrics.update(*batch)
-        states.append([metrics[str(name)].state for name in metrics])
-    yield Check(name, "float32", "same bits in two runs", differing(*states), 0)
+        metrics.update(*first)  # compiles
+        with without_waiting(device):
+            metrics.update(*others[0])
+        with deterministic_algorithms():
+            metrics.update(*others[1])
+        return [metrics[str(member)].state for member in metrics]
 
-
-def check_graph(name: str, device: torch.device, n: int, c: int, _: Backend) -> Iterator[Check]:
-    """Replays of a captured update add the batches that lie in its buffers."""
-    first, *others = batches(device, n, c)
-    metrics = collection(device, c, classwise=True)
-    metrics.update(*first)  # compiles
+    yield Check(name, "float32", "same bits in two runs", differing(states(), states()), 0)
+    metrics, expected = (collection(device, c, classwise=True) for _ in range(2))
+    metrics.update(*first)  # what runs only once must not run in the graph
     metrics.reset()
     preds, target = (x.clone() for x in first)
     replay = captured(lambda: metrics.update(preds, target), device)
@@ -151,8 +138,7 @@ def check_graph(name: str, device: torch.device, n: int, c: int, _: Backend) -> 
         preds.copy_(batch[0])
         target.copy_(batch[1])
         replay()
-    expected = collection(device, c, classwise=True)
-    for batch in others:
         expected.update(*batch)
+    values = metrics.compute()
     for member, value in expected.compute().items():
-        yield Check(name, "float32", f"{member} after replays", relative_error(metrics.compute()[member], value), 1e-12)
+        yield Check(name, "float32", f"{member} after replays", relative_error(values[member], value), 1e-12)

@@ -1,8 +1,7 @@
-"""Every metric, function and stream, on a GPU against float64 on the CPU.
+"""Every function and streaming class on a GPU against float64 on the CPU.
 
-Every function and streaming class (samples kept whole, and as a sketch), with gradients; `update` must never wait for
-the device; bad rows must be raised by `compute`. The isotonic kernels must find the blocks that the CPU finds,
-calibrators the optimum, and the bootstrap must draw what it draws there.
+Values and gradients; samples stored whole, and as a sketch; updates without synchronisation; invalid rows, which
+`compute` must report; calibrators and the bootstrap. Tests marked `cuda` check the isotonic kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,50 +17,29 @@ from benchmarks.cuda.check import Check, guarded, label_of, relative_error
 from benchmarks.cuda.conduct import without_waiting
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.ops.counter_rng import random_words
-from torchcalib.ops.dispatch import Backend
-from torchcalib.ops.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
 
 N, N_CLASSES = 4096, 11
-# Rows and elements of each for the isotonic kernels, which mark 128 blocks at once.
-SHAPES = ((2, 0), (1, 1), (2, 2), (3, 127), (3, 129), (2, 4099), (1000, 1000))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Sums are float64 on both sides, so what differs is the row arithmetic, float32 on the GPU; a confidence that float32
-# rounds across a bin edge moves one sample of N. Gradients come back in the dtype of the input, and carry its rounding.
+# Both sides sum in float64, so that only the arithmetic within rows differs: float32 on the GPU. A confidence that
+# float32 rounds across a bin edge moves one sample of N. Gradients have the dtype, and the rounding, of the input.
 VALUE_TOLERANCE = 5e-4
-# Where samples are put in order, two confidences that rounding puts the other way round can move a block.
+# Where rounding swaps two confidences, a block of sorted samples can end elsewhere.
 ORDER_TOLERANCE = 5e-3
 SKETCH_TOLERANCE = 5e-2
 GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TOP_5 = tc.TopK(5)
+EPS = 1e-3  # half types round probabilities to 1, which Cox's regression must clip
 
 Function = Callable[..., Tensor]
 
 
-def mcb(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """Miscalibration of the CORP decomposition, which is what `CORP` computes."""
-    mcb: Tensor = tc.corp(preds, target, **options).mcb
-    return mcb
+def field(function: Callable[..., Any], name: str, **fixed: Any) -> Function:
+    """Return a function for one field of a result, with some options fixed."""
 
+    def value(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+        return getattr(function(preds, target, **fixed, **options), name)  # type: ignore[no-any-return]
 
-def skce_linear(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """The estimate that `SKCE` computes."""
-    value: Tensor = tc.skce(preds, target, estimator="linear", **options)
     return value
-
-
-TOP_5 = tc.TopK(5)
-EPS = 1e-3
-
-
-def slope(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """Slope of Cox's regression, which is what `Cox` computes. Half types hold probabilities of 1: they are clipped."""
-    slope: Tensor = tc.cox(preds, target, eps=EPS, **options).slope
-    return slope
-
-
-def z_value(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """The z of Spiegelhalter's test, which is what `Spiegelhalter` computes."""
-    z: Tensor = tc.spiegelhalter(preds, target, **options).z
-    return z
 
 
 PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
@@ -81,12 +59,12 @@ PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
     "ace": (tc.ace, tc.ACE),
     "tce": (tc.tce, tc.TCE),
     "ks": (tc.ks, tc.KS),
-    "corp": (mcb, tc.CORP),
-    "skce": (skce_linear, tc.SKCE),
+    "corp": (field(tc.corp, "mcb"), tc.CORP),
+    "skce": (partial(tc.skce, estimator="linear"), tc.SKCE),
     "ici": (tc.ici, tc.ICI),
-    "cox": (slope, partial(tc.Cox, eps=EPS)),
+    "cox": (field(tc.cox, "slope", eps=EPS), partial(tc.Cox, eps=EPS)),
     "smece": (tc.smece, tc.SmECE),
-    "spiegelhalter": (z_value, tc.Spiegelhalter),
+    "spiegelhalter": (field(tc.spiegelhalter, "z"), tc.Spiegelhalter),
 }
 ORDERED = ("ace", "tce", "ks", "corp", "ici", "cox")
 VOTES = ("total variation", "kl", "entropy difference", "votes distance")
@@ -94,7 +72,7 @@ SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", "skce", *VOTES)
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Every metric in every task and reduction: name, metric, options of both, options of the class alone."""
+    """Yield every metric in every task and reduction: name, metric, options, and options of the class only."""
     for metric in PAIRS:
         for task in ("binary", "multiclass", "multilabel"):
             own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
@@ -113,7 +91,7 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
 
 
 def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Predictions, rounded to `dtype`, and targets on the CPU."""
+    """Return predictions, rounded to `dtype`, and targets on the CPU."""
     generator = torch.Generator().manual_seed(0)
     shape = (N,) if task == "binary" else (N, N_CLASSES)
     logits = 2 * torch.randn(shape, generator=generator)
@@ -124,11 +102,9 @@ def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Te
     return logits.to(dtype), target
 
 
-def on_gpu_without_waiting(
-    metric: StreamingMetric[Any] | tc.CalibrationCollection, preds: Tensor, target: Tensor
-) -> None:
-    """Update twice while every synchronisation with the host is an error."""
-    metric.update(preds, target)  # the first call may set up kernels
+def update_twice(metric: StreamingMetric[Any] | tc.CalibrationCollection, preds: Tensor, target: Tensor) -> None:
+    """Update twice, the second time without synchronisation."""
+    metric.update(preds, target)  # compiles kernels
     with without_waiting(preds.device):
         metric.update(preds, target)
 
@@ -140,7 +116,7 @@ def check_setting(
     function, cls = PAIRS[metric]
     preds, target = sample(options["task"], options["from_logits"], dtype)
     label = label_of(dtype)
-    # Rounded half probabilities are taken as they are on both sides.
+    # Half-precision probabilities do not sum to 1: neither side checks them.
     reference = preds.double().requires_grad_()
     expected = function(reference, target, validate_args=False, **options)
     gpu = preds.to(device).requires_grad_()
@@ -156,19 +132,19 @@ def check_setting(
         yield Check(
             name, label, "gradient", relative_error(gpu.grad, reference.grad, 0.1 / N), GRADIENT_TOLERANCE[dtype]
         )
-    # The stream has seen the batch twice, which doubles every block and sharpens the test of TCE.
+    # The stream has two copies of the batch, which double every block and the power of the test of TCE.
     doubled = preds.double().repeat(2, *[1] * (preds.dim() - 1)), torch.cat((target, target))
     twice = function(*doubled, validate_args=False, **options)
-    on_gpu_without_waiting(stream, gpu.detach(), target.to(device))
+    update_twice(stream, gpu.detach(), target.to(device))
     yield Check(name, label, "stream, no host sync", relative_error(stream.compute(), twice), tolerance)
     if metric in ORDERED:
         sketch = cls(**options, **own, resolution=2048).to(device)
-        on_gpu_without_waiting(sketch, gpu.detach(), target.to(device))
+        update_twice(sketch, gpu.detach(), target.to(device))
         yield Check(name, label, "sketch, no host sync", relative_error(sketch.compute(), twice), SKETCH_TOLERANCE)
 
 
 def check_bad_rows(device: torch.device) -> Iterator[Check]:
-    """Bad rows on the GPU are counted without waiting, kept out of the sums, and raised by `compute`."""
+    """Invalid rows on the GPU are counted without synchronisation, excluded from sums and reported by `compute`."""
     good, y = torch.tensor([0.2, 0.7, 0.9], device=device), torch.tensor([0, 1, 1], device=device)
     spoiled = {
         "NaN": (torch.tensor([0.2, 0.7, 0.9, torch.nan]), torch.tensor([0, 1, 1, 0])),
@@ -177,7 +153,7 @@ def check_bad_rows(device: torch.device) -> Iterator[Check]:
     }
     for kind, (preds, target) in spoiled.items():
         metric = tc.ECE(task="binary").to(device)
-        on_gpu_without_waiting(metric, preds.to(device), target.to(device))
+        update_twice(metric, preds.to(device), target.to(device))
         clean = tc.ECE(task="binary").to(device)
         clean.update(good, y)
         clean.update(good, y)
@@ -193,13 +169,13 @@ def check_bad_rows(device: torch.device) -> Iterator[Check]:
 
 
 def check_collection(device: torch.device) -> Iterator[Check]:
-    """A whole collection updates without waiting."""
+    """A collection of all metrics updates without synchronisation."""
     members = {
         name: cls(task="multiclass", num_classes=N_CLASSES, from_logits=True) for name, (_, cls) in PAIRS.items()
     }
     preds, target = sample("multiclass", True, torch.float32)
     metrics = tc.CalibrationCollection(members).to(device)
-    on_gpu_without_waiting(metrics, preds.to(device), target.to(device))
+    update_twice(metrics, preds.to(device), target.to(device))
     for name, value in metrics.compute().items():
         function = PAIRS[name][0]
         expected = function(preds.double().repeat(2, 1), target.repeat(2), task="multiclass", from_logits=True)
@@ -207,56 +183,8 @@ def check_collection(device: torch.device) -> Iterator[Check]:
         yield Check(f"collection: {name}", "float32", "value", relative_error(value, expected), tolerance)
 
 
-def check_blocks(device: torch.device, name: str, rows: int, length: int) -> Iterator[Check]:
-    """Blocks of counts, all scores distinct and tied, samples of weight 0 and a row without data among them."""
-    backend: Backend = "triton" if device.type == "cuda" else "auto"
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(rows, length, generator=generator, dtype=torch.float64)
-    outcomes = (torch.rand(rows, length, generator=generator) < scores).long()
-    weights = torch.randint(0, 4, (rows, length), generator=generator)
-    weights[:, :1] = 3  # PAVA-BC needs more than one sample in a row
-    weights[1:2] = 0
-    steps: dict[str, Callable[..., Blocks]] = {
-        "pava": pava,
-        "pava_bc code": pava_bc,
-        "pava_bc paper": lambda blocks, **options: pava_bc(blocks, variant="paper", **options),
-    }
-    for kind, given in (("distinct", scores), ("tied", (20 * scores).floor())):
-        blocks = pooled(given, outcomes, weights)
-        there = Blocks(blocks.index.to(device), blocks.n.to(device), blocks.positives.to(device))
-        for what, step in steps.items():
-            expected, found = step(blocks), step(there, backend=backend)
-            pairs = [
-                (getattr(found, column).cpu(), getattr(expected, column)) for column in ("index", "n", "positives")
-            ]
-            wrong = sum(not torch.equal(*pair) for pair in pairs)
-            yield Check(name, "int64", f"{what}, {kind}", wrong, 0)
-
-
-def check_isotonic_regression(device: torch.device, name: str, rows: int, length: int) -> Iterator[Check]:
-    """Fit and gradient of real targets, weights of 0 among them, without waiting for the device."""
-    backend: Backend = "triton" if device.type == "cuda" else "auto"
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(rows, length, generator=generator, dtype=torch.float64) + torch.linspace(0, 3, length)
-    w = (torch.rand(rows, length, generator=generator, dtype=torch.float64) - 0.2).clamp(min=0)
-    w[:, :1] = 1
-    slope = torch.randn(rows, length, generator=generator, dtype=torch.float64)
-    reference, gpu = y.clone().requires_grad_(), y.to(device).requires_grad_()
-    expected = isotonic_regression(reference, w)
-    expected.backward(slope)  # type: ignore[no-untyped-call]
-    w_gpu, slope_gpu = w.to(device), slope.to(device)
-    isotonic_regression(gpu, w_gpu, backend=backend)  # the first call compiles
-    with without_waiting(gpu.device):
-        found = isotonic_regression(gpu, w_gpu, backend=backend)
-    found.backward(slope_gpu)  # type: ignore[no-untyped-call]
-    yield Check(name, "float64", "fit, no host sync", relative_error(found, expected), 1e-12)
-    assert gpu.grad is not None
-    assert reference.grad is not None
-    yield Check(name, "float64", "gradient of the fit", relative_error(gpu.grad, reference.grad), 1e-12)
-
-
 def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check]:
-    """Fits reach the optimum that they reach on the CPU, and so does the cross-validated loss on the same folds."""
+    """Fits and cross-validated losses on the same folds equal those on the CPU."""
     preds, target = sample("multiclass", from_logits, torch.float64)
     options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
     name = f"calibrators {'logits' if from_logits else 'probs'}"
@@ -272,7 +200,7 @@ def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check
 
 
 def check_bootstrap(device: torch.device) -> Iterator[Check]:
-    """Draws are those of the CPU, bit for bit; intervals of functions, of a calibration loss, and streamed."""
+    """Random draws equal those on the CPU exactly; intervals equal those on the CPU within rounding."""
     streams, counters = torch.arange(40), torch.arange(1000)
     words = random_words(7, streams.to(device), counters.to(device)).cpu()
     yield Check("bootstrap", "int64", "words", int((words != random_words(7, streams, counters)).sum()), 0)
@@ -287,7 +215,7 @@ def check_bootstrap(device: torch.device) -> Iterator[Check]:
     there = deepcopy(here).to(device)
     here.update(preds, target)
     here.update(preds, target)
-    on_gpu_without_waiting(there, preds.to(device), target.to(device))
+    update_twice(there, preds.to(device), target.to(device))
     error = relative_error(there.interval().replicates, here.interval().replicates)
     yield Check("bootstrap", "float64", "stream, no host sync", error, VALUE_TOLERANCE)
 
@@ -303,7 +231,3 @@ def metrics(device: torch.device) -> Iterator[Check]:
     for from_logits in (False, True):
         yield from guarded("calibrators", "float64", partial(check_calibrators, device, from_logits))
     yield from guarded("bootstrap", "float64", partial(check_bootstrap, device))
-    for rows, length in SHAPES:
-        name = f"isotonic kernels {rows} x {length}"
-        yield from guarded(name, "int64", partial(check_blocks, device, name, rows, length))
-        yield from guarded(name, "float64", partial(check_isotonic_regression, device, name, rows, length))

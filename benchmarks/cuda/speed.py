@@ -1,19 +1,20 @@
-"""How fast the ops are: bytes per second as a share of those of a device-to-device copy, measured in the same run.
+"""Speed of the ops: bytes per second relative to a device-to-device copy, measured in the same run.
 
-Bytes are counted as the least that must move: every input read once, every output written once; a copy of n bytes
-moves 2 n. Times are medians over repeats between which the cache is overwritten, of the work as a CUDA graph replays
-it, so that they are the device's own; "eager" times have the host's launches in them. Goals are those of a Hopper GPU.
+Bytes are the least that must move: every input read once, every output written once; a copy of n bytes moves 2 n.
+Times are medians over repeats, with the cache overwritten in between. By default a CUDA graph is replayed, so that
+times are those of the device; "eager" times include kernel launches by the host. Goals are for a Hopper GPU.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import torchcalib as tc
 from benchmarks import peers
@@ -21,13 +22,14 @@ from benchmarks.cuda.check import label_of
 from benchmarks.cuda.conduct import captured, collection
 from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.dispatch import Backend
-from torchcalib.ops.softmax_stats import Rows, rows
+from torchcalib.ops.softmax_stats import rows
 
 SHAPES = ((50_000, 1000), (8192, 128_256))
 N_EVENTS = 10**7
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS_GOAL, CLASSES_GOAL, COLLECTION_GOAL = 0.85, 0.60, 1.15
 N_BINS = 15
+ROW_OP = "row op"
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,14 @@ class Speed:
     """One measured job.
 
     Attributes:
-        job: what was done.
-        shape: over which input.
-        dtype: of the input.
-        seconds: median of one run; "graph" in `how` says that a graph was replayed.
-        share: of the bytes per second of a copy; None where bytes say nothing.
-        ratio: of the time of the row op forward, where there is a goal for it.
-        goal: least share, or largest ratio; None where there is none.
-        how: "graph", "eager", or why there is no time.
+        job: name.
+        shape: shape of the input.
+        dtype: dtype of the input.
+        seconds: median time of one run; None after an exception.
+        share: bytes per second divided by those of a copy; None for jobs that are not limited by memory.
+        ratio: time divided by that of the forward row op, for jobs with such a goal.
+        goal: smallest share, or largest ratio.
+        how: "graph", "eager", or the exception.
     """
 
     job: str
@@ -64,20 +66,35 @@ class Speed:
         return self.share is not None and self.share >= self.goal
 
 
+@dataclass(frozen=True)
+class Job:
+    """A call to time: the bytes that it moves, its goal, whether to replay a graph, whether to compare with rows."""
+
+    name: str
+    call: Callable[[], object]
+    n_bytes: int | None = None
+    goal: float | None = None
+    eager: bool = False
+    to_rows: bool = False
+
+
 class Clock:
-    """Median seconds of a call, over repeats between which the cache of the device is overwritten."""
+    """Median seconds of a call, with the cache of the device overwritten between repeats."""
 
     def __init__(self, device: torch.device, repeats: int = 30) -> None:
         self.device, self.repeats = device, repeats
         size = 4 * torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 2**16
         self._cache = torch.empty(max(size, 2**16), dtype=torch.uint8, device=device)
 
-    def eager(self, call: Callable[[], object]) -> float:
-        """Time calls as they are."""
+    def seconds(self, call: Callable[[], object], eager: bool = False) -> float:
+        """Time a call, or replays of its graph."""
+        call()  # compiles
+        replay = call if eager else captured(call, self.device)
         for _ in range(3):
-            call()
-        if self.device.type != "cuda":
-            return self._on_cpu(call)
+            replay()
+        return statistics.median(self._on_gpu(replay) if self.device.type == "cuda" else self._on_cpu(replay))
+
+    def _on_gpu(self, call: Callable[[], object]) -> list[float]:
         event: Callable[..., Any] = torch.cuda.Event
         spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(self.repeats)]
         for begin, end in spans:
@@ -86,21 +103,15 @@ class Clock:
             call()
             end.record()
         torch.cuda.synchronize(self.device)
-        milliseconds: list[float] = [begin.elapsed_time(end) for begin, end in spans]
-        return statistics.median(milliseconds) / 1000
+        return [begin.elapsed_time(end) / 1000 for begin, end in spans]
 
-    def graph(self, call: Callable[[], object]) -> float:
-        """Time replays of a call."""
-        call()  # compiles
-        return self.eager(captured(call, self.device))
-
-    def _on_cpu(self, call: Callable[[], object]) -> float:
-        seconds = []
+    def _on_cpu(self, call: Callable[[], object]) -> list[float]:
+        taken = []
         for _ in range(self.repeats):
             start = time.perf_counter()
             call()
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds)
+            taken.append(time.perf_counter() - start)
+        return taken
 
 
 def speeds(
@@ -110,159 +121,118 @@ def speeds(
     repeats: int = 30,
     backend: Backend = "auto",
 ) -> Iterator[Speed]:
-    """Measure every job at every shape and dtype. What fails is a line that says why, and no reason to stop."""
+    """Measure every job at every shape and dtype. A job that fails does not stop the others."""
     clock = Clock(device, repeats)
     for n, c in shapes:
         for dtype in DTYPES:
-            yield from of_shape(clock, n, c, dtype, backend)
-    yield from of_events(clock, n_events, backend)
+            values = (3 * torch.randn(n, c, generator=seeded(device), device=device)).to(dtype)
+            target = torch.randint(c, (n,), generator=seeded(device), device=device)
+            jobs = [*of_rows(values, target, backend), *of_collections(values, target), *of_functions(values, target)]
+            yield from timed(clock, jobs, values, f"{n:,} x {c:,}", label_of(dtype))
+    buffer = torch.zeros(4 * n_events, dtype=torch.uint8, device=device)
+    yield from timed(clock, of_events(device, n_events, backend), buffer, f"{n_events:,}", "float32")
+
+
+def seeded(device: torch.device) -> torch.Generator:
+    """Return a new generator with a fixed seed."""
+    return torch.Generator(device).manual_seed(0)
+
+
+def timed(clock: Clock, jobs: list[Job], copied: Tensor, shape: str, dtype: str) -> Iterator[Speed]:
+    """Time a copy of a tensor, then jobs in comparison with it."""
+    other = torch.empty_like(copied)
+    copy_seconds = clock.seconds(lambda: other.copy_(copied))
+    per_second = 2 * copied.nbytes / copy_seconds
+    yield Speed("copy", shape, dtype, copy_seconds, share=1.0)
+    row_seconds = torch.nan
+    for job in jobs:
+        try:
+            seconds = clock.seconds(job.call, job.eager)
+        except Exception as error:
+            how = f"{type(error).__name__}: {error}"[:200]
+            yield Speed(job.name, shape, dtype, seconds=None, goal=job.goal, how=how)
+            continue
+        row_seconds = seconds if job.name == ROW_OP else row_seconds
+        share = None if job.n_bytes is None else job.n_bytes / seconds / per_second
+        ratio = seconds / row_seconds if job.to_rows else None
+        yield Speed(job.name, shape, dtype, seconds, share, ratio, job.goal, "eager" if job.eager else "graph")
 
 
 def bytes_of(*tensors: Tensor) -> int:
     """Return how many bytes tensors hold."""
-    return sum(x.numel() * x.element_size() for x in tensors)
+    return sum(x.nbytes for x in tensors)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Rows to be read, and what a job over them is held against: the bytes per second of a copy of them."""
-
-    clock: Clock
-    values: Tensor
-    target: Tensor
-    backend: Backend
-    per_second: float
-
-    @property
-    def where(self) -> tuple[str, str]:
-        """Shape and dtype, in words."""
-        n, c = self.values.shape
-        return f"{n:,} x {c:,}", label_of(self.values.dtype)
-
-    def measured(
-        self,
-        job: str,
-        call: Callable[[], object],
-        n_bytes: int | None = None,
-        goal: float | None = None,
-        *,
-        eager: bool = False,
-    ) -> Speed:
-        """Time a call that moves so many bytes."""
-        try:
-            seconds = (self.clock.eager if eager else self.clock.graph)(call)
-        except Exception as error:
-            return Speed(job, *self.where, seconds=None, goal=goal, how=f"{type(error).__name__}: {error}"[:200])
-        share = None if n_bytes is None else n_bytes / seconds / self.per_second
-        return Speed(job, *self.where, seconds, share, goal=goal, how="eager" if eager else "graph")
-
-
-def of_shape(clock: Clock, n: int, c: int, dtype: torch.dtype, backend: Backend) -> Iterator[Speed]:
-    """Measure everything that reads rows."""
-    generator = torch.Generator(clock.device).manual_seed(0)
-    values = (3 * torch.randn(n, c, generator=generator, device=clock.device)).to(dtype)
-    target = torch.randint(c, (n,), generator=generator, device=clock.device)
-    other = torch.empty_like(values)
-    copy_seconds = clock.graph(lambda: other.copy_(values))
-    bench = Bench(clock, values, target, backend, 2 * bytes_of(values) / copy_seconds)
-    yield Speed("copy", *bench.where, copy_seconds, share=1.0)
-    with torch.no_grad():
-        found = rows(values, target, from_logits=True, backend=backend)
-    of_rows, *others = of_row_op(bench, found)
-    yield of_rows
-    yield from others
-    yield from of_class_bins(bench, found)
-    yield from of_collections(bench, of_rows)
-    yield from of_functions(bench)
-
-
-def of_row_op(bench: Bench, found: Rows) -> Iterator[Speed]:
-    """Measure the row op, which gives `found`: forward, and with its gradient."""
-    values, target = bench.values, bench.target
-    options: dict[str, Any] = {"from_logits": True, "backend": bench.backend}
-
-    def forward() -> object:
-        with torch.no_grad():
-            return rows(values, target, **options)
-
-    yield bench.measured("row op", forward, bytes_of(values, target, *found), ROWS_GOAL)
+def of_rows(values: Tensor, target: Tensor, backend: Backend) -> list[Job]:
+    """Return the row op and the class-wise bins: forward, and with their gradients."""
+    options: dict[str, Any] = {"from_logits": True, "backend": backend}
+    found = rows(values, target, **options)
     leaf = values.detach().requires_grad_()
     upstream = [torch.ones_like(x) for x in found[:4]]
+    slope = torch.ones(values.shape[-1], 3, N_BINS, dtype=torch.float64, device=values.device)  # shape of the sums
 
-    def both() -> object:
+    def bins(x: Tensor) -> Tensor:
+        return class_bins(x, target, None, found, n_bins=N_BINS, **options)
+
+    def rows_gradient() -> object:
         return torch.autograd.grad([*rows(leaf, target, **options)[:4]], leaf, upstream)
 
-    # The row, its scores and their gradient are read once more, and the gradient is written.
+    # The backward pass reads the row, its scores and their gradient again, and writes the gradient.
     both_bytes = 3 * bytes_of(values) + 2 * bytes_of(target, *found) + bytes_of(*upstream)
-    yield bench.measured("row op, forward and backward", both, both_bytes)
+    bins_bytes = bytes_of(values, target, found.top, found.confidence, slope)
+    return [
+        Job(ROW_OP, lambda: rows(values, target, **options), bytes_of(values, target, *found), ROWS_GOAL),
+        Job("row op, forward and backward", rows_gradient, both_bytes),
+        Job("class bins", lambda: bins(values), bins_bytes, CLASSES_GOAL),
+        Job(
+            "class bins, forward and backward",
+            lambda: torch.autograd.grad(bins(leaf), leaf, slope),
+            2 * bins_bytes + bytes_of(values, slope),
+        ),
+    ]
 
 
-def of_class_bins(bench: Bench, found: Rows) -> Iterator[Speed]:
-    """Measure sums over bins of all classes: forward, and with their gradient."""
-    values, target = bench.values, bench.target
-    options: dict[str, Any] = {"from_logits": True, "n_bins": N_BINS, "backend": bench.backend}
-
-    def forward() -> object:
-        with torch.no_grad():
-            return class_bins(values, target, None, found, **options)
-
-    slope = torch.ones(values.shape[-1], 3, N_BINS, dtype=torch.float64, device=values.device)  # as the sums are
-    n_bytes = bytes_of(values, target, found.top, found.confidence, slope)
-    yield bench.measured("class bins", forward, n_bytes, CLASSES_GOAL)
-    leaf = values.detach().requires_grad_()
-
-    def both() -> object:
-        return torch.autograd.grad(class_bins(leaf, target, None, found, **options), leaf, slope)
-
-    yield bench.measured("class bins, forward and backward", both, 2 * n_bytes + bytes_of(values, slope))
-
-
-def of_collections(bench: Bench, of_rows: Speed) -> Iterator[Speed]:
-    """Measure updates of a whole collection, beside the row op that it cannot do without."""
-    device, n_classes = bench.clock.device, bench.values.shape[-1]
-    for job, metrics, goal in (
-        ("collection of 8", collection(device, n_classes), COLLECTION_GOAL),
-        ("collection of 8 and class-wise", collection(device, n_classes, classwise=True), None),
+def of_collections(values: Tensor, target: Tensor) -> list[Job]:
+    """Return updates of a whole collection, which includes the row op."""
+    jobs = []
+    for name, classwise, goal in (
+        ("collection of 8", False, COLLECTION_GOAL),
+        ("collection of 8 and class-wise", True, None),
     ):
-        update = partial(metrics.update, bench.values, bench.target)
-        for eager in (False, True):
-            speed = bench.measured(job, update, eager=eager)
-            ratio = None if speed.seconds is None or of_rows.seconds is None else speed.seconds / of_rows.seconds
-            yield replace(speed, ratio=ratio, goal=None if eager else goal)
-        metrics.reset()
+        metrics = collection(values.device, values.shape[-1], classwise=classwise)
+        update = partial(metrics.update, values, target)
+        jobs += [Job(name, update, goal=None if eager else goal, eager=eager, to_rows=True) for eager in (False, True)]
+    return jobs
 
 
-def of_functions(bench: Bench) -> Iterator[Speed]:
-    """Measure what one would write or call instead, and our function beside it."""
-    values, target = bench.values, bench.target
-    yield bench.measured("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True)
-    yield bench.measured("torch.nn.functional.cross_entropy", lambda: torch.nn.functional.cross_entropy(values, target))
+def of_functions(values: Tensor, target: Tensor) -> list[Job]:
+    """Return the alternatives in torch and torchmetrics, and `torchcalib.ece`."""
     options: dict[str, Any] = {"n_bins": N_BINS, "validate_args": False}
-    theirs = "torchmetrics: multiclass_calibration_error"
-    yield bench.measured(theirs, lambda: peers.torchmetrics_ece(values, target, **options), eager=True)
-    options |= {"task": "multiclass", "from_logits": True}
-    yield bench.measured("torchcalib.ece", lambda: tc.ece(values, target, **options), eager=True)
+    ece = partial(tc.ece, values, target, task="multiclass", from_logits=True, **options)
+    theirs = partial(peers.torchmetrics_ece, values, target, **options)
+    return [
+        Job("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True),
+        Job("torch.nn.functional.cross_entropy", lambda: cross_entropy(values, target)),
+        Job("torchmetrics: multiclass_calibration_error", theirs, eager=True),
+        Job("torchcalib.ece", ece, eager=True),
+    ]
 
 
-def of_events(clock: Clock, n: int, backend: Backend) -> Iterator[Speed]:
-    """Measure sums over bins of events."""
-    device = clock.device
+def of_events(device: torch.device, n: int, backend: Backend) -> list[Job]:
+    """Return sums over bins of events."""
     confidence = torch.rand(n, device=device)
     outcome = torch.rand(n, device=device) < confidence
     weights = torch.rand(n, device=device, dtype=torch.float64)
-    other = torch.empty(4 * n, dtype=torch.uint8, device=device)
-    source = torch.zeros_like(other)
-    per_second = 2 * bytes_of(other) / clock.graph(lambda: other.copy_(source))
-    for job, columns in (
-        ("event bins", (confidence, outcome)),
-        ("event bins, weighted", (confidence, outcome, weights)),
-    ):
-        seconds = clock.graph(lambda c=columns: event_bins(*c, n_bins=N_BINS, backend=backend))  # type: ignore[misc]
-        yield Speed(job, f"{n:,}", "float32", seconds, bytes_of(*columns) / seconds / per_second)
+    options: dict[str, Any] = {"n_bins": N_BINS, "backend": backend}
+    given, weighted = (confidence, outcome), (confidence, outcome, weights)
+    return [
+        Job("event bins", lambda: event_bins(*given, **options), bytes_of(*given)),
+        Job("event bins, weighted", lambda: event_bins(*weighted, **options), bytes_of(*weighted)),
+    ]
 
 
 def by_tensors(values: Tensor, target: Tensor) -> list[Tensor]:
-    """Return what the row op and the bins of the top label give, as one writes it in eager torch."""
+    """Return the results of the row op and the bins of the top label, in plain eager torch."""
     log_q = values.float().log_softmax(-1)
     q = log_q.exp()
     confidence, top = q.max(-1)
@@ -271,7 +241,6 @@ def by_tensors(values: Tensor, target: Tensor) -> list[Tensor]:
     neg_entropy = (q * log_q).sum(-1)
     index = (confidence * N_BINS).long().clamp(max=N_BINS - 1)
     hit = (top == target).float()
-    sums = [
-        torch.zeros_like(confidence[:N_BINS]).index_add_(0, index, x) for x in (torch.ones_like(hit), confidence, hit)
-    ]
+    zero = torch.zeros_like(confidence[:N_BINS])
+    sums = [zero.index_add(0, index, x) for x in (torch.ones_like(hit), confidence, hit)]
     return [of_label, squared_error, neg_entropy, *sums]

@@ -309,7 +309,7 @@ def test_repeated_rows_have_no_weight_or_a_warning_says_that_they_count_twice(pl
     pixels = monitor(class_axis=1)._without_repeats(torch.zeros(3, N_CLASSES, 5), None, distinct)
     assert pixels.tolist() == [[1] * 5, [1] * 5, [0] * 5]
     assert monitor()._without_repeats(torch.zeros(3, N_CLASSES), given, distinct).tolist() == [0.5, 2.0, 0.0]
-    with pytest.warns(UserWarning, match=r"repeats 1 rows of a batch of 3, .* shape \(15, 3\) .* cannot be told apart"):
+    with pytest.warns(UserWarning, match=r"repeats 1 rows of a batch of 3 .* shape \(15, 3\) .* cannot be identified"):
         assert monitor()._without_repeats(torch.zeros(15, N_CLASSES), None, distinct) is None
     five = torch.utils.data.TensorDataset(torch.zeros(5))
     sampler = torch.utils.data.DistributedSampler(five, num_replicas=2, rank=1, shuffle=False)
@@ -317,5 +317,5 @@ def test_repeated_rows_have_no_weight_or_a_warning_says_that_they_count_twice(pl
     assert [part.tolist() for part in monitor()._distinct_of(plain)] == [[1, 1], [0]]
     assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_size=2)) is None
     own = type("Sorted", (torch.utils.data.BatchSampler,), {})(sampler, 2, drop_last=False)
-    with pytest.warns(UserWarning, match="in batches of Sorted they cannot be told apart: they count twice"):
+    with pytest.warns(UserWarning, match="in batches of Sorted they cannot be identified: they count twice"):
         assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_sampler=own)) is None

@@ -37,8 +37,8 @@ def test_predictions_and_targets_are_found_where_people_put_them(outputs, batch)
     [
         (None, BATCH, True, "must return predictions under a known name, or .*, got None for the batch"),
         ({"logits": LOGITS}, (LABELS,), True, r"must return targets .* got {'logits': float32 \(4, 3\)}"),
-        ({"logits": LOGITS, "y": LABELS}, None, False, "`from_logits` must be True .* as 'logits', got False"),
-        ({"probs": LOGITS, "y": LABELS}, None, True, "`from_logits` must be False .* as 'probs', got True"),
+        ({"logits": LOGITS, "y": LABELS}, None, False, "`from_logits` must be True .* 'logits' .*, got False"),
+        ({"probs": LOGITS, "y": LABELS}, None, True, "`from_logits` must be False .* 'probs' .*, got True"),
     ],
 )
 def test_what_is_not_found_is_an_error_that_lists_what_is(outputs, batch, from_logits, error):

@@ -17,9 +17,10 @@ from helpers.tables import (
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 
-from torchcalib import BinTable, plots
+from torchcalib import BinTable
 from torchcalib.plots import DARK, bin_comparison, tce_diagram
-from torchcalib.plots.probability_axis import ProbabilityAxis, short
+from torchcalib.plots.canvas import percent_label, probability_label
+from torchcalib.plots.probability_axis import ProbabilityAxis
 
 CASES = {
     "small": small_blocks,
@@ -125,8 +126,11 @@ def test_a_logit_axis_ends_where_samples_cannot_tell_probabilities_from_0_and_1_
 @pytest.mark.parametrize(
     ("write", "written"),
     [  # by their distance from 0 or 1; only none is 0 %, and only all is 100 %
-        (short, {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19", 1 - 1.3e-4: "1−1.3e−4"}),
-        (plots.tce._percent, {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}),
+        (
+            probability_label,
+            {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19", 1 - 1.3e-4: "1−1.3e−4"},
+        ),
+        (percent_label, {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}),
     ],
 )
 def test_edges_and_shares_are_written_with_the_digits_that_tell_them_from_0_and_1(write, written):

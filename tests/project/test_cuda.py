@@ -1,8 +1,5 @@
-"""On a real GPU: everything that `cuda_check.py` checks. Without one it says so and runs the kernels in Triton's
-interpreter; and its code is run here on the CPU at small sizes, so that it does not meet its first GPU untried.
-"""
+"""Everything that `cuda_check.py` checks, on a GPU. Its code also runs on the CPU, at small sizes."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -39,21 +36,18 @@ def test_cuda_agrees_with_float64(tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_without_a_device_it_says_so_and_runs_the_kernels_in_the_interpreter(tmp_path):
+def test_without_a_device_nothing_runs(tmp_path):
     out = tmp_path / "result.json"
     done = run("--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no CUDA device" in done.stdout
     assert not out.exists()
-    if importlib.util.find_spec("triton"):
-        assert ", 0 failed" in done.stdout or "were not run there" in done.stdout
 
 
 @pytest.mark.filterwarnings("ignore:the fitted scale is 0")
 def test_checks_pass_on_the_cpu(monkeypatch):
     monkeypatch.setattr(metrics, "N", 300)
     monkeypatch.setattr(metrics, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(metrics, "SHAPES", ((3, 30),))
     some = list(metrics.settings())[::9]
     monkeypatch.setattr(metrics, "settings", lambda: some)
     monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises

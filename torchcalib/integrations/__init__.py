@@ -1,1 +1,1 @@
-"""What puts the metrics into training loops of others: a room for each, imported only by whoever uses that loop."""
+"""Callbacks for training loops of other packages. Each module imports its package."""

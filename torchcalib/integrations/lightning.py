@@ -1,4 +1,4 @@
-"""Calibration in Lightning: a callback that watches a model's validation while it trains."""
+"""Calibration in Lightning: a callback that monitors the validation of a model during training."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,33 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.calibration.saving import CHECKPOINT_KEY, transform_of
 from torchcalib.core.arguments import Task, check_count
-from torchcalib.integrations.fitting import SharedSamples
+from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.distributed_sampler import distinct_rows
+from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.plots.reliability import reliability_diagram
+from torchcalib.reporting.kept import KeptSamples
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.monitoring.monitor import Monitor
 
 
 def _callback_classes() -> tuple[type, ...]:
-    """The `Callback` of `lightning` and that of `pytorch_lightning`, as far as they are installed.
+    """Return the `Callback` classes of `lightning` and `pytorch_lightning`, if they are installed.
 
-    They are one code under two names: a Trainer takes instances of its own, and no others.
+    Both packages have the same code, but a Trainer accepts only callbacks of its own package.
     """
     found, errors = [], []
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
             found.append(import_module(package).Callback)
-        except Exception as error:  # a package that cannot be loaded is not the one whose Trainer is used
+        except Exception as error:  # a package that cannot be imported is not the one in use
             errors.append(error)
     if not found:
         raise ImportError(
-            "`CalibrationMonitor` must have Lightning to be a callback of, got none. "
+            "`CalibrationMonitor` needs Lightning, which is not installed. "
             "Install it: pip install 'torchcalib[lightning]'."
         ) from errors[0]
     return tuple(found)
@@ -46,54 +48,53 @@ def _callback_classes() -> tuple[type, ...]:
 _Callback: Any = type("_Callback", _callback_classes(), {})
 
 
-class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages it is made shows when it is loaded
-    """Watches calibration in the validation of a `Trainer`, of `lightning` or of `pytorch_lightning`.
+class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes are known at run time only
+    """Callback that monitors calibration in the validation of a `Trainer` of `lightning` or `pytorch_lightning`.
 
         monitor = CalibrationMonitor(task="multiclass", num_classes=10, from_logits=True)
         Trainer(callbacks=[monitor, EarlyStopping("val/nll"), ModelCheckpoint(monitor="val/nll")])
 
-    After every validation it logs accuracy, NLL, NCE, Brier score, ECD, ECE, ESCE and MCE (see `torchcalib.Monitor`),
-    in time for early stopping, checkpoints and schedulers; gives the reliability diagram to loggers that take pictures;
-    and warns when over-confidence grows. With several validation loaders each is watched for itself, its names end in
-    `/dataloader_idx_0` and so on. The sanity check before the training is not recorded.
+    After every validation it logs accuracy, NLL, NCE, Brier score, ECD, ECE, ESCE and MCE (see `torchcalib.Monitor`)
+    before early stopping, checkpoints and schedulers use them. It gives the reliability diagram to loggers that accept
+    images, and warns when over-confidence grows. Each validation loader has its own monitor; with several loaders the
+    names end in `/dataloader_idx_0` and so on. The sanity check before training is not recorded.
 
-    On many ranks values are of all of them. Rows that a `DistributedSampler` repeats, so that all ranks have equally
-    many, count once: values do not depend on how many ranks there are. What the model computes in half precision is
-    read as it is, and summed in float64.
+    Values are over all ranks. Rows that a `DistributedSampler` repeats to give every rank equally many count once, so
+    that values do not depend on the number of ranks. Half-precision outputs are summed in float64.
 
-    The history is part of every checkpoint, and a training that is resumed goes on with it. So is the calibrator, if
-    there is one: `torchcalib.load_calibrator("last.ckpt")`.
+    Checkpoints contain the history, so that a resumed training continues it, and the calibrator, if there is one:
+    `torchcalib.load_calibrator("last.ckpt")`.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C of a multi-class task; needed.
-        num_labels: L of a multi-label task; needed.
+        num_classes: C; required for a multi-class task.
+        num_labels: L; required for a multi-label task.
         from_logits: whether predictions are logits.
-        n_bins: of all that is read from bins.
-        get: `get(outputs, batch)` returns (preds, target) or (preds, target, weights), from what `validation_step`
-            returned and its batch. By default they are found by their usual names; see
+        n_bins: number of bins of binned metrics and of the diagram.
+        get: `get(outputs, batch)` returns (preds, target) or (preds, target, weights), from the return value of
+            `validation_step` and its batch. By default they are found by their usual names; see
             `torchcalib.integrations.outputs.found_by`.
-        metrics: what to measure, by name, in place of `torchcalib.reporting.monitoring.monitor.usual_metrics`.
-        prefix: put before every name that is logged.
-        threshold: by how much over-confidence must have grown to be warned of, in nats; see `torchcalib.Monitor`.
-        diagrams_every: give a diagram to the loggers at the first and then every so many validations; 0 for none.
-        calibrate: fitted to the samples of each validation (of the first loader), such as `torchcalib.Temperature()`.
-            They are kept in CPU memory until then, up to 2^20 samples and 2^26 values over all ranks; no calibrator is
-            fitted to more, and a warning says so.
-        **options: other arguments that all metrics take: `ignore_index`, `class_axis` ...
+        metrics: metrics by name; by default `torchcalib.reporting.monitoring.monitor.usual_metrics`.
+        prefix: start of every logged name.
+        threshold: growth of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
+        diagrams_every: number of validations between two logged diagrams; 0 for none.
+        calibrate: calibrator, such as `torchcalib.Temperature()`, that is fitted to the samples of each validation (of
+            the first loader). They are kept in CPU memory, up to 2^20 samples and 2^26 values over all ranks. Beyond
+            that no calibrator is fitted, with a warning.
+        **options: other options of all metrics: `ignore_index`, `class_axis`, ...
 
     Attributes:
-        monitors: one `torchcalib.Monitor` for each validation loader that there has been.
-        transform: the calibrator that was fitted last, on the CPU; None before.
+        monitors: one `torchcalib.Monitor` per validation loader.
+        transform: the last fitted calibrator, on the CPU, or None.
 
     Raises:
         ImportError: if neither package is installed.
-        TypeError, ValueError: for arguments that do not fit the task, and in validation for outputs in which
-            predictions and targets cannot be found.
+        TypeError, ValueError: for arguments that do not fit the task; in validation, for outputs without predictions
+            or targets.
 
     Warns:
         OverConfidenceWarning: see `torchcalib.Monitor`.
-        UserWarning: what there is to say against the fit of the calibrator; repeated rows that cannot be told apart.
+        UserWarning: if the calibrator cannot be fitted, or if repeated rows cannot be identified.
     """
 
     def __init__(
@@ -114,18 +115,9 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
     ) -> None:
         super().__init__()
         check_count("diagrams_every", diagrams_every, at_least=0)
-        self._new_monitor = partial(
-            Monitor,
-            task=task,
-            num_classes=num_classes,
-            num_labels=num_labels,
-            from_logits=from_logits,
-            n_bins=n_bins,
-            metrics=metrics,
-            prefix=prefix,
-            threshold=threshold,
-            **options,
-        )
+        options |= {"task": task, "num_classes": num_classes, "num_labels": num_labels, "from_logits": from_logits}
+        options |= {"n_bins": n_bins, "metrics": metrics, "prefix": prefix, "threshold": threshold}
+        self._new_monitor = partial(Monitor, **options)
         self._get, self._calibrate = get, calibrate
         self.prefix, self.diagrams_every = prefix, diagrams_every
         self.monitors = [self._new_monitor()]
@@ -137,24 +129,24 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
                 "Pass torchcalib.Temperature() or torchcalib.DPCalibration()."
             )
         self.transform: Transform | None = None
-        self._samples: SharedSamples | None = None
+        self._kept: KeptSamples | None = None
         self._distinct: list[Sequence[Tensor] | None] = []
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def history(self) -> History:
-        """What was measured so far; with several validation loaders that of the first."""
+        """History of the first validation loader."""
         return self.monitors[0].history
 
     @property
     def state_key(self) -> str:
-        """Under which checkpoints hold the history; of two monitors with different prefixes each has its own."""
+        """Key of the history in checkpoints; monitors with different prefixes have different keys."""
         return str(self._generate_state_key(prefix=self.prefix))
 
-    # Hooks, in the order in which a Trainer calls them ------------------------------------------------------------
+    # Hooks, in the order in which a Trainer calls them
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """Make sure that a checkpoint has room for the calibrator."""
+        """Check that at most one monitor writes a calibrator to checkpoints."""
         calibrating = [c for c in trainer.callbacks if isinstance(c, CalibrationMonitor) and c._calibrate is not None]
         if len(calibrating) > 1:
             raise ValueError(
@@ -162,16 +154,16 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
             )
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin anew, with a monitor for each loader."""
+        """Reset the monitor of each loader."""
         loaders = _loaders(trainer)
         self.monitors += [self._new_monitor() for _ in range(len(self.monitors), len(loaders))]
-        self._n_loaders = max(1, len(loaders))  # a history stays, also where `validate` has fewer loaders than `fit`
+        self._n_loaders = max(1, len(loaders))  # `validate` may have fewer loaders than `fit`, whose histories stay
         for index, monitor in enumerate(self.monitors[: self._n_loaders]):
             monitor.postfix = f"/dataloader_idx_{index}" if self._n_loaders > 1 else ""
             monitor.reset()
             monitor.to(pl_module.device)
         self._distinct = [self._distinct_of(loader) for loader in loaders]
-        self._samples = None if self._calibrate is None else SharedSamples(self._format)
+        self._kept = None if self._calibrate is None else KeptSamples(self._format, rank_and_size()[1])
 
     def on_validation_batch_end(
         self,
@@ -182,17 +174,17 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Add a batch."""
+        """Update the monitor of the loader with a batch."""
         preds, target, weights = found_by(self._get, outputs, batch, self._format.from_logits)
         distinct = self._distinct[dataloader_idx]
         if distinct is not None and not bool(distinct[batch_idx].all()):
             weights = self._without_repeats(preds, weights, distinct[batch_idx])
         self.monitors[dataloader_idx].update(preds, target, weights=weights)
-        if self._samples is not None and dataloader_idx == 0:
-            self._samples.add(preds, target, weights)
+        if self._kept is not None and dataloader_idx == 0:
+            self._kept.add(preds.detach().cpu(), target.cpu(), None if weights is None else weights.cpu())
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what the batches amount to: before `on_validation_end`, in which callbacks decide by it."""
+        """Log all values, before other callbacks use them in `on_validation_end`."""
         if trainer.sanity_checking:
             return
         training = trainer.state.fn == "fit"
@@ -204,62 +196,62 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
                 values = monitor.compute()
             for name, value in values.items():
                 tensor = torch.tensor(value, dtype=dtype, device=pl_module.device)
-                # All ranks have the same values: their maximum is these, to the last digit. Not to sync is warned of.
+                # All ranks have the same value, so that the maximum keeps it exact. Lightning warns without a sync.
                 pl_module.log(name, tensor, sync_dist=True, reduce_fx="max", add_dataloader_idx=False)
             is_due = bool(self.diagrams_every) and (len(monitor.history) - 1) % self.diagrams_every == 0
             if trainer.is_global_zero and (is_due if training else self.diagrams_every):
-                self._draw(trainer, monitor)
-        if self._calibrate is not None and self._samples is not None:
-            self.transform, remarks = self._samples.fit(self._calibrate)
-            self._samples = None  # nor does their memory stay
+                self._log_diagram(trainer, monitor)
+        if self._calibrate is not None and self._kept is not None:
+            self.transform, remarks = fit_on_all_ranks(self._calibrate, self._kept, self._format)
+            self._kept = None  # free the memory
             for remark in remarks if trainer.is_global_zero else ():
                 self._warn(remark)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the histories, as plain Python values."""
+        """Return the histories as plain Python values."""
         return {"histories": [monitor.state_dict() for monitor in self.monitors]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from saved histories."""
+        """Continue saved histories."""
         histories = state_dict["histories"]
         self.monitors = [self._new_monitor() for _ in histories]
         for monitor, history in zip(self.monitors, histories, strict=True):
             monitor.load_state_dict(history)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Put the calibrator where `torchcalib.load_calibrator` finds it."""
+        """Save the calibrator for `torchcalib.load_calibrator`."""
         if self.transform is not None:
             checkpoint[CHECKPOINT_KEY] = self.transform.state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Take the calibrator from there."""
+        """Load the calibrator."""
         if CHECKPOINT_KEY in checkpoint:
             self.transform = transform_of(checkpoint[CHECKPOINT_KEY])
 
-    # What they are made of ----------------------------------------------------------------------------------------
+    # Steps of the hooks
 
     def _distinct_of(self, loader: Any) -> Sequence[Tensor] | None:
-        """For every batch of a loader a 1 for each row, and a 0 for one that the sampler repeats; None if none is."""
+        """Return for every batch of a loader 1 for each row and 0 for a repeated row; None without repeated rows."""
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(loader if batches is None else batches, "sampler", None)
         if not isinstance(sampler, DistributedSampler) or bool((distinct := distinct_rows(sampler)).all()):
             return None
-        if batches is not None and type(batches) is not BatchSampler:  # whose batches may be of any rows
+        if batches is not None and type(batches) is not BatchSampler:  # its batches may have any rows
             self._warn(
-                f"the sampler repeats {int((distinct == 0).sum())} rows, so that all ranks have equally many, and in "
-                f"batches of {type(batches).__name__} they cannot be told apart: they count twice. Make the number of "
-                "rows divisible by that of ranks."
+                f"the sampler repeats {int((distinct == 0).sum())} rows to give all ranks equally many, and in batches "
+                f"of {type(batches).__name__} they cannot be identified: they count twice. Make the number of rows "
+                "divisible by the number of ranks."
             )
             return None
         return torch.split(distinct, 1 if batches is None else batches.batch_size)
 
     def _without_repeats(self, preds: Tensor, weights: Tensor | None, distinct: Tensor) -> Tensor | None:
-        """Give repeated rows of a batch no weight."""
+        """Return weights that are 0 for repeated rows of a batch."""
         if len(distinct) > 1 and preds.shape[:1] != distinct.shape:
             self._warn(
-                f"the sampler repeats {int((distinct == 0).sum())} rows of a batch of {len(distinct)}, so that all "
-                f"ranks have equally many, and in predictions of shape {tuple(preds.shape)} they cannot be told apart: "
-                "they count twice. Return predictions with one entry for each row in front."
+                f"the sampler repeats {int((distinct == 0).sum())} rows of a batch of {len(distinct)} to give all "
+                f"ranks equally many, and in predictions of shape {tuple(preds.shape)} they cannot be identified: they "
+                "count twice. Return predictions whose first axis is the batch."
             )
             return weights
         axis = self._format.class_axis
@@ -267,8 +259,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         once = distinct.to(preds.device).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         return once if weights is None else torch.where(once == 0, 0, weights)
 
-    def _draw(self, trainer: Any, monitor: Monitor) -> None:
-        """Give the reliability diagram to the loggers that take pictures."""
+    def _log_diagram(self, trainer: Any, monitor: Monitor) -> None:
         table = monitor.bin_table
         if table is None or not trainer.loggers:
             return
@@ -276,15 +267,15 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # of which packages 
         for logger in trainer.loggers:
             log_picture(logger, f"{monitor.prefix}reliability{monitor.postfix}", ax, trainer.global_step)
 
-    def _warn(self, words: str) -> None:
-        """Warn once of the same."""
-        if words not in self._said:
-            self._said.add(words)
-            warnings.warn(words[:1].upper() + words[1:], UserWarning, stacklevel=3)
+    def _warn(self, message: str) -> None:
+        """Show each warning once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message[:1].upper() + message[1:], UserWarning, stacklevel=3)
 
 
 def _loaders(trainer: Any) -> list[Any]:
-    """The validation loaders, by `dataloader_idx`; None for those that are read together, in batches of batches."""
+    """Return the validation loaders by `dataloader_idx`; [None] if they are combined into one."""
     loop = trainer.validate_loop if trainer.state.fn == "validate" else trainer.fit_loop.epoch_loop.val_loop
-    # `trainer.val_dataloaders` has them nested as they were given, and in `validate` may have those of `fit`.
+    # `trainer.val_dataloaders` is nested as the user passed it, and in `validate` may hold the loaders of `fit`.
     return list(loop._combined_loader.flattened) if loop._is_sequential else [None]

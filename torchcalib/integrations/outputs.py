@@ -1,4 +1,4 @@
-"""Where predictions and targets are in what a validation step returns, and in its batch."""
+"""Find predictions and targets in the outputs of a validation step and in its batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ Get = Callable[[Any, Any], Sequence[Tensor | None]]
 
 
 class Found(NamedTuple):
-    """What a batch is measured by: predictions, targets, and weights if there are any."""
+    """Predictions, targets and weights of a batch."""
 
     preds: Tensor
     target: Tensor
@@ -23,30 +23,41 @@ class Found(NamedTuple):
 
 
 def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Found:
-    """Return predictions and targets, as `get(outputs, batch)` gives them or, without it, where people put them.
+    """Return `get(outputs, batch)`, or without `get` the tensors under their usual names and positions.
 
-    - Predictions: `outputs` under one of the names `logits`, `probs`, `preds` and the like; the first of a tuple (a
-      loss in front is passed over); or `outputs` itself.
-    - Targets: `outputs` under `targets`, `labels`, `y` and the like, or the second of the tuple; else `batch` under
-      such a name, or the second of a pair.
-    - Weights: `outputs` under `weights` and the like, or the third of the tuple.
+    - Predictions: `outputs["logits"]`, `["probs"]`, `["preds"]` or a similar name; the first tensor of a tuple after
+      a scalar loss; or `outputs` itself.
+    - Targets: `outputs["targets"]`, `["labels"]`, `["y"]` or a similar name, or the second tensor of the tuple; else
+      the same names in `batch`, or the second element of a pair.
+    - Weights: `outputs["weights"]` or a similar name, or the third tensor of the tuple.
+
+    Mappings, named tuples and objects with such attributes are searched by name.
 
     Args:
-        get: the user's own way, or None.
-        outputs: what the step returned.
-        batch: what it was given.
-        from_logits: whether predictions are said to be logits.
+        get: function of the user, or None.
+        outputs: return value of the step.
+        batch: input of the step.
+        from_logits: whether predictions are logits.
 
     Raises:
-        ValueError: if something is not there, or its name says that it is not what it was said to be. The message tells
-            what there is.
-        TypeError: if `get` returns something else than two or three tensors.
+        ValueError: if predictions or targets are missing, or a name contradicts `from_logits`. The message lists the
+            tensors that are there.
+        TypeError: if `get` does not return two or three tensors.
     """
     if get is not None:
-        return _checked(get(outputs, batch))
-    preds, target, weights = _in_outputs(outputs, from_logits)
-    if target is None:
-        target = _in_batch(batch)
+        given = get(outputs, batch)
+        if not isinstance(given, list | tuple) or len(given) not in (2, 3) or not isinstance(given[0], Tensor):
+            raise TypeError(f"`get` must return (preds, target) or (preds, target, weights), got {described(given)}.")
+        return Found(*given)
+    if isinstance(outputs, Tensor) or _is_plain_tuple(outputs):
+        found = _by_position([outputs] if isinstance(outputs, Tensor) else outputs)
+    else:
+        found = _by_name(outputs, from_logits)
+    preds, target, weights = found
+    if target is None and _is_plain_tuple(batch):
+        target = batch[1] if len(batch) == 2 and isinstance(batch[1], Tensor) else None
+    elif target is None:
+        _, target = _first(batch, TARGETS)
     if preds is None or target is None:
         missing = "predictions" if preds is None else "targets"
         raise ValueError(
@@ -58,7 +69,7 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
 
 
 def described(x: Any) -> str:
-    """Say what there is: names and shapes."""
+    """Return the names, dtypes and shapes of nested tensors."""
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     if isinstance(x, Mapping):
@@ -68,47 +79,31 @@ def described(x: Any) -> str:
     return "None" if x is None else type(x).__name__
 
 
-def _in_outputs(outputs: Any, from_logits: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if isinstance(outputs, Tensor):
-        return (outputs if outputs.dim() else None), None, None
-    if isinstance(outputs, list | tuple) and not hasattr(outputs, "_fields"):
-        tensors = [x for x in outputs if isinstance(x, Tensor)]
-        if len(tensors) > 1 and not tensors[0].dim():
-            tensors = tensors[1:]
-        preds, target, weights = [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
-        return preds, target, weights
-    said, other = (LOGITS, PROBS) if from_logits else (PROBS, LOGITS)
-    if (name := _name_in(outputs, other)) and not _name_in(outputs, said):
+def _is_plain_tuple(x: Any) -> bool:
+    return isinstance(x, list | tuple) and not hasattr(x, "_fields")
+
+
+def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
+    tensors = [x for x in outputs if isinstance(x, Tensor)]
+    if tensors and not tensors[0].dim():  # a loss
+        tensors = tensors[1:]
+    return [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
+
+
+def _by_name(outputs: Any, from_logits: bool) -> Sequence[Tensor | None]:
+    right, wrong = (LOGITS, PROBS) if from_logits else (PROBS, LOGITS)
+    if (name := _first(outputs, wrong)[0]) and not _first(outputs, right)[0]:
         raise ValueError(
-            f"`from_logits` must be {not from_logits} for what `validation_step` returns as {name!r}, got "
-            f"{from_logits}. Pass from_logits={not from_logits}, or return what it is under its name."
+            f"`from_logits` must be {not from_logits} for the output {name!r} of `validation_step`, got {from_logits}. "
+            f"Pass from_logits={not from_logits}, or rename the output."
         )
-    preds = _of(outputs, (*said, *NEUTRAL))
-    return preds, _of(outputs, TARGETS), _of(outputs, WEIGHTS)
+    return [_first(outputs, names)[1] for names in ((*right, *NEUTRAL), TARGETS, WEIGHTS)]
 
 
-def _in_batch(batch: Any) -> Tensor | None:
-    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
-        return batch[1] if len(batch) == 2 and isinstance(batch[1], Tensor) else None
-    return _of(batch, TARGETS)
-
-
-def _name_in(x: Any, names: Sequence[str]) -> str | None:
-    """The first of the names under which there is a tensor."""
-    return next((name for name in names if isinstance(_get(x, name), Tensor)), None)
-
-
-def _of(x: Any, names: Sequence[str]) -> Tensor | None:
-    name = _name_in(x, names)
-    return None if name is None else _get(x, name)
-
-
-def _get(x: Any, name: str) -> Any:
-    """What a mapping, a named tuple or an object has under a name."""
-    return x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
-
-
-def _checked(given: Any) -> Found:
-    if not isinstance(given, list | tuple) or len(given) not in (2, 3) or not isinstance(given[0], Tensor):
-        raise TypeError(f"`get` must return (preds, target) or (preds, target, weights), got {described(given)}.")
-    return Found(*given)
+def _first(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | None]:
+    """Return the first name under which `x` has a tensor, and the tensor."""
+    for name in names:
+        value = x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
+        if isinstance(value, Tensor):
+            return name, value
+    return None, None

@@ -1,14 +1,25 @@
-"""What every picture has: colours, a figure where none is given, axes in these colours, short counts."""
+"""Shared parts of all diagrams: colours, axes, panels, marks, number formats and image files."""
 
+import io
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import IO, Any, Self
 
+import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from torchcalib.core.bins import BinTable
+
+Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Style:
-    """Colours of a picture. `LIGHT` and `DARK` keep apart what must be for colour-blind readers (Okabe and Ito).
+    """Colours of a diagram. Colour-blind readers can distinguish the colours of `LIGHT` and `DARK` (Okabe and Ito).
 
     Attributes:
         paper: background.
@@ -18,7 +29,7 @@ class Style:
         bar: bars of counts.
         above: frequency above confidence.
         below: frequency below confidence.
-        outcome: the mean outcome.
+        outcome: mean outcome.
         rejected: predictions that a test rejects.
     """
 
@@ -37,55 +48,166 @@ LIGHT = Style("#ffffff", "#1b1f24", "#5c646d", "#e3e6e9", "#8b95a0", "#0072b2", 
 DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "#e69f00", "#33c49a", "#ff6b81")
 
 
-def new_axes(style: Style, width: float, height: float, top: float) -> Axes:
-    """A figure that pyplot does not know of, so that none is kept alive and no window opens."""
-    figure = Figure(figsize=(width, height), facecolor=style.paper)
-    # Fixed margins: an automatic layout moves on with every save, and saving crops to what is drawn anyway.
-    return figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
+def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
+    """Return the columns of one table as arrays, without the empty bins of no width that pad a batch."""
+    if table.n.dim() != 1:
+        raise ValueError(
+            f"`{name}` must hold one series of bins, got a batch of shape {tuple(table.n.shape)}. "
+            f"Draw one of them: `{name}[k]`."
+        )
+    columns = table.to_dict()
+    real = (columns["n"] > 0) | (columns["upper"] > columns["lower"])
+    return SimpleNamespace(**{name: column[real].astype(np.float64) for name, column in columns.items()})
 
 
-def dress(ax: Axes, style: Style, title: str | None, above_legend: bool = False) -> None:
-    """Put axes into the colours of a style: two spines, a light grid, the title on the left."""
-    ax.set_facecolor(style.paper)
-    ax.set_axisbelow(True)
-    ax.grid(True, color=style.grid, linewidth=0.6)
-    ax.tick_params(color=style.muted, labelcolor=style.ink, which="both", labelsize="small")
-    ax.xaxis.label.set_color(style.ink)
-    ax.yaxis.label.set_color(style.ink)
-    for side, spine in ax.spines.items():
-        spine.set_color(style.muted)
-        spine.set_visible(side in ("left", "bottom"))
-    if title is not None:
-        ax.set_title(title, loc="left", color=style.ink, fontsize="medium", pad=20 if above_legend else 6)
+@dataclass(frozen=True)
+class Canvas:
+    """Axes in the colours of a style, with the marks that several diagrams share."""
+
+    ax: Axes
+    style: Style
+
+    def __post_init__(self) -> None:
+        """Draw two spines and a light grid in the colours of the style."""
+        ax, style = self.ax, self.style
+        ax.set_facecolor(style.paper)
+        ax.set_axisbelow(True)
+        ax.grid(True, color=style.grid, linewidth=0.6)
+        ax.tick_params(color=style.muted, labelcolor=style.ink, which="both", labelsize="small")
+        ax.xaxis.label.set_color(style.ink)
+        ax.yaxis.label.set_color(style.ink)
+        for side, spine in ax.spines.items():
+            spine.set_color(style.muted)
+            spine.set_visible(side in ("left", "bottom"))
+
+    @classmethod
+    def of(
+        cls, ax: Axes | None, style: Style, title: str | None, size: tuple[float, float], top: float, **options: Any
+    ) -> Self:
+        """Return a canvas on `ax`, or on a new figure, with a title that has these options."""
+        if ax is None:
+            # pyplot does not know this figure, so that it opens no window and keeps nothing alive. Margins are fixed:
+            # an automatic layout changes with every save, and saving crops the figure anyway.
+            figure = Figure(figsize=size, facecolor=style.paper)
+            ax = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
+        canvas = cls(ax, style)
+        if title is not None:
+            canvas.title(title, **{"fontsize": "medium", "pad": 6, **options})
+        return canvas
+
+    def title(self, text: str, **options: Any) -> None:
+        """Write a title on the left, above the frame."""
+        self.ax.set_title(text, loc="left", color=self.style.ink, **options)
+
+    def hide_frame(self) -> None:
+        """Hide everything but title and labels, for axes that only hold panels."""
+        self.ax.grid(False)
+        self.ax.spines[:].set_visible(False)
+        self.ax.set(xticks=[], yticks=[])
+
+    def panel(self, left: float, bottom: float, width: float, height: float) -> "Canvas":
+        """Return a canvas on a part of these axes."""
+        return Canvas(self.ax.inset_axes((left, bottom, width, height)), self.style)
+
+    @property
+    def points(self) -> tuple[float, float]:
+        """The present width and height of the frame in points, to decide which labels fit."""
+        extent, scale = self.ax.get_window_extent(), 72 / self.ax.figure.dpi
+        return float(extent.width * scale), float(extent.height * scale)
+
+    def diagonal(self, low: float = 0.0, high: float = 1.0) -> None:
+        """Draw the line of perfect calibration."""
+        options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
+        self.ax.plot([low, high], [low, high], label="diagonal", **options)
+
+    def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
+        """Write small text."""
+        self.ax.text(x, y, text, color=color, **{"fontsize": "small", **options})
+
+    def no_data(self) -> Axes:
+        """Write "no data" into the middle."""
+        options = {"backgroundcolor": self.style.paper, "transform": self.ax.transAxes, "fontsize": None}
+        self.text(0.5, 0.5, "no data", self.style.muted, ha="center", va="center", **options)
+        return self.ax
+
+    def annotate(self, text: str, x: float, y: float, offset: tuple[float, float], **options: Any) -> None:
+        """Write small text at a distance of `offset` points."""
+        options = {"textcoords": "offset points", "fontsize": "small", "annotation_clip": False, **options}
+        self.ax.annotate(text, (x, y), offset, **options)
+
+    def label_bar(self, text: str, x: float, height: float, color: str, **options: Any) -> None:
+        """Write a tiny label on top of a bar."""
+        self.annotate(text, x, height, (0, 1.5), color=color, ha="center", **{"fontsize": 6, **options})
+
+    def legend(self, **options: Any) -> None:
+        """Draw a legend in one line above the frame."""
+        options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "ncols": 3, **options}
+        self.ax.legend(fontsize="small", labelcolor=self.style.ink, **options)
 
 
-def say_no_data(ax: Axes, style: Style) -> None:
-    """Write "no data" into the middle of the axes."""
-    ax.text(
-        0.5,
-        0.5,
-        "no data",
-        color=style.muted,
-        ha="center",
-        va="center",
-        transform=ax.transAxes,
-        backgroundcolor=style.paper,
-    )
+def rows_of_panels(n: int, gap: float) -> tuple[list[float], float]:
+    """Return the bottoms of `n` rows from the top down, and their height, for this gap between two rows."""
+    height = (1 + gap) / n - gap
+    return [1 - height - row * (height + gap) for row in range(n)], height
 
 
-def width_in_points(ax: Axes) -> float:
-    """Return the width of the frame of `ax` as it is now, in points, to tell what fits into it."""
-    return float(ax.get_window_extent().width / ax.figure.dpi * 72)
+# Numbers
 
 
-def height_in_points(ax: Axes) -> float:
-    """Return the height of the frame of `ax` as it is now, in points."""
-    return float(ax.get_window_extent().height / ax.figure.dpi * 72)
-
-
-def compact(n: float) -> str:
-    """A count of at most four characters: 876, 4.5k, 42k, 5.1M."""
+def count_label(n: float) -> str:
+    """Format a count in at most four characters: 876, 4.5k, 42k, 5.1M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if n >= size:
             return f"{n / size:.{1 if n < 9.95 * size else 0}f}{unit}"
     return f"{n:.3g}"
+
+
+def percent_label(share: float) -> str:
+    """Format a share in at most four characters. Only exact values are 0% or 100%."""
+    if 0 < share < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+def probability_label(probability: float) -> str:
+    """Format a probability with two digits of its distance from 0 or 1: 0.25, 0.9904, 2.4e−6, 1−1.3e−4."""
+    if probability in (0, 1):
+        return f"{probability:.0f}"
+    distance = min(probability, 1 - probability)
+    if distance >= 1e-3:
+        return f"{probability:.{1 - math.floor(math.log10(distance))}f}".rstrip("0")
+    digits, exponent = f"{distance:.1e}".split("e")
+    small = f"{digits.removesuffix('.0')}e−{-int(exponent)}"
+    return small if probability < 0.5 else f"1−{small}"
+
+
+def tick_label(probability: float) -> str:
+    """Format a tick of a logit axis: 0.01, 10⁻⁴, 0.99, 1−10⁻⁴."""
+    distance = min(probability, 1 - probability)
+    if distance > 5e-3:
+        return f"{probability:.2g}"
+    exponent = str(round(math.log10(distance))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{exponent}" if probability < 0.5 else f"1−10{exponent}"
+
+
+# Files
+
+
+def to_svg(ax: Axes) -> str:
+    """Return the figure of `ax` as SVG without a date; text stays text. The same diagram gives the same bytes."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "torchcalib", "svg.fonttype": "none"}):
+        _save(ax, buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return buffer.getvalue()
+
+
+def to_png(ax: Axes, dpi: float = 200) -> bytes:
+    """Return the figure of `ax` as PNG without a date. The same diagram gives the same bytes."""
+    buffer = io.BytesIO()
+    _save(ax, buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
+    """Save the whole figure, even if `ax` lies on a subfigure."""
+    ax.figure.canvas.figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)

@@ -1,10 +1,10 @@
-"""How far several systems lie from the first one, number by number."""
+"""Differences of several systems to the first one, metric by metric."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,12 +12,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from torchcalib.io.reader import printable
-from torchcalib.plots.canvas import LIGHT, Style, dress, height_in_points, new_axes, width_in_points
+from torchcalib.plots.canvas import LIGHT, Canvas, Style, rows_of_panels
 
 if TYPE_CHECKING:
     from torchcalib.reporting.comparison.data import ComparedLine, Comparison, Difference
 
-MAX_NAME = 28  # letters of a system's name that are written
+MAX_NAME = 28
+"""Longer names of systems are cut off."""
 
 _COLUMNS = 2
 
@@ -27,24 +28,22 @@ def difference_plot(
 ) -> Axes:
     """Draw the differences of systems to the first one, with their intervals.
 
-    A panel for each score, and for each error of the confidence that is looked at first, if it has an interval; with a
-    scale of its own and 0, where the first system lies, as a line. In a panel a row for each other system:
+    Each score, and each main calibration error with an interval, has a panel with its own scale. A line marks 0, the
+    first system; the better side is shaded. Each other system has a row:
 
-    - A mark at the difference, and a line along its 95 % interval: filled and blue for better, filled and orange for
-      worse, hollow and grey where the two cannot be told apart. Without an interval there is the mark alone.
-    - A triangle: it lies beyond the end of the scale.
-
-    The shaded side is the better one.
+    - A mark at the difference, and a line along its 95% interval: filled and blue if better, filled and orange if
+      worse, hollow and grey if not significantly different. Without an interval there is only the mark.
+    - A triangle marks a difference beyond the end of the scale.
 
     Args:
-        comparison: as made by `torchcalib.compare`.
-        ax: where to draw; by default on a new figure, of the height that it takes. The panels are insets in its frame,
+        comparison: result of `torchcalib.compare`.
+        ax: axes to draw on; by default those of a new figure of suitable height. The panels are insets,
             `ax.child_axes`.
-        title: written above the picture; by default which system the others are compared with.
+        title: title of the diagram; by default it names the first system.
         style: colours. With `DARK`, give the figure of `ax` a dark face.
 
     Returns:
-        The `ax` that was drawn on; its figure is `ax.figure`.
+        The axes; their figure is `ax.figure`.
 
     Example:
         >>> import torch
@@ -54,51 +53,45 @@ def difference_plot(
         >>> ax.child_axes[1].get_title(loc="left")
         'NLL (nats)'
     """
-    lines, others = _drawn(comparison.main_lines), comparison.systems[1:]
-    n_rows = math.ceil(len(lines) / _COLUMNS)
-    if ax is None:
-        height = 0.9 + n_rows * (0.72 + 0.2 * len(others))
-        ax = new_axes(style, 9.2, height, top=1 - 0.55 / height)
+    lines, others = comparison.main_lines, comparison.systems[1:]
+    drawn = [line for line in lines if any(map(_has_interval, line.differences.values()))] or lines
+    n_rows = math.ceil(len(drawn) / _COLUMNS)
     names = [_short(name) for name in others]
-    said = f"Difference to {_short(comparison.baseline)}, 95 % intervals" if title is None else title
-    dress(ax, style, None)
-    ax.set_title(said, loc="left", color=style.ink, fontsize="medium", pad=20, parse_math=False)
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    ax.set(xticks=[], yticks=[])
-    # Names stand beside the panels of the first column, and say of which row all the panels beside them are.
-    margin = min(0.4, (12 + 5.6 * max(map(len, names))) / width_in_points(ax))
-    gap = min(0.06, 26 / width_in_points(ax))
+    if title is None:
+        title = f"Difference to {_short(comparison.baseline)}, 95% intervals"
+    size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
+    canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], pad=20, parse_math=False)
+    canvas.hide_frame()
+    # Names are beside the first column of panels and belong to the rows of all panels to their right.
+    across, down = canvas.points
+    margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)
+    gap = min(0.06, 26 / across)
     width = (1 - margin - gap * (_COLUMNS - 1)) / _COLUMNS
-    below = min(46 / height_in_points(ax), 0.5 / n_rows)
-    height = (1 + below) / n_rows - below
-    for index, line in enumerate(lines):
-        row, column = index % n_rows, index // n_rows
-        at = (margin + column * (width + gap), 1 - height - row * (height + below), width, height)
-        panel = ax.inset_axes(at)
-        _draw_panel(panel, line, others, style)
-        panel.set_yticks(range(len(others)), labels=names if column == 0 else [""] * len(others))
-        for label in panel.get_yticklabels():
+    bottoms, height = rows_of_panels(n_rows, min(46 / down, 0.5 / n_rows))
+    for index, line in enumerate(drawn):
+        column, row = divmod(index, n_rows)
+        panel = canvas.panel(margin + column * (width + gap), bottoms[row], width, height)
+        _draw_panel(panel, line, others)
+        panel.ax.set_yticks(range(len(others)), labels=names if column == 0 else [""] * len(others))
+        for label in panel.ax.get_yticklabels():
             label.set_parse_math(False)
-    _draw_key(ax, style)
-    return ax
+    verdicts = "better", "worse", "not significantly different"
+    handles = [_mark(*_colors(verdict, style), label=verdict) for verdict in verdicts]
+    where = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 1.5}
+    canvas.legend(handles=handles, handletextpad=0.1, columnspacing=1.2, **where)
+    return canvas.ax
 
 
-def _drawn(lines: Sequence[ComparedLine]) -> Sequence[ComparedLine]:
-    """The lines that have intervals, or would if the difference were defined; all, if none has any."""
-    with_intervals = [line for line in lines if any(map(_is_told, line.differences.values()))]
-    return with_intervals or lines
-
-
-def _is_told(found: Difference) -> bool:
+def _has_interval(found: Difference) -> bool:
+    """Return whether a difference has an interval, or has none only because it is undefined."""
     return found.interval is not None or math.isnan(found.value)
 
 
-def _draw_panel(panel: Axes, line: ComparedLine, others: Sequence[str], style: Style) -> None:
-    dress(panel, style, None)
+def _draw_panel(canvas: Canvas, line: ComparedLine, others: Sequence[str]) -> None:
+    panel, style = canvas.ax, canvas.style
     unit = "" if line.unit == "probability" else f" ({line.unit})"
     name = f"|{line.name}|" if line.better == "nearer to 0" else line.name
-    panel.set_title(f"{name}{unit}", loc="left", color=style.ink, fontsize="small", pad=4, parse_math=False)
+    canvas.title(f"{name}{unit}", fontsize="small", pad=4, parse_math=False)
     panel.grid(False, axis="y")
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
@@ -109,75 +102,47 @@ def _draw_panel(panel: Axes, line: ComparedLine, others: Sequence[str], style: S
     panel.axvspan(*((0, high) if line.better == "higher" else (low, 0)), color=style.grid, alpha=0.5, linewidth=0)
     panel.axvline(0, color=style.ink, linewidth=0.8, zorder=1.5)
     for row, name in enumerate(others):
-        _draw_difference(panel, row, line.differences[name], style)
+        _draw_difference(canvas, row, line.differences[name])
 
 
-def _draw_difference(panel: Axes, row: int, found: Difference, style: Style) -> None:
-    color = {"better": style.above, "worse": style.below}.get(found.verdict, style.muted)
+def _draw_difference(canvas: Canvas, row: int, found: Difference) -> None:
+    panel = canvas.ax
     low, high = panel.get_xlim()
     if math.isnan(found.value):
-        panel.text(0, row, " undefined ", color=style.muted, fontsize="x-small", ha="left", va="center")
+        canvas.text(0, row, " undefined ", canvas.style.muted, fontsize="x-small", ha="left", va="center")
         return
+    edge, face = _colors(found.verdict, canvas.style)
     if found.interval is not None:
         ends = np.clip([found.interval.low, found.interval.high], low, high)
-        panel.plot(ends, [row, row], color=color, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        panel.plot(ends, [row, row], color=edge, linewidth=1.8, solid_capstyle="butt", zorder=2)
     marker = "<" if found.value < low else ">" if found.value > high else "o"
-    panel.plot(
-        [np.clip(found.value, low, high)],
-        [row],
-        marker=marker,
-        markersize=5.5,
-        markerfacecolor=style.paper if found.verdict == "not told apart" else color,
-        markeredgecolor=color,
-        markeredgewidth=1.2,
-        linestyle="none",
-        zorder=3,
-        clip_on=False,
-    )
+    mark = _mark(edge, face, [np.clip(found.value, low, high)], [row], marker=marker, markeredgewidth=1.2)
+    panel.add_line(mark)
+
+
+def _colors(verdict: str, style: Style) -> tuple[str, str]:
+    """Return the colours of the edge and of the face of a mark, which is hollow without a significant difference."""
+    color = {"better": style.above, "worse": style.below}.get(verdict)
+    return (color, color) if color else (style.muted, style.paper)
+
+
+def _mark(edge: str, face: str, x: Sequence[float] = (), y: Sequence[float] = (), **options: Any) -> Line2D:
+    options = {"marker": "o", "markersize": 5.5, "linestyle": "none", "zorder": 3, "clip_on": False, **options}
+    return Line2D(x, y, markeredgecolor=edge, markerfacecolor=face, **options)
 
 
 def _limits(differences: Sequence[Difference]) -> tuple[float, float]:
-    """The scale on which all that is finite shows, and 0, with some room."""
+    """Return the limits of a scale that shows 0 and all finite values."""
     shown = [0.0]
     for found in differences:
         ends = [] if found.interval is None else [found.interval.low, found.interval.high]
         shown += [x for x in (found.value, *ends) if math.isfinite(x)]
     low, high = min(shown), max(shown)
-    room = 0.08 * (high - low) or 1e-3  # where all are equal there is still a scale
+    room = 0.08 * (high - low) or 1e-3  # a scale needs a width even if all values are equal
     return low - room, high + room
 
 
-def _draw_key(ax: Axes, style: Style) -> None:
-    """What the marks mean, above the panels on the right."""
-    kinds = (("better", style.above, style.above), ("worse", style.below, style.below))
-    marks = [
-        Line2D(
-            [],
-            [],
-            marker="o",
-            markersize=5.5,
-            markeredgecolor=edge,
-            markerfacecolor=face,
-            linestyle="none",
-            label=words,
-        )
-        for words, edge, face in (*kinds, ("not told apart", style.muted, style.paper))
-    ]
-    ax.legend(
-        handles=marks,
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        borderaxespad=1.5,
-        ncols=len(marks),
-        frameon=False,
-        fontsize="small",
-        labelcolor=style.ink,
-        handletextpad=0.1,
-        columnspacing=1.2,
-    )
-
-
 def _short(name: str) -> str:
-    """A name as it can be written: on one line, its end cut off if it is long."""
+    """Return a name on one line, cut off if it is long."""
     shown = printable(name)
     return shown if len(shown) <= MAX_NAME else shown[: MAX_NAME - 1] + "…"

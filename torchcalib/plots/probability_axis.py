@@ -1,20 +1,15 @@
-"""A probability as an axis: linear from 0 to 1, or logit as far as the samples can tell it from 0 and 1."""
+"""Axes of probabilities: linear from 0 to 1, or logit within the resolution of the sample."""
 
-import math
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from torchcalib.plots.canvas import height_in_points, width_in_points
-from torchcalib.plots.series import Column
-
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+from torchcalib.plots.canvas import Canvas, Column, tick_label
 
 
 class ProbabilityAxis(NamedTuple):
-    """From where to where an axis of probabilities runs, and on which scale. What lies beyond is drawn at its ends."""
+    """Limits and scale of an axis of probabilities. Values beyond the limits are drawn at the ends."""
 
     low: float = 0.0
     high: float = 1.0
@@ -24,7 +19,7 @@ class ProbabilityAxis(NamedTuple):
     def logit_of(cls, probabilities: Column, n: float) -> Self:
         """Return a logit axis that shows these probabilities.
 
-        It ends at 1 / (10 n) and 1 minus that, at the latest: n samples cannot tell what lies beyond from 0 and 1, and
+        It ends at about 1 / (10 n) and 1 - 1 / (10 n): n samples cannot distinguish values beyond from 0 and 1, and
         probabilities of 1e-19 would leave no room for the others.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
@@ -33,27 +28,28 @@ class ProbabilityAxis(NamedTuple):
         return cls(float(low), float(high), is_logit=True)
 
     def place(self, probabilities: Column) -> Column:
-        """Return where on the axis probabilities lie, in units of its length on paper."""
+        """Return positions on the axis, in units of its drawn length."""
         inside = np.clip(probabilities, self.low, self.high)
         return _logit(inside) if self.is_logit else inside
 
     def value(self, places: Column) -> Column:
-        """Return the probabilities at these places: the inverse of `place`."""
+        """Return the probabilities at these positions: the inverse of `place`."""
         return _expit(places) if self.is_logit else places
 
-    def apply(self, ax: Axes, which: Literal["x", "y"]) -> None:
-        """Give an axis of `ax` this scale, its limits and its ticks."""
+    def apply(self, canvas: Canvas, which: Literal["x", "y"]) -> None:
+        """Set the scale, the limits and the ticks of an axis."""
+        ax = canvas.ax
         if self.is_logit:
             axis = ax.xaxis if which == "x" else ax.yaxis
-            room = width_in_points(ax) / 40 if which == "x" else height_in_points(ax) / 15
-            ticks = self._ticks(at_most=max(1, int(room)))
+            width, height = canvas.points
+            ticks = self._ticks(at_most=max(1, int(width / 40 if which == "x" else height / 15)))
             ax.set(**{f"{which}scale": "logit"})
             axis.set_minor_locator(NullLocator())
-            axis.set_ticks(ticks, [_power(tick) for tick in ticks])
+            axis.set_ticks(ticks, [tick_label(tick) for tick in ticks])
         ax.set(**{f"{which}lim": (self.low, self.high)})
 
     def _ticks(self, at_most: int) -> list[float]:
-        """Powers of ten from both ends and a half; every second, third ... power where they would be too many."""
+        """Return 0.5 and powers of ten from both ends; only every k-th power if there are too many."""
         ticks: list[float] = []
         powers = 10.0 ** -np.arange(1, 13)
         for step in range(1, 13):
@@ -62,27 +58,6 @@ class ProbabilityAxis(NamedTuple):
             if len(ticks) <= at_most:
                 break
         return ticks
-
-
-def short(probability: float) -> str:
-    """Write a probability with two digits of its distance from 0 or 1: 0.25, 0.9904, 2.4e−6, 1−1.3e−4."""
-    if probability in (0, 1):
-        return f"{probability:.0f}"
-    distance = min(probability, 1 - probability)
-    if distance >= 1e-3:
-        return f"{probability:.{1 - math.floor(math.log10(distance))}f}".rstrip("0")
-    digits, exponent = f"{distance:.1e}".split("e")
-    small = f"{digits.removesuffix('.0')}e−{-int(exponent)}"
-    return small if probability < 0.5 else f"1−{small}"
-
-
-def _power(probability: float) -> str:
-    """Write a tick: 0.01, 10⁻⁴, 0.99, 1−10⁻⁴."""
-    distance = min(probability, 1 - probability)
-    if distance > 5e-3:
-        return f"{probability:.2g}"
-    power = "10" + str(round(math.log10(distance))).translate(_SUPERSCRIPTS)
-    return power if probability < 0.5 else f"1−{power}"
 
 
 def _logit(p: Column) -> Column:

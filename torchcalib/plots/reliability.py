@@ -1,15 +1,19 @@
-"""Pictures of a bin table: what was observed against what was claimed, and where the confidences lie."""
+"""Diagrams of frequency against confidence, in bins or by isotonic regression, and the histogram of confidence."""
+
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.bins import BinTable
-from torchcalib.plots.canvas import LIGHT, Style, compact, dress, new_axes, say_no_data, width_in_points
-from torchcalib.plots.series import Bins, columns_of
+from torchcalib.metrics.ranked import CORPCurve
+from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label
 
 MAX_LABELLED_BINS = 20
-"""With more bins the counts are read off an axis, as labels would touch."""
+"""With more bins an axis shows the counts, because labels would overlap."""
+
+_CORP_BARS = 40
 
 
 def reliability_diagram(
@@ -17,20 +21,19 @@ def reliability_diagram(
 ) -> Axes:
     """Draw frequency against confidence, with the gap to the diagonal and the count of every bin.
 
-    One mark per bin that holds data, at (mean confidence, frequency). Its area grows with the bin's share of the
-    samples, so that a bin of few samples is not over-read. A line joins it to the diagonal: the gap. Filled marks lie
-    below the diagonal (over-confident, for confidences above 0.5), hollow ones above. The strip on top counts. Grey
-    boxes are where the marks of 95 % of calibrated models would lie, bin by bin, if the table knows: a mark outside of
-    its box is more than chance.
+    Every bin with data has a mark at (mean confidence, frequency), whose area grows with its share of the samples. A
+    line joins it to the diagonal: the gap. Filled marks lie below the diagonal (over-confident, for confidences above
+    0.5), hollow ones above. The strip on top shows counts. Grey boxes are consistency bands, if the table has them: a
+    calibrated model has its mark in the box of a bin in 95% of samples.
 
     Args:
-        table: one series of bins.
-        ax: where to draw; by default on a new figure. The strip is an inset, just above the frame of `ax`.
-        title: written above the picture.
+        table: bins of one series.
+        ax: axes to draw on; by default those of a new figure. The strip is an inset above the frame.
+        title: title of the diagram.
         style: colours. With `DARK`, give the figure of `ax` a dark face.
 
     Returns:
-        The `ax` that was drawn on; its figure is `ax.figure`.
+        The axes; their figure is `ax.figure`.
 
     Raises:
         ValueError: for a batch of tables.
@@ -43,21 +46,92 @@ def reliability_diagram(
         'mean confidence of the bin (probability)'
     """
     bins = columns_of(table)
-    ax = new_axes(style, 4.6, 5.2, top=0.84) if ax is None else ax
-    dress(ax, style, title)
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    canvas = _unit_square(ax, style, title)
+    ax = canvas.ax
+    ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (share of the bin)")
     ax.tick_params(pad=6)  # room for a large mark in the corner
-    ax.set_xlabel("mean confidence of the bin (probability)")
-    ax.set_ylabel("observed frequency (share of the bin)")
-    ax.plot([0, 1], [0, 1], color=style.ink, linewidth=0.8, dashes=(5, 3), zorder=1.5, label="diagonal")
-    if not bins.n.any():
-        say_no_data(ax, style)
-        return ax
-    ax.text(0.03, 0.97, "○ more often than claimed", color=style.above, va="top", fontsize="small")
-    ax.text(0.97, 0.03, "● less often than claimed", color=style.below, ha="right", fontsize="small")
-    _draw_bands(ax, bins, style)
-    _draw_gaps(ax, bins, style)
-    _draw_counts(ax, bins, style)
+    held = bins.n > 0
+    if not held.any():
+        return canvas.no_data()
+    _label_sides(canvas, "○")
+    width = bins.upper - bins.lower
+    if (known := held & np.isfinite(bins.band_low)).any():
+        inset = (0.06 if len(width) <= 50 else 0) * width  # keep neighbouring boxes apart while there is room
+        ax.bar(
+            (bins.lower + inset)[known],
+            np.maximum(bins.band_high - bins.band_low, 0.004)[known],  # a band of no height stays visible
+            (width - 2 * inset)[known],
+            np.minimum(bins.band_low, 0.996)[known],
+            align="edge",
+            **_band(style),
+        )
+        _label_band(canvas, 0.95)
+    x, y, gap = bins.confidence[held], bins.frequency[held], bins.gap[held]
+    color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
+    stroke = np.clip(60 / len(width), 0.5, 1.6)  # the lines of hundreds of bins must not merge
+    ax.vlines(x, x, y, colors=list(color), linewidth=stroke, zorder=2)
+    ax.scatter(
+        x,
+        y,
+        s=4 * stroke + 220 * bins.share[held],  # the smallest share is still a dot
+        facecolors=list(np.where(gap > 0, style.paper, color)),
+        edgecolors=list(color),
+        linewidths=stroke,
+        zorder=3,
+        clip_on=False,  # marks at 0 and 1 are drawn whole
+    )
+    _draw_counts(canvas, bins.lower, width, bins.n, most_labels=MAX_LABELLED_BINS)
+    return ax
+
+
+def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
+    """Draw the CORP reliability diagram: isotonic regression of outcomes on confidence, with its consistency band.
+
+    A curve within the band is no evidence against calibration. Below the diagonal outcomes were less frequent than
+    predicted, above it more frequent. The strip on top shows counts.
+
+    Args:
+        curve: curve of one series; see `corp_curve`.
+        ax: axes to draw on; by default those of a new figure. The strip is an inset above the frame.
+        title: title of the diagram.
+        style: colours. With `DARK`, give the figure of `ax` a dark face.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
+
+    Raises:
+        ValueError: for a batch of curves.
+
+    Source:
+        Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), fig. 2.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib import corp_curve
+        >>> ax = corp_diagram(corp_curve(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), task="binary"))
+        >>> ax.get_ylabel()
+        'recalibrated (frequency)'
+    """
+    if curve.n.dim() != 1:
+        raise ValueError(
+            f"`curve` must be of one series, got a batch of shape {tuple(curve.n.shape)}. Draw one of them: `curve[k]`."
+        )
+    canvas = _unit_square(ax, style, title)
+    ax = canvas.ax
+    ax.set(xlabel="confidence (probability)", ylabel="recalibrated (frequency)")
+    held = curve.n.cpu().numpy() > 0
+    columns = (curve.confidence, curve.frequency, curve.band_low, curve.band_high, curve.n)
+    confidence, frequency, low, high, n = (column.cpu().numpy()[held] for column in columns)
+    if not n.size:
+        return canvas.no_data()
+    ax.fill_between(confidence, low, high, **_band(style))
+    side = np.where(frequency > confidence, style.above, style.below)
+    ax.plot(confidence, frequency, color=style.ink, linewidth=1.0, zorder=2)
+    ax.scatter(confidence, frequency, s=7, color=list(side), linewidths=0, zorder=3, clip_on=False)
+    _label_sides(canvas, "●")
+    _label_band(canvas, curve.level)
+    counts, edges = np.histogram(confidence, bins=_CORP_BARS, range=(0, 1), weights=n)
+    _draw_counts(canvas, edges[:-1], np.diff(edges), counts, most_labels=0)
     return ax
 
 
@@ -69,130 +143,90 @@ def confidence_histogram(
     title: str | None = None,
     style: Style = LIGHT,
 ) -> Axes:
-    """Draw how many samples each bin holds, with the mean confidence and the mean outcome of all of them.
+    """Draw how many samples each bin holds, with the mean confidence and the mean outcome of all samples.
 
-    For the top label the mean outcome is the accuracy. How far the two lines are apart is |ESCE|.
+    For the top label the mean outcome is the accuracy. The distance between the two lines is |ESCE|.
 
     Args:
-        table: one series of bins.
-        ax: where to draw; by default on a new figure.
-        log: whether the counts are on a logarithmic scale; by default where few bins hold nearly everything. The axis
-            says so.
-        title: written above the picture.
-        style: colours.
+        table: bins of one series.
+        ax: axes to draw on; by default those of a new figure.
+        log: whether counts have a logarithmic scale, named on the axis; by default if the largest bin holds more than
+            20 times the median.
+        title: title of the diagram.
+        style: colours. With `DARK`, give the figure of `ax` a dark face.
 
     Returns:
-        The `ax` that was drawn on; its figure is `ax.figure`.
+        The axes; their figure is `ax.figure`.
 
     Raises:
         ValueError: for a batch of tables.
     """
     bins = columns_of(table)
-    ax = new_axes(style, 4.6, 4.8, top=0.9) if ax is None else ax
-    dress(ax, style, title, above_legend=True)
+    canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
+    ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="confidence (probability)")
     held = bins.n[bins.n > 0]
     if not held.size:
         ax.set(ylim=(0, 1), ylabel="count per bin")
-        say_no_data(ax, style)
-        return ax
+        return canvas.no_data()
     if log is None:
         log = bool(held.max() > 20 * np.median(held))
     ax.set_ylabel(f"count per bin{' (logarithmic scale)' if log else ''}")
-    if log:
-        ax.set_yscale("log")
+    ax.set_yscale("log" if log else "linear")
     ax.set_ylim(held.min() / 2 if log else 0, held.max() * (2 if log else 1.06))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    _draw_bars(ax, bins, style)
-    for name, mean, dashes, color in (
-        ("confidence", bins.mean(bins.confidence), (1, 0), style.ink),
-        ("outcome", bins.mean(bins.frequency), (4, 2), style.outcome),
+    _draw_bars(canvas, bins.lower, bins.upper - bins.lower, bins.n)
+    for name, column, dashes, color in (
+        ("confidence", "confidence", (1, 0), style.ink),
+        ("outcome", "frequency", (4, 2), style.outcome),
     ):
+        mean = table.mean(column).item()
         ax.axvline(mean, color=color, dashes=dashes, linewidth=1.6, clip_on=False, label=f"mean {name} {mean:.3f}")
-    ax.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-        borderpad=0,
-        frameon=False,
-        labelcolor=style.ink,
-        fontsize="small",
-    )
+    canvas.legend(borderpad=0)
     return ax
 
 
-def _draw_bands(ax: Axes, bins: Bins, style: Style) -> None:
-    """A box around the diagonal for every bin, as wide as the bin: where its mark would be by chance."""
-    known = (bins.n > 0) & np.isfinite(bins.band_low)
-    if not known.any():
-        return
-    lower, upper, low, high = (x[known] for x in (bins.lower, bins.upper, bins.band_low, bins.band_high))
-    width = upper - lower
-    inset = 0.06 * width if len(bins.n) <= 50 else 0 * width  # neighbours stay apart as long as there is room
-    ax.bar(
-        lower + inset,
-        np.maximum(high - low, 0.004),  # a band of no height still shows
-        width - 2 * inset,
-        np.minimum(low, 0.996),
-        align="edge",
-        color=style.bar,
-        alpha=0.28,
-        linewidth=0,
-        zorder=1.2,
-    )
-    ax.text(0.03, 0.92, "■ 95 % if calibrated", color=style.muted, va="top", fontsize="small")
+def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
+    """Return square axes of two probabilities, with the diagonal."""
+    canvas = Canvas.of(ax, style, title, (4.6, 5.2), top=0.84)
+    canvas.ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    canvas.diagonal()
+    return canvas
 
 
-def _draw_gaps(ax: Axes, bins: Bins, style: Style) -> None:
-    held = bins.n > 0
-    x, y, gap = bins.confidence[held], bins.frequency[held], bins.gap[held]
-    line = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
-    stroke = np.clip(60 / len(bins.n), 0.5, 1.6)  # hundreds of bins must not run together
-    ax.vlines(x, x, y, colors=list(line), linewidth=stroke, zorder=2)
-    ax.scatter(
-        x,
-        y,
-        # The smallest share still shows as a dot; beyond that area, not width, is the share.
-        s=4 * stroke + 220 * bins.share[held],
-        facecolors=list(np.where(gap > 0, style.paper, line)),
-        edgecolors=list(line),
-        linewidths=stroke,
-        zorder=3,
-        clip_on=False,  # a mark at 0 or 1 is as large as any other
-    )
+def _label_sides(canvas: Canvas, mark_above: str) -> None:
+    """Explain the marks above and below the diagonal."""
+    canvas.text(0.03, 0.97, f"{mark_above} more often than predicted", canvas.style.above, va="top")
+    canvas.text(0.97, 0.03, "● less often than predicted", canvas.style.below, ha="right")
 
 
-def _draw_counts(ax: Axes, bins: Bins, style: Style) -> None:
-    """Bars of counts above the frame, on the same x axis: labelled where there is room, else with one tick."""
-    strip = ax.inset_axes((0, 1.02, 1, 0.14))
-    dress(strip, style, None)
+def _label_band(canvas: Canvas, level: float) -> None:
+    canvas.text(0.03, 0.92, f"■ {100 * level:.10g}% if calibrated", canvas.style.muted, va="top")
+
+
+def _band(style: Style) -> dict[str, Any]:
+    """Return the options of a consistency band."""
+    return {"color": style.bar, "alpha": 0.28, "linewidth": 0, "zorder": 1.2}
+
+
+def _draw_counts(canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int) -> None:
+    """Draw bars of counts above the frame, with labels if they fit and else with one tick."""
+    labelled = len(n) <= most_labels and canvas.points[0] / len(n) >= 16  # points of four characters
+    panel = canvas.panel(0, 1.02, 1, 0.14)
+    strip = panel.ax
     strip.grid(False)
-    strip.set(xlim=(0, 1), ylim=(0, bins.n.max() * 1.45), xticks=[], yticks=[])
+    strip.set(xlim=(0, 1), ylim=(0, n.max() * (1.45 if labelled else 1.2)), xticks=[], yticks=[])
     strip.spines["left"].set_visible(False)
     strip.set_ylabel("count", fontsize="x-small")
-    _draw_bars(strip, bins, style)
-    if _fits_labels(ax, len(bins.n)):
-        for middle, n in zip((bins.lower + bins.upper) / 2, bins.n, strict=True):
-            if n > 0:
-                strip.annotate(
-                    compact(n),
-                    (middle, n),
-                    (0, 1.5),
-                    textcoords="offset points",
-                    ha="center",
-                    color=style.muted,
-                    fontsize=6,
-                )
-    else:
-        strip.set_yticks([bins.n.max()], [compact(bins.n.max())])
+    _draw_bars(panel, lower, width, n)
+    if not labelled:
+        strip.set_yticks([n.max()], [count_label(n.max())])
+        return
+    for middle, count in zip(lower + width / 2, n, strict=True):
+        if count > 0:
+            panel.label_bar(count_label(count), middle, count, panel.style.muted)
 
 
-def _draw_bars(ax: Axes, bins: Bins, style: Style) -> None:
-    width = bins.upper - bins.lower
-    line = 0.8 if len(bins.n) <= 50 else 0.0
-    ax.bar(bins.lower, bins.n, width, align="edge", color=style.bar, edgecolor=style.paper, linewidth=line, zorder=1.5)
-
-
-def _fits_labels(ax: Axes, n_bins: int) -> bool:
-    """Whether a count of four characters is narrower than a bin, in points."""
-    return n_bins <= MAX_LABELLED_BINS and width_in_points(ax) / n_bins >= 16
+def _draw_bars(canvas: Canvas, lower: Column, width: Column, n: Column) -> None:
+    style, line = canvas.style, 0.8 if len(n) <= 50 else 0.0
+    canvas.ax.bar(lower, n, width, align="edge", color=style.bar, edgecolor=style.paper, linewidth=line, zorder=1.5)

@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from torchcalib.inference.words import p_words
 from torchcalib.io.reader import printable
 from torchcalib.io.writing import write_whole
-from torchcalib.plots.canvas import DARK, LIGHT
-from torchcalib.plots.saving import to_png, to_svg
+from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")
 
