@@ -19,7 +19,7 @@ from torchcalib.reporting.building import ReportBuilder
 CHILD = """
 import os, resource, signal, sys, json
 import pyarrow.csv, pyarrow.parquet, safetensors, torch
-import torchcalib.reporting.html, torchcalib.reporting.terminal, torchcalib.io.tables, torchcalib.io.npy
+import torchcalib.reporting.html, torchcalib.reporting.terminal, torchcalib.io.tables, torchcalib.io.opening
 from torchcalib.cli import main
 torch.set_num_threads(1)
 for arguments in json.loads(sys.stdin.read()):
@@ -67,7 +67,7 @@ def write_hostile(f):
         "head": (
             (b"\x93NUMPY\x02\x00" + bytes([255] * 4), 10**7),
             labels,
-            "a header of 4,294,967,295 bytes is too long",
+            "expected 4294967295 bytes got",
         ),
         "row": (numbers, labels, "must have at most 2,354,696 classes with 15 bins, got 20,000,000"),
         "labels": (numbers, (npy_header((1, 2 * 10**7), "<i8"), 16 * 10**7), "must have at most"),

@@ -1,6 +1,7 @@
-"""The command line: `torchcalib report FILE ...`, `merge PART ...`, `compare FILE ...` and `demo`. A room for each.
+"""Command line: `torchcalib report FILE ...`, `merge PART ...`, `compare FILE ...` and `demo`, one module each.
 
-Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2.
+Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2. The modules import torch only inside
+of functions, so that help and wrong paths need no time.
 """
 
 import argparse
@@ -12,15 +13,19 @@ from torchcalib._version import __version__
 from torchcalib.cli import compare, demo, merge, report
 from torchcalib.cli.errors import fail, line_of
 
-COMMANDS = (report, merge, compare, demo)
-"""Each adds its parser, whose default `run` takes the arguments."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, or 2 for input that cannot be used."""
-    arguments = _parser().parse_args(argv)
+    """Run the command line and return the exit code: 0, or 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="torchcalib", description="Measure the calibration of classifiers.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (report, merge, compare, demo):
+        command.add_to(commands)
+    arguments = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show must not lose the report
+        sys.stdout.reconfigure(errors="replace")  # the terminal may lack letters of a name
     try:
         arguments.run(arguments)
     except KeyboardInterrupt:
@@ -28,14 +33,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return fail(line_of(error))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="torchcalib", description="How far can a classifier's probabilities be trusted?", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_to(commands)
-    return parser

@@ -1,4 +1,4 @@
-"""A small classifier on scikit-learn's digits that becomes over-confident while its accuracy stands still."""
+"""A small classifier of scikit-learn's digits that becomes over-confident while its accuracy stays the same."""
 
 import warnings
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from torchcalib.reporting.data import Report
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
 
-_N_TRAIN = 250  # few enough to be learnt by heart
+_N_TRAIN = 250  # few enough to be memorised
 
 
 class Demo:
-    """Trains with full batches, so that a run takes seconds and is the same everywhere.
+    """Training with full batches, which takes seconds and is deterministic.
 
     Attributes:
-        monitor: watches the validation.
+        monitor: metrics of the validation data.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -45,7 +45,7 @@ class Demo:
             )
 
     def epochs(self, count: int) -> Iterator[dict[str, float]]:
-        """Train, and yield what the monitor measures in every epoch."""
+        """Train, and yield the metrics of every epoch."""
         optimizer = torch.optim.Adam(self._model.parameters(), lr=1e-2)
         inputs, labels = self._train
         for epoch in range(1, count + 1):
@@ -56,13 +56,13 @@ class Demo:
             logits, target = self._predictions()
             for piece, truth in zip(torch.split(logits, 256), torch.split(target, 256), strict=True):
                 self.monitor.update(piece, truth)
-            with warnings.catch_warnings():  # who calls this shows them
+            with warnings.catch_warnings():  # the command prints them
                 warnings.simplefilter("ignore", OverConfidenceWarning)
                 self.monitor.end_epoch(epoch)
             yield {"epoch": epoch, "training loss": loss.item(), **self.monitor.history.rows[-1].values}
 
     def report(self) -> Report:
-        """Report on the validation predictions of the model as it is now, and on how it came there."""
+        """Report on the present validation predictions, with the history of the training."""
         builder = ReportBuilder(task="multiclass", from_logits=True)
         builder.update(*self._predictions())
         source = {"model": "a small network", "data": "scikit-learn's digits, validation part"}

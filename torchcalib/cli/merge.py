@@ -1,15 +1,19 @@
 """`torchcalib merge PART ...`."""
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-from torchcalib.cli.ranks import together
+from typing import TYPE_CHECKING, Any
+
+from torchcalib.cli.ranks import joined
 from torchcalib.cli.results import add_result_options, check_places, finish
-from torchcalib.io.finding import expanded
-from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.saving import load_report_state
+from torchcalib.io.paths import expanded
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torchcalib.reporting.building import ReportBuilder
 
 
 def add_to(commands: Any) -> None:
@@ -24,28 +28,27 @@ def add_to(commands: Any) -> None:
         "files",
         nargs="+",
         metavar="PART",
-        help="what `torchcalib report --save-state`, or merge itself, wrote; a quoted pattern such as 'part*.pt' "
-        "stands for all that it matches, in the order of their names",
+        help="a file of `torchcalib report --save-state` or of `torchcalib merge --save-state`; a quoted pattern such "
+        "as 'part*.pt' stands for all matches, sorted by name",
     )
     add_result_options(merge)
     merge.set_defaults(run=_merge)
 
 
 def _merge(arguments: argparse.Namespace) -> None:
-    from torchcalib.reporting import terminal  # noqa: F401 - needs the extra `report`, as does the page
-
-    with together() as ranks, ranks.agreed():
-        if ranks.is_first:  # the others, should a launcher have started them, have nothing to do
+    with joined() as ranks, ranks.agreed():
+        if ranks.is_first:  # a launcher may have started others, which have no work
             paths = expanded(arguments.files)
             if len({path.resolve() for path in paths}) < len(paths):
-                raise ValueError("every part must be named once, got one twice. Leave the repetition out.")
+                raise ValueError("every part must be named once, got one twice. Remove the repetition.")
             check_places(arguments, [path for path in paths if path.exists()])
             finish(_merged(paths), arguments)
 
 
 def _merged(paths: Sequence[Path]) -> ReportBuilder:
-    """Read parts one by one, and add them up."""
+    """Load the parts one by one and add them."""
     from torchcalib.reporting import terminal
+    from torchcalib.reporting.saving import load_report_state
 
     with terminal.progress(len(paths), "merging") as advance:
         whole = load_report_state(paths[0])
