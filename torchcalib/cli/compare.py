@@ -1,59 +1,29 @@
 """`torchcalib compare [NAME=]FILES [NAME=]FILES ...`."""
 
-from __future__ import annotations
-
-import glob
-from collections import Counter
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from torchcalib.cli.inputs import PIECE_BYTES, add_input_options, in_rows, opened
+from torch import Tensor
+
+from torchcalib.cli.inputs import PIECE_BYTES, in_rows, opened
+from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
-from torchcalib.io.errors import printable
-from torchcalib.io.paths import check_paths, expanded
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from torchcalib.io.opening import PredictionFiles, Rows
+from torchcalib.io.opening import PredictionFiles, Rows
+from torchcalib.reporting import terminal
+from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.reporting.metrics import check_size
 
 
-def add_to(commands: Any) -> None:
-    """Add the command."""
-    compare = commands.add_parser(
-        "compare",
-        help="scores and calibration errors of several systems on the same targets, with intervals of the differences",
-        description="Compare the predictions of systems for the same targets. Each system is a file, or its shards, of "
-        "any format. The others are compared with the first one.",
-        allow_abbrev=False,
-    )
-    compare.add_argument(
-        "systems",
-        nargs="+",
-        metavar="[NAME=]FILES",
-        help="a file, a pattern in quotes ('shards/*.parquet'), or several with commas between them (a pair of .npy "
-        "files); the default name is that of the file",
-    )
-    compare.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the picture there")
-    add_input_options(compare)
-    compare.set_defaults(run=_compare)
-
-
-def _compare(arguments: argparse.Namespace) -> None:
-    paths = {name: check_paths(of) for name, of in _named(arguments.systems).items()}
-    from torchcalib.reporting import terminal  # needs the extra `report`, as does the page
-    from torchcalib.reporting.comparison.building import ComparisonBuilder
-    from torchcalib.reporting.metrics import check_size
-
+@on_first
+def run(arguments: argparse.Namespace, systems: Mapping[str, Sequence[Path]]) -> None:
+    """Compare the systems, and write and print the comparison."""
     if arguments.out is not None:
-        from torchcalib.reporting import html
+        from torchcalib.reporting import html  # needs more packages than the rest
 
         make_folder(arguments.out)
-    files = {name: opened(arguments, of) for name, of in paths.items()}
+    files = {name: opened(arguments, paths) for name, paths in systems.items()}
     _check_alike(files)
     first = next(iter(files.values()))
     builder = ComparisonBuilder(
@@ -76,49 +46,9 @@ def _compare(arguments: argparse.Namespace) -> None:
             row += len(shared)
             advance(len(shared))
     compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
-    written = () if arguments.out is None else html.save_comparison(compared, arguments.out)
+    paths = () if arguments.out is None else html.save_comparison(compared, arguments.out)
     terminal.show_comparison(compared)
-    terminal.show_paths(written)
-
-
-def _named(systems: Sequence[str]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of every system by its name."""
-    names: list[str] = []
-    paths: list[tuple[Path, ...]] = []
-    for given in systems:
-        name, equals, files = given.partition("=")
-        if not equals or Path(given).exists():
-            name, files = "", given
-        elif not name.strip():
-            raise ValueError(f"A system must be NAME=FILES with a name, got {given!r}. Write a name before the =.")
-        names.append(name)
-        paths.append((Path(files),) if Path(files).exists() else expanded(files.split(",")))
-    unnamed = [k for k, name in enumerate(names) if not name]
-    for k, name in zip(unnamed, _default_names([(systems[k], paths[k][0]) for k in unnamed]), strict=True):
-        names[k] = name
-    names = [printable(name) for name in names]
-    repeated = [name for name, times in Counter(names).items() if times > 1]
-    if repeated:
-        raise ValueError(f"Systems must have a name each, got `{repeated[0]}` twice. Name one with NAME=FILES.")
-    if len(names) < 2:
-        raise ValueError("Systems must be two at least, got one. Name another file, or use `torchcalib report`.")
-    return dict(zip(names, paths, strict=True))
-
-
-def _default_names(systems: Sequence[tuple[str, Path]]) -> list[str]:
-    """Name systems, given as argument and first file: by file, else with folder, else by the whole argument.
-
-    A pattern takes the name of the folder of its files.
-    """
-    names = []
-    for given, file in systems:
-        is_pattern = glob.has_magic(given) and not Path(given).exists()
-        names.append(file.parent.name or file.stem if is_pattern else file.stem)
-    in_folders = [f"{file.parent.name}/{name}" for (_, file), name in zip(systems, names, strict=True)]
-    for longer in (in_folders, [given for given, _ in systems]):
-        times = Counter(names)
-        names = [long if times[name] > 1 else name for name, long in zip(names, longer, strict=True)]
-    return names
+    terminal.show_paths(paths)
 
 
 def _check_alike(files: Mapping[str, PredictionFiles]) -> None:

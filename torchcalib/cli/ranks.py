@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchcalib.cli.errors import fail, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torchcalib.reporting.building import ReportBuilder
 
@@ -88,6 +88,17 @@ class Ranks:
         from torchcalib.reporting.ranks import parts_of_ranks
 
         return parts_of_ranks(part, self.group)
+
+
+def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], None]:
+    """Make a command run on the first rank only, while the others wait."""
+
+    def run_on_first(arguments: Any, paths: Any, ranks: Ranks) -> None:
+        with ranks.agreed():
+            if ranks.is_first:
+                run(arguments, paths)
+
+    return run_on_first
 
 
 @contextmanager

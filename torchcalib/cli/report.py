@@ -1,74 +1,37 @@
 """`torchcalib report FILE ...`, in one process or in several started by a launcher."""
 
-from __future__ import annotations
-
+import argparse
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from torchcalib.cli.inputs import PIECE_BYTES, add_input_options, in_rows, opened
-from torchcalib.cli.ranks import Ranks, joined
-from torchcalib.cli.results import add_result_options, check_places, finish, no_calibrator
+from torchcalib.cli.inputs import PIECE_BYTES, in_rows, opened
+from torchcalib.cli.ranks import Ranks
+from torchcalib.cli.results import check_places, finish, no_calibrator
 from torchcalib.io.errors import NoSamplesError
-from torchcalib.io.paths import check_paths, expanded, share_of
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from torchcalib.io.opening import PredictionFiles
-    from torchcalib.reporting.building import ReportBuilder
+from torchcalib.io.opening import PredictionFiles
+from torchcalib.io.paths import share_of
+from torchcalib.reporting import terminal
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.metrics import check_size
 
 
-def add_to(commands: Any) -> None:
-    """Add the command."""
-    report = commands.add_parser(
-        "report",
-        help="scores, calibration errors, tables and diagrams of a file of predictions",
-        description="Read predictions and targets, print calibration errors and scores, and write a full report. "
-        "If torchrun starts several processes, each reads its share of the files, and the first one reports.",
-        allow_abbrev=False,
-    )
-    report.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help=".npz, .pt, .safetensors, .csv, .parquet (several are shards of one data set), or a pair of .npy files; "
-        "a quoted pattern such as 'shards/*.npz' stands for all matches, sorted by name",
-    )
-    add_result_options(report).add_argument(
-        "--no-calibration", action="store_true", help="try no calibrators, which take most of the time"
-    )
-    report.add_argument("--no-intervals", action="store_true", help="no bootstrap intervals, which take some seconds")
-    report.add_argument(
-        "--groups",
-        metavar="NAME",
-        help="key or column of the groups of rows, integers or text; the report lists the worst "
-        "(-1 or an empty text: no group)",
-    )
-    add_input_options(report)
-    report.set_defaults(run=_report)
-
-
-def _report(arguments: argparse.Namespace) -> None:
-    with joined() as ranks:
-        with ranks.agreed():
-            paths = check_paths(expanded(arguments.files))
-            sizes = [(str(path), path.stat().st_size) for path in paths]
-            if ranks.is_first:
-                check_places(arguments, paths)
-        ranks.check_same("files", sizes)
-        with ranks.agreed():
-            files = _opened_share(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
-        with ranks.agreed():
-            part = None if files is None else _read(arguments, files, len(paths), ranks)
-        parts = ranks.gathered(part)
-        with ranks.agreed():
-            if ranks.is_first:
-                if not parts:
-                    raise NoSamplesError(paths[0])
-                finish(reduce(add, parts), arguments)
+def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
+    """Read the files and write and print their report."""
+    ranks.check_same("files", [(str(path), path.stat().st_size) for path in paths])
+    with ranks.agreed():
+        if ranks.is_first:
+            check_places(arguments, paths)
+        files = _opened_share(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
+    with ranks.agreed():
+        part = None if files is None else _read(arguments, files, len(paths), ranks)
+    parts = ranks.gathered(part)
+    with ranks.agreed():
+        if ranks.is_first:
+            if not parts:
+                raise NoSamplesError(paths[0])
+            finish(reduce(add, parts), arguments)
 
 
 def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
@@ -81,10 +44,6 @@ def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> Predi
 
 def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks) -> ReportBuilder:
     """Read the files of this rank; all ranks together read `n_files`."""
-    from torchcalib.reporting import terminal
-    from torchcalib.reporting.building import ReportBuilder
-    from torchcalib.reporting.metrics import check_size
-
     source = files.source
     builder = ReportBuilder(
         task=files.task,
@@ -100,13 +59,12 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
     check_size(files.task, source.shape[-1], arguments.n_bins)  # before any row is read
     several = ranks.n_ranks > 1
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
+    in_all = f", of {n_files} in all" if several else ""
     with terminal.progress(files.n_rows, reading, shown=ranks.is_first) as advance:
         for k, shard in enumerate(files.shards, 1):
             names = shard.source.files
-            in_all = f", of {n_files} in all" if several else ""
-            advance(
-                0, f"{reading} {' + '.join(Path(name).name for name in names)}, file {k} of {len(source.files)}{in_all}"
-            )
+            label = " + ".join(Path(name).name for name in names)
+            advance(0, f"{reading} {label}, file {k} of {len(source.files)}{in_all}")
             of = f" of `{names[0]}`" if n_files > len(names) else ""
             first = 1
             for rows in shard.chunks(PIECE_BYTES):

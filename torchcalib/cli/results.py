@@ -1,43 +1,21 @@
-"""Options and files of the results, and the end of the commands that report."""
-
-from __future__ import annotations
+"""Places of results, and the end of the commands that report."""
 
 import argparse
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torchcalib.calibration.calibrator import Transform
-    from torchcalib.reporting.building import ReportBuilder
-    from torchcalib.reporting.data import Report
-
-
-def add_result_options(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """Add the places of results; return the group of options that exclude a calibrator."""
-    parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams there")
-    parser.add_argument(
-        "--save-state",
-        metavar="PATH",
-        help="write a part of a larger report for `torchcalib merge`; without --out and --save-calibrator, compute "
-        "nothing else",
-    )
-    calibration = parser.add_mutually_exclusive_group()
-    calibration.add_argument(
-        "--save-calibrator",
-        metavar="PATH",
-        help="fit the recommended calibrator to all samples and write it for torchcalib.load_calibrator",
-    )
-    return calibration
+from torchcalib.calibration.calibrator import Transform
+from torchcalib.calibration.saving import save_calibrator
+from torchcalib.reporting import terminal
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.data import Report
+from torchcalib.reporting.saving import save_report_state
 
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
     """Check before the work that results can be written, and that the packages for them are installed."""
-    from torchcalib.reporting import terminal  # noqa: F401 - needs the extra `report`
-
     if arguments.out is not None:
         from torchcalib.reporting import html  # noqa: F401 - needs the extra `report`
 
@@ -61,10 +39,6 @@ def make_folder(out: str) -> None:
 
 def finish(builder: ReportBuilder, arguments: argparse.Namespace) -> None:
     """Write all results, then print them."""
-    from torchcalib.calibration.saving import save_calibrator
-    from torchcalib.reporting import terminal
-    from torchcalib.reporting.saving import save_report_state
-
     save, state = arguments.save_calibrator, arguments.save_state
     if state is not None:
         save_report_state(builder, state)
