@@ -67,7 +67,7 @@ def write_hostile(f):
         "head": (
             (b"\x93NUMPY\x02\x00" + bytes([255] * 4), 10**7),
             labels,
-            "expected 4294967295 bytes got",
+            "a header of 4,294,967,295 bytes is too long",
         ),
         "row": (numbers, labels, "must have at most 2,354,696 classes with 15 bins, got 20,000,000"),
         "labels": (numbers, (npy_header((1, 2 * 10**7), "<i8"), 16 * 10**7), "must have at most"),

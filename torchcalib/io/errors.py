@@ -1,13 +1,8 @@
 """Errors about files, and text that is safe to print. Imports nothing that takes time."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class InputError(ValueError):

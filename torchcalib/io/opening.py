@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.io.errors import NoSamplesError
 from torchcalib.io.paths import check_paths
-from torchcalib.io.readers import readers_of
-from torchcalib.io.roles import check_arrays, check_per_sample, find_roles, infer_from_logits, infer_task
+from torchcalib.io.readers import Reader, readers_of
+from torchcalib.io.roles import Task, check_arrays, check_per_sample, find_roles, infer_from_logits, infer_task
 from torchcalib.io.source import Source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from torchcalib.io.readers import Reader
-    from torchcalib.io.roles import Task
 
 _ROLES = ("preds", "target", "weights", "groups")
 

@@ -1,16 +1,11 @@
 """Paths of prediction files: patterns, checks, and the share of each process. Opens no file."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from glob import glob
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchcalib.io.errors import InputError, quoted, reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 FORMATS = {
     ".npz": "npz",

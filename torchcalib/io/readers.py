@@ -12,9 +12,11 @@ import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,10 +25,6 @@ from numpy.lib import format as npy_format
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.paths import FORMATS
 from torchcalib.io.saved import load_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 TEXT = frozenset({"string", "large_string"})
@@ -37,7 +35,7 @@ NUMBERED = re.compile(r"(.+?)[_.]?(\d+)")
 MOST_ARRAYS = 2**17  # arrays or columns of a file; listing more would take too long
 MAX_RESIDENT = 2 * 2**30  # bytes that may be in memory at once, such as one row
 _LONGEST_TEXT = 4 * 1000  # bytes of a group name, 4 bytes a letter
-_LONGEST_NPY_HEADER = 10_012  # bytes, the limit of numpy
+_LONGEST_NPY_HEADER = 10_000  # bytes, the limit of numpy
 _LONGEST_SAFETENSORS_HEADER = 2**24  # bytes of JSON: about 100,000 tensors
 _DECOMPRESSED_AT_ONCE = 2**18  # bytes; `ZipExtFile.read` takes quadratic time for large sizes
 
@@ -296,13 +294,15 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
 
     numpy alone would read a header of up to 4 GiB, and trust a shape that exceeds the file.
     """
-    start = io.BytesIO(file.read(_LONGEST_NPY_HEADER))
+    version = npy_format.read_magic(file)
     # Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused anyway.
-    is_first = npy_format.read_magic(start) == (1, 0)
-    read = npy_format.read_array_header_1_0 if is_first else npy_format.read_array_header_2_0
-    shape, by_columns, dtype = read(start)
-    file.seek(start.tell())
-    fits = min(shape, default=0) >= 0 and start.tell() + math.prod(shape) * dtype.itemsize == size
+    width, read = (2, npy_format.read_array_header_1_0) if version == (1, 0) else (4, npy_format.read_array_header_2_0)
+    length = file.read(width)
+    n = int.from_bytes(length, "little")
+    if n > _LONGEST_NPY_HEADER:
+        raise ValueError(f"a header of {n:,} bytes is too long")
+    shape, by_columns, dtype = read(io.BytesIO(length + file.read(n)))
+    fits = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size
     if not (fits or dtype.hasobject):
         raise ValueError(f"{size} bytes cannot hold the promised {dtype.name} array of shape {shape}")
     return shape, by_columns and len(shape) > 1, dtype

@@ -1,16 +1,10 @@
 """Roles of the arrays in a file, by their names, dtypes and shapes, never by their values."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torchcalib.io.readers import Reader
+from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE, Reader
 
 Task = Literal["binary", "multiclass", "multilabel"]
 

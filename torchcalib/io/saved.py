@@ -1,16 +1,12 @@
 """Files that torchcalib writes, and their safe loading. A loaded file is not trusted, whoever wrote it."""
 
-from __future__ import annotations
-
 import os
 import zipfile
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -62,34 +58,27 @@ def load_saved(path: Path) -> Any:
         ValueError: it holds something else.
         Exception: it is damaged; the type depends on the parser.
     """
-    size = path.stat().st_size
+    left = path.stat().st_size
     if not zipfile.is_zipfile(path):
         raise ValueError("a file that torch.save has not written completely")
-    return _Copy(size).of(load_tensors(path, mmap=True))
 
-
-class _Copy:
-    """Copies tensors and plain values up to a number of bytes. A repeated value counts every time."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._left = most_bytes
-
-    def of(self, value: Any) -> Any:
-        """Return the copy of a value."""
-        self._left -= 1
-        if isinstance(value, torch.Tensor):
-            self._left -= value.numel() * value.element_size()
-        if self._left < 0:
+    def copied(value: Any) -> Any:
+        """Copy tensors and plain values up to the size of the file. A repeated value counts every time."""
+        nonlocal left
+        left -= 1 + (value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0)
+        if left < 0:
             raise ValueError("more values than a file of its size holds")
         if isinstance(value, dict):
-            return {self.of(key): self.of(item) for key, item in value.items()}
+            return {copied(key): copied(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(map(self.of, value))
+            return type(value)(map(copied, value))
         if type(value) is torch.Tensor and value.layout == torch.strided and value.device.type == "cpu":
             return value.detach().clone()
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise ValueError(f"a {type(value).__name__}, which is neither a plain value nor a dense tensor")
+
+    return copied(load_tensors(path, mmap=True))
 
 
 def saved_value(state: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -1,10 +1,9 @@
 """Readers of tables with named columns: `.csv` and `.parquet`. Needs pyarrow."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +13,6 @@ from pyarrow import csv, parquet
 
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE, Array, Reader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Bytes of text that are parsed at once. A row must fit in a block, the first block determines the type of a column,
