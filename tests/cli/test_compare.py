@@ -45,7 +45,7 @@ def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsy
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert "too [red]sure against a" in (tmp_path / "out" / "compare.html").read_text()
     assert main(["compare", "a.npz", "pair=preds.npy,target.npy", "--from-logits", "--preds", "logits"]) == 2
-    assert "--preds must name what is in" in capsys.readouterr().err
+    assert "--preds must name an array of" in capsys.readouterr().err
 
 
 TARGETS = systems("multiclass", 90)[1].numpy()

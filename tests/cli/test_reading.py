@@ -94,7 +94,7 @@ def test_systems_are_compared_on_votes_as_the_function_compares_them(tmp_path, n
 ASKED = [  # what is asked for where targets may be labels, one-hot labels or votes
     (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or vote counts)"),
     (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
-    (PROBS, TARGETS["votes of classes"][2], "", "The task must be told where shapes leave it open"),
+    (PROBS, TARGETS["votes of classes"][2], "", "The task must be given if shapes are ambiguous"),
     (PROBS, PROBS, "", "--task multiclass (shares or vote counts)"),
     (MAPS, MAPS > 0.5, "", "or --task binary"),
     (RATES, TARGETS["votes for no and yes"][2], "", "Pass --task binary for counts of no and yes, or name one target"),

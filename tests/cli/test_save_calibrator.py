@@ -82,7 +82,7 @@ def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved
         patch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
         patch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
         error = failing(capsys, "a.npz", "--save-calibrator", "cal.pt")
-    assert error.startswith("`--save-calibrator` must be given data that a calibrator can be tried on, got others")
+    assert error.startswith("`--save-calibrator` must get data for which calibrators can be tried, got other data")
     assert "are more than 100 samples" in error
     np.savez("a.npz", probs=np.array([0.2, 0.9, 0.5]), targets=np.array([0, 1, 1]))
     error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", "cal.pt")

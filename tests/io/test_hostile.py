@@ -19,7 +19,7 @@ from torchcalib.reporting.building import ReportBuilder
 CHILD = """
 import os, resource, signal, sys, json
 import pyarrow.csv, pyarrow.parquet, safetensors, torch
-import torchcalib.reporting.html, torchcalib.reporting.terminal, torchcalib.io.tables, torchcalib.io.npy
+import torchcalib.reporting.html, torchcalib.reporting.terminal, torchcalib.io.tables, torchcalib.io.opening
 from torchcalib.cli import main
 torch.set_num_threads(1)
 for arguments in json.loads(sys.stdin.read()):

@@ -10,15 +10,17 @@ import torch
 from helpers.written import HITS, LABELS, LOGITS, PROBS, RNG, WEIGHTS, WRITERS, numbered, write_csv, write_parquet
 from safetensors.torch import save_file
 
+from torchcalib.io.errors import InputError
 from torchcalib.io.opening import PredictionFiles, open_predictions
-from torchcalib.io.reader import InputError
 
 LINES = "".join(f"{p},{y}\n" for p, y in zip(PROBS, HITS, strict=True))
 
 
 def whole(files: PredictionFiles, max_bytes=64 * 2**20):
-    preds, target, weights = zip(*files.chunks(max_bytes), strict=True)
-    return torch.cat(preds), torch.cat(target), None if weights[0] is None else torch.cat(weights)
+    pieces = list(files.chunks(max_bytes))
+    weights = [rows.weights for rows in pieces]
+    preds, target = (torch.cat([getattr(rows, role) for rows in pieces]) for role in ("preds", "target"))
+    return preds, target, None if weights[0] is None else torch.cat(weights)
 
 
 def same(tensor, expected):
@@ -78,16 +80,16 @@ def test_files_are_read_back_in_pieces_of_any_size(tmp_path, task, name):
     is_binary = task == "binary"
     (BINARY if is_binary else MULTICLASS)[name](tmp_path / name)
     files = open_predictions([tmp_path / name], from_logits=True if name == "tuple.pt" else None)
-    assert (files.task, files.shape, files.n_rows) == (task, (7,) if is_binary else (7, 3), 7)
-    assert (files.from_logits, files.dtype) == ((False, "float64") if is_binary else (True, "float32"))
-    assert files.format == name.split(".")[1].replace("pth", "pt")
+    assert (files.task, files.source.shape, files.n_rows) == (task, (7,) if is_binary else (7, 3), 7)
+    assert (files.source.from_logits, files.source.dtype) == ((False, "float64") if is_binary else (True, "float32"))
+    assert files.source.format == name.split(".")[1].replace("pth", "pt")
     for max_bytes in (1, 24, 10**6):
         preds, target, weights = whole(files, max_bytes)
         same(preds, PROBS if is_binary else LOGITS)
         same(target, HITS if is_binary else LABELS)
         assert weights is None if is_binary else torch.equal(weights, torch.from_numpy(WEIGHTS))
         rows = max(1, max_bytes // (8 if is_binary else 12))
-        assert all(len(piece) <= rows for piece, _, _ in files.chunks(max_bytes))
+        assert all(len(piece) <= rows for piece in files.chunks(max_bytes))
 
 
 def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
@@ -97,8 +99,8 @@ def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
     columns["log_prob_4"] = np.arange(5)  # text without a point, beside columns with one
     write_csv(tmp_path / "a.csv", dict(reversed(columns.items())))
     files = open_predictions([tmp_path / "a.csv"])
-    assert files.preds_name == "log_prob_0..log_prob_10"
-    assert (files.shape, files.from_logits, files.ignored) == ((5, 11), True, ("id",))
+    assert files.source.preds == "log_prob_0..log_prob_10"
+    assert (files.source.shape, files.source.from_logits, files.source.ignored) == ((5, 11), True, ("id",))
     same(whole(files, 8 * 11 * 2)[0], values)
 
 
@@ -120,7 +122,7 @@ def test_round_trip_keeps_floating_dtypes(tmp_path, dtype):
     for paths in (*([path] for path in found), sorted(tmp_path.glob("*.npy"))):
         if paths:
             files = open_predictions(paths)
-            assert (files.dtype, files.from_logits) == (str(logits.dtype).removeprefix("torch."), True)
+            assert (files.source.dtype, files.source.from_logits) == (str(logits.dtype).removeprefix("torch."), True)
             preds, target, _ = whole(files, 2 * logits[0].nbytes)
             same(preds, logits)
             same(target, LABELS)
@@ -134,13 +136,13 @@ NPYS = {"a": PROBS, "b": PROBS, "c": WEIGHTS}
 @pytest.mark.parametrize(
     ("suffix", "arrays", "options", "expected"),
     [
-        ("npy", {"a": LABELS, "b": LOGITS}, {"from_logits": True}, {"preds_name": "b", "target_name": "a"}),
-        ("npy", NPYS, {"preds": "a.npy", "target": "b", "weights": "c", "from_logits": False}, {"weights_name": "c"}),
+        ("npy", {"a": LABELS, "b": LOGITS}, {"from_logits": True}, {"preds": "b", "target": "a"}),
+        ("npy", NPYS, {"preds": "a.npy", "target": "b", "weights": "c", "from_logits": False}, {"weights": "c"}),
         ("npz", {"probs": PROBS, "y": HITS}, {"from_logits": True}, {"from_logits": True}),
         ("npz", {"log_probs": PROBS, "y": HITS}, {"from_logits": True}, {"from_logits": True}),
-        ("npz", NPZ, {"preds": "p_0", "target": "Y_0"}, {"target_name": "y_0", "ignored": ("logits", "targets")}),
+        ("npz", NPZ, {"preds": "p_0", "target": "Y_0"}, {"target": "y_0", "ignored": ("logits", "targets")}),
         ("csv", {"logit": np.array([np.inf, -np.inf]), "y": HITS[:2]}, {}, {"from_logits": True}),
-        ("csv", CSV, {}, {"task": "multiclass", "preds_name": "prob_0..prob_1"}),
+        ("csv", CSV, {}, {"task": "multiclass", "preds": "prob_0..prob_1"}),
         ("csv", CSV, {"preds": "prob_1"}, {"task": "binary", "from_logits": False, "ignored": ("prob_0",)}),
     ],
 )
@@ -153,10 +155,10 @@ def test_options_names_and_dtypes_determine_what_arrays_are(tmp_path, suffix, ar
     else:
         WRITERS[suffix](*paths, arrays)
     files = open_predictions(paths, **options)
-    assert {name: getattr(files, name) for name in expected} == expected
+    assert {name: getattr(files.source, name, files.task) for name in expected} == expected
     preds, target, _ = whole(files)
-    assert preds.dim() == 2 or torch.equal(preds, torch.from_numpy(arrays[files.preds_name]))
-    same(target, arrays[files.target_name])
+    assert preds.dim() == 2 or torch.equal(preds, torch.from_numpy(arrays[files.source.preds]))
+    same(target, arrays[files.source.target])
 
 
 def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
@@ -171,7 +173,7 @@ def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
             same(whole(files, 1)[1], torch.from_numpy(target).to(dtype))
     np.savez(tmp_path / "b.npz", probs=shares.reshape(7, 1, 3), target=LABELS.reshape(7, 1), weight=shares[:, :1])
     files = open_predictions([tmp_path / "b.npz"])
-    assert (files.task, files.shape) == ("multiclass", (7, 1, 3))
+    assert (files.task, files.source.shape) == ("multiclass", (7, 1, 3))
     same(whole(files, 1)[0], shares.reshape(7, 1, 3))
 
 
@@ -182,11 +184,11 @@ def test_shards_with_an_empty_one_read_as_one_file(tmp_path, suffix):
         # Text of floating numbers is parsed as float64, and its shortest digits give the float32 back.
         WRITERS[suffix](path, {"logits": LOGITS[rows], "targets": LABELS[rows]})
     files = open_predictions(paths)
-    assert (files.n_rows, files.shape, files.paths) == (7, (7, 3), tuple(paths))
+    assert (files.n_rows, files.source.shape, files.source.files) == (7, (7, 3), tuple(map(str, paths)))
     preds, target, _ = whole(files, 24)
     same(preds.float(), LOGITS)
     same(target, LABELS)
-    assert [len(piece) for piece, _, _ in files.chunks()] == [4, 1, 2]
+    assert [len(rows) for rows in files.chunks()] == [4, 1, 2]
 
 
 def test_opened_files_can_be_pickled_and_hold_no_file_open(tmp_path):
@@ -202,7 +204,6 @@ def test_missing_package_names_the_extra(tmp_path, monkeypatch):
         WRITERS[suffix](tmp_path / f"a.{suffix}", {"logits": LOGITS, "targets": LABELS})
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            for module in ("tables", "safetensors"):
-                patch.delitem(sys.modules, f"torchcalib.io.{module}", raising=False)
+            patch.delitem(sys.modules, "torchcalib.io.tables", raising=False)
             with pytest.raises(InputError, match=rf"package {package}, .* Run pip install 'torchcalib\[data\]'\."):
                 open_predictions([tmp_path / f"a.{suffix}"])

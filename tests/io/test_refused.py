@@ -12,8 +12,8 @@ import torch
 from helpers.written import HITS, LABELS, LOGITS, PROBS, write_parquet
 from safetensors.torch import save_file
 
+from torchcalib.io.errors import InputError
 from torchcalib.io.opening import open_predictions
-from torchcalib.io.reader import InputError
 
 
 def file(name, write):
@@ -117,7 +117,7 @@ OBJECTS = np.array([None, "a"], dtype=object)
 ONES = torch.ones(2)
 ROW, EMPTY = {"probs": PROBS, "y": HITS}, {"probs": PROBS[:0], "y": HITS[:0]}
 MANY = {f"a{k:02}": np.zeros(2) for k in range(20)}
-IN_C_ORDER = "`logits` in `a.npz` must be in C order to be read in pieces"
+IN_C_ORDER = "`logits` in `a.npz` must be in C order, got more than 2 GiB in Fortran order"
 CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"
 BAD = [  # what is written, words of the error, options, and limits that are set to other values
     # which files
@@ -128,8 +128,11 @@ BAD = [  # what is written, words of the error, options, and limits that are set
     (text("predictions", b"x"), "must end in one of .npz, .npy, .pt"),
     (all_of(OK, pt({"probs": ONES, "y": ONES})), "must have one format, got two"),
     (all_of(OK, OK), "got one twice"),
-    (npz(ROW, {"logits": PROBS, "y": HITS}), "`b.npz` must name its arrays as `a.npz` does"),
-    (npz(ROW, {**ROW, "probs": PROBS.astype("f4")}), "got float64 (7,) in `a.npz` and float32 (7,) in `b.npz`"),
+    (npz(ROW, {"logits": PROBS, "y": HITS}), "`b.npz` must be read as `a.npz` is, got preds='logits' and 'probs'"),
+    (
+        npz(ROW, {**ROW, "probs": PROBS.astype("f4")}),
+        "must be read as `a.npz` is, got dtype='float32' and 'float64'",
+    ),
     (all_of(OK, text("b.npz", b"")), "`b.npz` must be a complete"),
     # which arrays
     (npz(a=PROBS, y=HITS), "predictions under a known name (logits, probs, preds ...), got `a`, `y`"),
@@ -138,8 +141,8 @@ BAD = [  # what is written, words of the error, options, and limits that are set
     (npz(**ROW, Probs=PROBS), "got `probs`, `Probs`. Choose"),
     (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
     (npz(**MANY), "`a11` and 8 more"),
-    (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"reader.MOST_ARRAYS": 10}),
-    (OK, "--preds must name what is in `a.npz`, got `q` beside `probs`, `y`", {"preds": "q"}),
+    (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"readers.MOST_ARRAYS": 10}),
+    (OK, "--preds must name an array of `a.npz`, got `q` beside `probs`, `y`", {"preds": "q"}),
     (OK, "must hold predictions, targets, weights and groups apart", {"target": "probs"}),
     (npz(log_probs=PROBS, y=HITS), "log p is not the logit of p. Store probabilities or logits"),
     (npys(probs=PROBS), "must be a pair of .npy files"),
@@ -172,11 +175,11 @@ BAD = [  # what is written, words of the error, options, and limits that are set
     (a_member_twice, "must name every array once"),
     (npz(probs=OBJECTS, y=HITS[:2]), "got pickled Python objects, which are never loaded"),
     (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "cannot hold"),
-    (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"npy.MAX_RESIDENT": 16}),
+    (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"readers.MAX_RESIDENT": 16}),
     # pt
     (text("a.pt", b""), "must be a complete, readable pt file, got EOFError"),
     (cut(pt({"probs": ONES, "y": ONES}), 0.6), "must be a complete, readable pt"),
-    (pt({"probs": Anything()}), "nothing untrusted is unpickled. Save a dict of tensors"),
+    (pt({"probs": Anything()}), "which are not unpickled. Save a dict of tensors"),
     (pt(ONES), "must hold a dict of tensors or (preds, target[, weights]), got a Tensor"),
     (pt([ONES] * 4), "got a list of 4"),
     (pt({"probs": ONES, "y": [0, 1]}), "`y` in `a.pt` must be a plain, dense tensor, got a list"),
@@ -228,7 +231,7 @@ def test_bad_files_are_input_errors_of_one_line(tmp_path, monkeypatch):
 def test_rows_before_late_damage_are_read(tmp_path):
     damaged_at_the_end(tmp_path)
     chunks = open_predictions([tmp_path / "a.npz"]).chunks(max_bytes=4096)
-    assert len(next(chunks)[0]) == 4096 // 16
+    assert len(next(chunks)) == 4096 // 16
 
 
 def test_lists_that_a_few_bytes_stand_for_are_refused_before_a_row_is_read(tmp_path, monkeypatch):
@@ -241,4 +244,4 @@ def test_lists_that_a_few_bytes_stand_for_are_refused_before_a_row_is_read(tmp_p
 
     with pytest.raises(InputError, match="1,000,000 numbers of probs in"):
         opened(np.zeros(10**6, np.float32))
-    assert opened(np.random.default_rng(0).random(10**6, np.float32)).shape == (1, 10**6)
+    assert opened(np.random.default_rng(0).random(10**6, np.float32)).source.shape == (1, 10**6)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import torchcalib as tc
+from torchcalib.io.errors import InputError
 from torchcalib.io.opening import open_predictions
-from torchcalib.io.reader import InputError
-from torchcalib.io.tensors import load_tensors
+from torchcalib.io.saved import load_tensors
 
 
 class Runs:

@@ -11,7 +11,7 @@ import torch
 
 import torchcalib as tc
 from torchcalib.cli import main
-from torchcalib.io.writing import write_whole
+from torchcalib.io.saved import write_whole
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder

@@ -18,7 +18,7 @@ EXTRAS = {  # the extra that a module needs, and a package of it
     "plots": ("matplotlib", "plot"),
     "reporting.html": ("jinja2", "report"),
     "reporting.terminal": ("rich", "report"),
-    "cli.demo_report": ("sklearn", "demo"),
+    "cli.demo": ("sklearn", "demo"),
     "integrations.huggingface": ("accelerate", "huggingface"),
 }
 # torchmetrics imports optional packages that it finds installed; here it must find none.

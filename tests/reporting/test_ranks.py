@@ -13,7 +13,7 @@ from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
 
 import torchcalib as tc
 from torchcalib.cli import main
-from torchcalib.io.finding import share_of
+from torchcalib.io.paths import share_of
 from torchcalib.reporting import bounded, kept
 
 

@@ -11,8 +11,7 @@ from torchcalib.calibration.affine import AffineTransform
 from torchcalib.calibration.calibrator import Transform
 from torchcalib.calibration.histogram import HistogramTransform
 from torchcalib.calibration.isotonic import IsotonicTransform
-from torchcalib.io.tensors import load_tensors
-from torchcalib.io.writing import write_whole
+from torchcalib.io.saved import load_tensors, write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""

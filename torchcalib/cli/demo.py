@@ -1,38 +1,75 @@
-"""`torchcalib demo`."""
+"""`torchcalib demo`: a small classifier that becomes over-confident while its accuracy stays the same."""
 
 import argparse
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError as error:
+    raise ImportError("the demo needs scikit-learn. Run pip install 'torchcalib[demo]'.") from error
+
+from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.core.arguments import check_count
-from torchcalib.reporting.data import Report
+from torchcalib.reporting import html, terminal
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.monitoring.monitor import Monitor
+from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
+
+_N_TRAIN = 250  # few enough to be memorised
 
 
-def add_to(commands: Any) -> None:
-    """Add the command."""
-    demo = commands.add_parser(
-        "demo",
-        help="train a small classifier, watch it become over-confident, and report on it",
-        description="Train a small classifier on scikit-learn's digits and show its calibration epoch by epoch.",
-        allow_abbrev=False,
-    )
-    demo.add_argument("--out", metavar="DIR", default="demo-report", help="where to write (default: demo-report)")
-    demo.add_argument("--epochs", type=int, default=40, help="default: 40")
-    demo.add_argument("--seed", type=int, default=0, help="default: 0")
-    demo.set_defaults(run=_demo)
-
-
-def _demo(arguments: argparse.Namespace) -> None:
-    from torchcalib.cli import demo_report
-    from torchcalib.reporting import html, terminal  # need the extra `demo`
-
+@on_first
+def run(arguments: argparse.Namespace, _: Any) -> None:
+    """Train, print the metrics of every epoch, and report on the validation data."""
     check_count("epochs", arguments.epochs)
     make_folder(arguments.out)
-    run = demo_report.Demo(arguments.seed)
-    terminal.show_epochs(run.epochs(arguments.epochs), title="Validation, epoch by epoch")
-    terminal.show_warnings(run.monitor.history)
-    finished: Report = run.report()
-    paths = (*html.save_report(finished, arguments.out), run.save_predictions(Path(arguments.out)))
+    digits = load_digits()
+    inputs, labels = torch.from_numpy(digits.data / 16).float(), torch.from_numpy(digits.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(arguments.seed))
+    train, valid = order[:_N_TRAIN], order[_N_TRAIN:]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(arguments.seed)
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    monitor = Monitor(task="multiclass", num_classes=10, from_logits=True)
+    epochs = _epochs(model, (inputs[train], labels[train]), (inputs[valid], labels[valid]), monitor, arguments.epochs)
+    terminal.show_epochs(epochs, title="Validation, epoch by epoch")
+    terminal.show_warnings(monitor.history)
+    with torch.no_grad():
+        logits = model(inputs[valid])
+    builder = ReportBuilder(task="multiclass", from_logits=True)
+    builder.update(logits, labels[valid])
+    source = {"model": "a small network", "data": "scikit-learn's digits, validation part"}
+    finished = replace(builder.report(source=source), history=monitor.history)
+    predictions = Path(arguments.out) / "predictions.npz"
+    paths = html.save_report(finished, arguments.out)
+    np.savez_compressed(predictions, logits=logits.numpy(), targets=labels[valid].numpy())
     terminal.show(finished)
-    terminal.show_paths(paths)
+    terminal.show_paths((*paths, predictions))
+
+
+def _epochs(
+    model: nn.Module, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], monitor: Monitor, count: int
+) -> Iterator[dict[str, float]]:
+    """Train with full batches, which takes seconds and is deterministic, and yield the metrics of every epoch."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for epoch in range(1, count + 1):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(train[0]), train[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with torch.no_grad():
+            logits = model(valid[0])
+        for piece, target in zip(torch.split(logits, 256), torch.split(valid[1], 256), strict=True):
+            monitor.update(piece, target)
+        with warnings.catch_warnings(action="ignore", category=OverConfidenceWarning):  # the command prints them
+            monitor.end_epoch(epoch)
+        yield {"epoch": epoch, "training loss": loss.item(), **monitor.history.rows[-1].values}

@@ -1,5 +1,4 @@
-"""Files (and shards) -> tensors: `open_predictions` finds the arrays in files, `PredictionFiles.chunks` streams them.
+"""Files and shards to tensors (`open_predictions`), and files that torchcalib writes (`saved`).
 
-Nothing is ever unpickled, and nothing is guessed from values. `write_whole` is the other way, bytes -> a file;
-`load_saved` reads what torchcalib itself has saved, and trusts it no more than any other file.
+Nothing is unpickled, memory is bounded, and nothing is guessed from values.
 """

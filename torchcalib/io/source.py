@@ -1,35 +1,28 @@
-"""What predictions were read from, as a value that adds."""
+"""Origin of predictions: files, names of arrays, shape and dtype."""
 
-from __future__ import annotations
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-
-from torchcalib.io.reader import InputError, printable
-from torchcalib.io.saved import saved_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-T = TypeVar("T")
+from torchcalib.io.errors import InputError, printable
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was read, of one or more files that are alike.
+    """Origin of predictions in one or more files. The sum of two sources is that of the rows of both.
 
     Attributes:
-        files: their names, in the order in which their rows are read.
-        format: see `PredictionFiles`, as for the names.
-        preds: key, columns or stem that holds the predictions.
+        files: their names, in the order of their rows.
+        format: "npz", "npy", "pt", "safetensors", "csv" or "parquet".
+        preds: key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem of the predictions.
         target: the same for the targets.
         weights: the same for the weights; None without weights.
-        from_logits: how the predictions are read.
-        shape: of all predictions.
-        dtype: of the predictions.
-        rows: dtype and shape of one row of predictions, targets and weights, in words.
-        ignored: other arrays that were found in the first file.
-        groups: what holds the groups; None without groups.
+        from_logits: whether the predictions are logits; log-probabilities are.
+        shape: of all predictions: binary (N, ...), else (N, ..., C). A single binary column, (N, 1), counts as (N,).
+        dtype: of the predictions, such as "float32".
+        rows: dtype and shape of one row of every array that is used, as text.
+        ignored: other arrays in the first file.
+        groups: key, column or `.npy` stem of the groups; None without groups.
     """
 
     files: tuple[str, ...]
@@ -48,72 +41,56 @@ class Source:
         """Return the source of the rows of both.
 
         Raises:
-            InputError: their files could not be read together.
+            InputError: the files differ in names, dtypes or shapes.
         """
         for name in ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise InputError(
                     f"`{other.files[0]}` must be read as `{self.files[0]}` is, got {name}={theirs!r} and {mine!r}. "
-                    "Read the files apart, or write them alike."
+                    "Read the files separately, or write them alike."
                 )
         shape = (self.shape[0] + other.shape[0], *self.shape[1:])
         return replace(self, files=self.files + other.files, shape=shape)
 
     def in_words(self) -> dict[str, Any]:
-        """Return what was read, for people."""
-        source = {
-            "files": list(self.files),
-            "format": self.format,
-            "predictions": f"{self.preds}, read as {'logits' if self.from_logits else 'probabilities'}",
-            "targets": self.target,
-            "weights": self.weights or "none",
-            **({} if self.groups is None else {"groups": self.groups}),
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "not used": list(self.ignored),
-        }
+        """Return a description for people."""
         return {
-            name: [_shown(v) for v in value] if isinstance(value, list) else _shown(value)
-            for name, value in source.items()
+            "files": [printable(file) for file in self.files],
+            "format": printable(self.format),
+            "predictions": printable(f"{self.preds}, read as {'logits' if self.from_logits else 'probabilities'}"),
+            "targets": printable(self.target),
+            "weights": printable(self.weights or "none"),
+            **({} if self.groups is None else {"groups": printable(self.groups)}),
+            "shape": list(self.shape),
+            "dtype": printable(self.dtype),
+            "not used": [printable(name) for name in self.ignored],
         }
 
     def state(self) -> dict[str, Any]:
-        """Return plain values, of which `of_state` makes the source again."""
+        """Return plain values for `of_state`."""
         return asdict(self)
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the source that was saved.
+        """Return the source of loaded values, which are not trusted.
 
         Raises:
-            ValueError: these are not the values of one.
+            ValueError: a value has another type.
         """
-
-        def text(name: str) -> str:
-            return saved_value(state, name, str)
-
-        def several(name: str, kind: type[T]) -> tuple[T, ...]:
-            values = saved_value(state, name, tuple)
-            return tuple(saved_value({name: value}, name, kind) for value in values)
-
-        source = cls(
-            files=several("files", str),
-            format=text("format"),
-            preds=text("preds"),
-            target=text("target"),
-            weights=None if state.get("weights") is None else text("weights"),
-            from_logits=saved_value(state, "from_logits", bool),
-            shape=several("shape", int),
-            dtype=text("dtype"),
-            rows=several("rows", str),
-            ignored=several("ignored", str),
-            groups=None if state.get("groups") is None else text("groups"),
-        )
+        kinds = get_type_hints(cls)
+        values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
+        for name, value in values.items():
+            if not _has_type(value, kinds[name]):
+                raise ValueError(f"`{name}` must be {kinds[name]}, got {type(value).__name__}")
+        source = cls(**values)
         if not source.files or not source.shape:
             raise ValueError("a source must have files and a shape, got none")
         return source
 
 
-def _shown(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value
+def _has_type(value: object, kind: Any) -> bool:
+    """Check a value against `str`, `str | None` or `tuple[int, ...]` exactly: a bool is no int."""
+    if get_origin(kind) is tuple:
+        return type(value) is tuple and all(type(item) is get_args(kind)[0] for item in value)
+    return type(value) in (get_args(kind) or (kind,))

@@ -1,10 +1,9 @@
-"""Tables with named columns: `.csv` and `.parquet`. Needs pyarrow, and is imported only to read such a file."""
-
-from __future__ import annotations
+"""Readers of tables with named columns: `.csv` and `.parquet`. Needs pyarrow."""
 
 from abc import abstractmethod
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,102 +11,83 @@ import pyarrow.compute as pc
 import torch
 from pyarrow import csv, parquet
 
-from torchcalib.io.names import NUMBERED
-from torchcalib.io.reader import (
-    FLOATS,
-    MAX_RESIDENT,
-    TEXT,
-    WHOLE,
-    Array,
-    InputError,
-    Reader,
-    check_count_of_arrays,
-    check_unique,
-    quoted,
-    single,
-)
+from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE, Array, Reader
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-
-_GAPS = "must be numbered from 0 without gaps, got {}. Add what is missing, or name a single column."
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-# Bytes of text that are parsed at once. A row must fit in a block, the first block tells the type of a column, and
-# arrow reads some thirty blocks ahead.
+# Bytes of text that are parsed at once. A row must fit in a block, the first block determines the type of a column,
+# and arrow reads about thirty blocks ahead.
 _BLOCK = 4 * 2**20
 _WIDEST = 8  # bytes of a number
-_MOST_UNFOLDED = 256  # times as large in memory as encoded: what few different numbers in a list column come to
+_MOST_UNFOLDED = 256  # ratio of sizes in memory and in the file, reached by list columns of few different numbers
 
 
 class _Table(Reader):
-    """Columns of numbers or, in parquet, of lists of numbers; `prob_0 .. prob_9` also count as one array."""
+    """Columns of numbers, of text or, in parquet, of lists; `prob_0 .. prob_9` form one more array."""
 
     @abstractmethod
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
-        """Yield batches of some columns, given by name and with the dtype each is wanted in."""
+        """Yield batches of some columns, given by name with the dtype that is needed."""
 
     def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
-        """Yield pieces of the batches, column by column turned into tensors."""
+        """Yield the batches, divided into at most `count` rows."""
         wanted = [self.arrays[name] for name in names]
         start = 0
-        for batch in self.batches({column: array.dtype for array in wanted for column in array.columns}, count):
+        for batch in self.batches({column: array.dtype for array in wanted for column in _columns(array)}, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
-                yield tuple(self._tensor(array, piece, start + offset) for array in wanted)
+                yield tuple(self._values(array, piece, start + offset) for array in wanted)
             start += batch.num_rows
 
-    def _tensor(self, array: Array, piece: pa.RecordBatch, start: int) -> Any:
-        if array.dtype in TEXT:
-            (name,) = array.columns
-            self._check_present(name, piece.column(name), start, 1)
-            return piece.column(name).to_pylist()
-        columns = [self._numbers(name, piece.column(name), array, start) for name in array.columns]
-        # A stack of columns has the numbers of a row side by side, as a list column has.
+    def _values(self, array: Array, piece: pa.RecordBatch, start: int) -> Any:
+        """Return a tensor, or a list of strings."""
+        columns = []
+        for name in _columns(array):
+            values, width = piece.column(name), 1
+            self._check_present(name, values, start, width)
+            if array.dtype in TEXT:
+                return values.to_pylist()
+            if not pa.types.is_primitive(values.type):
+                (width,) = array.shape[1:]
+                lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+                if (lengths != width).any():
+                    row = int((lengths != width).argmax())
+                    raise InputError(
+                        f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in "
+                        f"row 1 and {lengths[row]} in row {start + row + 1}. Write one number per class in every row."
+                    )
+                values = values.flatten()
+                self._check_present(name, values, start, width)
+            columns.append(values.to_numpy(zero_copy_only=False))
         return torch.from_numpy(np.stack(columns, -1).reshape(piece.num_rows, *array.shape[1:]))
 
-    def _numbers(self, name: str, values: Any, array: Array, start: int) -> np.ndarray[Any, Any]:
-        self._check_present(name, values, start, 1)
-        if not pa.types.is_primitive(values.type):
-            (width,) = array.shape[1:]
-            lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-            if (lengths != width).any():
-                row = int((lengths != width).argmax())
-                raise InputError(
-                    f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in row 1 "
-                    f"and {lengths[row]} in row {start + row + 1}. Write one number per class in every row."
-                )
-            values = values.flatten()
-            self._check_present(name, values, start, width)
-        return np.asarray(values.to_numpy(zero_copy_only=False))
-
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
+        """Check that no value is missing, with `width` values in a row."""
         if values.null_count:
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
                 f"Column `{name}` of `{self.label}` must hold a number in every row, got none in row {row}. "
-                "Fill it in, or leave the row out."
+                "Fill it in, or remove the row."
             )
 
 
 class Csv(_Table):
-    """Text with a header line and commas. Numbers without a point are whole, `true` and `false` are bool."""
+    """Text with a header line and commas. Numbers without a decimal point are integers, `true` and `false` are bool."""
 
     format = "csv"
 
-    def inspect(self) -> dict[str, Array]:
-        """List the columns, from the first block; counting the rows takes a pass over the file."""
+    def inspect(self) -> Iterable[Array]:
+        """Describe the columns by the first block, and count the rows of the file."""
         with csv.open_csv(self.paths[0], csv.ReadOptions(block_size=_BLOCK)) as file:
             schema = file.schema
-        check_count_of_arrays(self.label, len(schema.names))
         if all(_is_number(name) for name in schema.names):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
                 "Add a first line such as prob,target."
             )
-        check_unique(self.label, schema.names)
+        self.check_names(schema.names)
         n = sum(batch.num_rows for batch in self.batches({schema.names[0]: "binary"}, 1))
-        return _with_numbered({column.name: single(column.name, _dtype(column.type), (n,)) for column in schema})
+        return _with_numbered([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text, whatever the count."""
@@ -121,21 +101,19 @@ class Csv(_Table):
             for batch in file:
                 yield batch
                 del batch  # before the next one is made
-                pa.default_memory_pool().release_unused()  # threads that read ahead keep what they let go of
+                pa.default_memory_pool().release_unused()  # threads that read ahead keep memory they have freed
 
 
 class Parquet(_Table):
-    """A parquet file, of which only the wanted columns are read."""
+    """A parquet file, of which only the columns in use are read."""
 
     format = "parquet"
 
-    def inspect(self) -> dict[str, Array]:
-        """List the columns, from the footer; where only the data tells how long lists are, from the first row."""
+    def inspect(self) -> Iterable[Array]:
+        """Describe the columns by the footer. The first row determines the length of lists, unless their type does."""
         with self._mapped() as file:
-            check_count_of_arrays(self.label, file.metadata.num_columns)
-            schema, n = file.schema_arrow, file.metadata.num_rows
-            check_unique(self.label, schema.names)
-            return _with_numbered({column.name: self._described(file, column, n) for column in schema})
+            self.check_names(file.schema_arrow.names)
+            return _with_numbered([_described(file, column) for column in file.schema_arrow])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
@@ -143,64 +121,75 @@ class Parquet(_Table):
             yield from file.iter_batches(batch_size=count, columns=list(dtypes))
 
     def _mapped(self) -> Any:
-        """Without the map, a row group's columns would be held in memory whole."""
+        """Open the file. Without the map, all columns of a row group would be in memory."""
         return parquet.ParquetFile(self.paths[0], memory_map=True)
 
-    @staticmethod
-    def _described(file: Any, column: Any, n: int) -> Array:
-        if pa.types.is_fixed_size_list(column.type):
-            return single(column.name, _dtype(column.type.value_type), (n, column.type.list_size))
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            _check_unfolded(file, column.name)
-            first = next(file.iter_batches(batch_size=1, columns=[column.name]), None)
-            width = first and pc.list_value_length(first.column(0))[0].as_py()
-            return single(column.name, _dtype(column.type.value_type), (n, width or 0))
-        return single(column.name, _dtype(column.type), (n,))
+
+def _described(file: Any, column: Any) -> Array:
+    kind, shape = column.type, (file.metadata.num_rows,)
+    if pa.types.is_fixed_size_list(kind):
+        return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _check_unfolded(file.metadata, column.name)
+        first = next(file.iter_batches(batch_size=1, columns=[column.name]), None)
+        width = first and pc.list_value_length(first.column(0))[0].as_py()
+        return Array(column.name, _dtype(kind.value_type), (*shape, width or 0))
+    return Array(column.name, _dtype(kind), shape)
 
 
-def _check_unfolded(file: Any, name: str) -> None:
-    """Refuse lists that a few bytes stand for: a single row, which is read whole, could take all memory."""
-    for k in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(k)
-        for j in range(group.num_columns):
-            chunk = group.column(j)
-            if chunk.path_in_schema.split(".")[0] != name or chunk.num_values * _WIDEST <= MAX_RESIDENT:
-                continue
-            if chunk.num_values * _WIDEST > _MOST_UNFOLDED * chunk.total_uncompressed_size:
+def _check_unfolded(metadata: Any, name: str) -> None:
+    """Refuse large lists that are stored in a few bytes: a single row could take all memory."""
+    for k in range(metadata.num_row_groups):
+        group = metadata.row_group(k)
+        for chunk in map(group.column, range(group.num_columns)):
+            size = chunk.num_values * _WIDEST
+            if chunk.path_in_schema.split(".")[0] == name and size > max(
+                MAX_RESIDENT, _MOST_UNFOLDED * chunk.total_uncompressed_size
+            ):
                 raise ValueError(f"{chunk.num_values:,} numbers of {name} in {chunk.total_uncompressed_size:,} bytes")
 
 
-def _with_numbered(arrays: dict[str, Array]) -> dict[str, Array]:
+def _with_numbered(arrays: list[Array]) -> list[Array]:
     """Add one array for every stem that two or more numbered columns share."""
     numbered = defaultdict(list)
-    for name, array in arrays.items():
+    for array in arrays:
         match = NUMBERED.fullmatch(array.key)
         if match and len(array.shape) == 1:
-            numbered[match[1]].append((int(match[2]), name))
-    together = {}
+            numbered[match[1]].append((int(match[2]), array.name, array))
+    together = []
     for stem, members in numbered.items():
-        if len(members) > 1:
-            numbers, names = zip(*sorted(members), strict=True)
-            parts = [arrays[name] for name in names]
-            gaps = numbers != tuple(range(len(numbers)))
-            together[f"{names[0]}..{names[-1]}"] = Array(
+        if len(members) == 1:
+            continue
+        numbers, names, parts = zip(*sorted(members), strict=True)
+        found = ", ".join(map(str, numbers[:12]))
+        gaps = f"must be numbered from 0 without gaps, got {found}. Add what is missing, or name a single column."
+        is_complete = numbers == tuple(range(len(numbers)))
+        together.append(
+            Array(
+                f"{names[0]}..{names[-1]}",
                 _common_dtype({part.dtype for part in parts}),
                 (*parts[0].shape, len(parts)),
-                stem,
+                "" if is_complete else gaps,
                 names,
-                _GAPS.format(", ".join(map(str, numbers[:12]))) if gaps else "",
+                stem,
             )
-    return arrays | together
+        )
+    return arrays + together
+
+
+def _columns(array: Array) -> tuple[str, ...]:
+    """Return the columns in the file that form an array."""
+    return array.columns or (array.name,)
 
 
 def _dtype(arrow_type: Any) -> str:
     if pa.types.is_dictionary(arrow_type) and pa.types.is_string(arrow_type.value_type):
-        return "string"  # few different texts, each written once
+        return "string"  # categories
     return _DTYPES.get(str(arrow_type), str(arrow_type))
 
 
 def _common_dtype(dtypes: set[str]) -> str:
-    """Tell the dtype of numbered columns together; in text, some of them may hold whole numbers by chance."""
+    """Return the dtype of numbered columns together; in text, some of them may happen to be integers."""
     return np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from torchcalib.io.reader import printable
+from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, rows_of_panels
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.io.reader import InputError
-from torchcalib.io.saved import load_saved
-from torchcalib.io.writing import write_whole
+from torchcalib.io.errors import InputError
+from torchcalib.io.saved import load_saved, write_whole
 from torchcalib.reporting.building import ReportBuilder
 
 FORMAT, VERSION = "torchcalib report state", 5

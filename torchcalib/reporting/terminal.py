@@ -21,7 +21,7 @@ except ImportError as error:
 
 from torchcalib.core.bins import BinTable
 from torchcalib.inference.words import fixed, p_words
-from torchcalib.io.reader import printable
+from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.comparison.data import DIFFERENCE_WORDS, Comparison

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcalib.core.arguments import check_choice, check_count
 from torchcalib.inference.evidence import Evidence
 from torchcalib.inference.words import p_words
-from torchcalib.io.reader import printable
+from torchcalib.io.errors import printable
 
 SMALL_P = 0.05
 """A group whose p-value is not below it is within what chance shows."""

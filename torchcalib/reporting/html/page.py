@@ -13,8 +13,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from torchcalib.inference.words import p_words
-from torchcalib.io.reader import printable
-from torchcalib.io.writing import write_whole
+from torchcalib.io.errors import printable
+from torchcalib.io.saved import write_whole
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")

@@ -1,0 +1,86 @@
+"""Paths of prediction files: patterns, checks, and the share of each process. Opens no file."""
+
+from collections.abc import Iterable, Sequence
+from glob import glob
+from itertools import accumulate
+from pathlib import Path
+
+from torchcalib.io.errors import InputError, quoted, reading
+
+FORMATS = {
+    ".npz": "npz",
+    ".npy": "npy",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".safetensors": "safetensors",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+"""Format of a file, by its suffix in lower case."""
+
+
+def expanded(names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the files of names and patterns, in the order given.
+
+    A name with `*`, `?` or `[...]` is a pattern, unless a file has this name; `**` matches any folders. Matches of a
+    pattern are sorted by name, character by character: `part-10` precedes `part-9`.
+
+    Raises:
+        InputError: a pattern matches nothing.
+    """
+    found: list[Path] = []
+    for name in names:
+        if not any(letter in name for letter in "*?[") or Path(name).exists():
+            found.append(Path(name))
+            continue
+        matched = sorted(glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        if not matched:
+            raise InputError(f"`{name}` must match at least one file, got none. Check the pattern and the folder.")
+        found += map(Path, matched)
+    return tuple(found)
+
+
+def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
+    """Check that all paths are different, existing files of one known format."""
+    files = tuple(Path(path) for path in ([paths] if isinstance(paths, str) else paths))
+    if not files:
+        raise InputError("There must be a file to read, got none. Name one or more files.")
+    for path in files:
+        suffix = path.suffix.lower()
+        if suffix not in FORMATS:
+            raise InputError(
+                f"`{path}` must end in one of {', '.join(FORMATS)}, got `{path.suffix}`. "
+                "Save it in one of these formats."
+            )
+        with reading(str(path), FORMATS[suffix]):
+            if not path.is_file():  # opening a pipe would never return, and a device may have no end
+                found = (
+                    "a directory. Name the files in it."
+                    if path.is_dir()
+                    else "a pipe or device. Save its content in a file."
+                    if path.exists()
+                    else "nothing of this name. Check the path."
+                )
+                raise InputError(f"`{path}` must be a file, got {found}")
+        if FORMATS[suffix] != FORMATS[files[0].suffix.lower()]:
+            raise InputError(
+                f"`{files[0]}` and `{path}` must have one format, got two. Read them separately, or convert one."
+            )
+    if len({path.resolve() for path in files}) < len(files):
+        raise InputError(f"Every file must be named once, got one twice in {quoted(files)}. Remove the repetition.")
+    return files
+
+
+def share_of(paths: Sequence[Path], rank: int, n_ranks: int) -> tuple[Path, ...]:
+    """Return the files that one of `n_ranks` processes reads: consecutive ones, so that ranks in order read all files.
+
+    A file belongs to the rank whose part of all bytes contains its middle byte. File sizes stand in for numbers of
+    rows, which are unknown until a file is opened. `.npy` files are one data set, which is not split.
+    """
+    if paths and paths[0].suffix.lower() == ".npy":
+        return tuple(paths) if rank == 0 else ()
+    sizes = [path.stat().st_size for path in paths]
+    total = max(1, sum(sizes))
+    middles = [end - size / 2 for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    owners = [min(int(middle * n_ranks / total), n_ranks - 1) for middle in middles]
+    return tuple(path for path, owner in zip(paths, owners, strict=True) if owner == rank)
