@@ -20,9 +20,8 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.core.arguments import InputOptions
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import TopK
+from torchcalib.inference.bootstrap import Interval, bootstrap
 from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.interval import Interval
-from torchcalib.inference.percentile import bootstrap
 from torchcalib.losses.binned_ece import ECELoss
 from torchcalib.losses.canonical import CanonicalLoss, SKCELoss
 from torchcalib.losses.mmce import MMCELoss, mmce

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
-from torchcalib.inference.interval import Interval
+from torchcalib.inference.bootstrap import Interval
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.description import Description
 from torchcalib.metrics.wrappers import WrappedMetric

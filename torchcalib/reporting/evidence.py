@@ -9,9 +9,8 @@ from torchcalib.core.bins import rmsce_from_bins
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.samples import RUNS_ON_PATHS
-from torchcalib.inference.testing import Reading, evidence_of_each
+from torchcalib.inference.evidence import Evidence, Reading, evidence_of_each
+from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.words import listed
 from torchcalib.metrics.binned.ace import ACE
 from torchcalib.metrics.binned.reading import BinnedMetric

@@ -26,8 +26,7 @@ from torchcalib.core.predictions import by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, EqualWidthBins
-from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.testing import evidence_of
+from torchcalib.inference.evidence import Evidence, Reading, evidence_of
 from torchcalib.metrics.tested import TestedMetric
 
 
@@ -231,22 +230,20 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
         return self.reading.table(self._synced_statistic())
 
-    def evidence_from(self, statistic: BinStats | RankedSample, **how: Any) -> Evidence:
+    def evidence_from(self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         bins_follow = self.reading.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
             statistic = self.reading.binning.of(statistic).with_noise()
-        tested_by = self.from_bins if self.tested_by is None else self.tested_by
-        return evidence_of(
+        reading = Reading(
             partial(self.reading.read_each, self.from_bins),
-            statistic,
-            tested_by=partial(self.reading.read_each, tested_by),
-            signed=self.is_signed,
-            average=self.reading.averages,
-            cancels=self.reading.task == "multiclass",
+            None if self.tested_by is None else partial(self.reading.read_each, self.tested_by),
             without_noise=None if bins_follow else "tested_by",
-            **how,
+            signed=self.is_signed,
+            with_interval=with_interval,
         )
+        cancels = self.reading.task == "multiclass"
+        return evidence_of(reading, statistic, average=self.reading.averages, cancels=cancels, **how)
 
     def _value(self, statistic: BinStats | RankedSample) -> Tensor:
         return self.reading.read(self.from_bins, statistic)

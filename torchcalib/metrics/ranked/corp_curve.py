@@ -1,6 +1,7 @@
 """The curve of a CORP reliability diagram: the best rising recalibration, and where it would be by chance."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Self, Unpack
 
 import torch
@@ -11,13 +12,12 @@ from torchcalib.core.events import Reduction
 from torchcalib.core.inputs import read_input
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.samples import run_cells
-from torchcalib.inference.testing import check_arguments
+from torchcalib.inference.evidence import check_arguments
+from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.ranked.reading import RankedReading
 from torchcalib.ops.ranking import run_index
 
 _MOST_POINTS = 2**10
-_AT_ONCE = 2**18  # numbers of replicates that are recalibrated at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,23 +103,19 @@ def corp_curve(
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
     """Return the curve of samples; see `corp_curve`."""
-    cells = run_cells(sample, _MOST_POINTS)
-    seen = cells.with_gaps(cells, cells.gap)
-    assert isinstance(seen, RankedSample)  # as of runs
+    cells = RunCells.of(sample, _MOST_POINTS)
+    observed = cells.with_gaps(cells.gap)
     low, high = [], []
-    flat, n_points = cells.map(lambda x: x.reshape(-1, x.shape[-1])), cells.n.shape[-1]
-    for place in range(len(flat.n)):  # replicates of one series are as much as is kept
-        one = flat.map(lambda x, place=place: x[place])  # type: ignore[misc]
-        drawn = one.drawn(seed, torch.arange(n_replicates, device=one.n.device), place)
-        gaps = torch.split(one.gaps_if_calibrated(drawn), max(1, _AT_ONCE // max(1, n_points)))
-        fits = torch.cat([_recalibrated(one.with_gaps(one, some)) for some in gaps])
-        fits = fits.sort(0).values
+    flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
+    for place in range(len(flat.n)):  # one series at a time, to limit the memory
+        one = flat.map(itemgetter(place))
+        fits = Simulation(one, place, seed, n_replicates).compute(_recalibrated).sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)
         low.append(fits[outside])
         high.append(fits[n_replicates - 1 - outside])
-    frequency = _recalibrated(seen)
+    frequency = _recalibrated(observed)
     band_low, band_high = (torch.stack(ends).reshape(frequency.shape) for ends in (low, high))
-    return CORPCurve(seen.score.clone(), cells.n, frequency, band_low, band_high, level)
+    return CORPCurve(observed.score.clone(), cells.n, frequency, band_low, band_high, level)
 
 
 def _recalibrated(sample: Any) -> Tensor:
