@@ -97,8 +97,8 @@ class Bootstrapped(WrappedMetric[S]):
             raise TypeError(f"`metric` must be a torchcalib metric, got {type(metric).__name__}.")
         if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
-                f"`metric` must have sums as its state, got {metric}. Pass `resolution` to a rank-based metric, or keep "
-                "the predictions and use torchcalib.bootstrap."
+                f"`metric` must have sums as its state, got {metric}. Pass `resolution` to rank-based metrics, or "
+                "keep the predictions and use torchcalib.bootstrap."
             )
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
