@@ -1,6 +1,7 @@
 """Number of samples in each bin whose probability a test rejects: the binomial test and Student's t-test of [TCE]."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -8,6 +9,9 @@ from torch import Tensor
 from torchcalib.ops.host_values import look
 from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, p_value, two_tails, verdicts
+
+_SMALL = 127  # samples of a bin up to which all critical values are cached
+_OFTEN = 1000  # bins from which on the cache is used: 200 batch elements of 300 samples take half the time
 
 
 @torch.no_grad()
@@ -84,10 +88,19 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     """Return the `critical_values` of bins `(B,)`, `(4, B)`. Replicates of a sample have many equal bins."""
     largest = int(n.max())
+    if largest <= _SMALL and len(n) >= _OFTEN:
+        return _small_critical_values(alpha).to(n.device)[:, n * (n + 1) // 2 + k]
     if largest >= 2**31 - 1:  # n and k do not fit into one int64
         return critical_values(k, n, alpha)
     unique, index = torch.unique(n * (largest + 1) + k, return_inverse=True)
     return critical_values(unique % (largest + 1), unique // (largest + 1), alpha)[:, index]
+
+
+@lru_cache(maxsize=4)
+def _small_critical_values(alpha: float) -> Tensor:
+    """Return the `critical_values` of all 0 <= k <= n <= 127, with the pair at n (n + 1) / 2 + k, `(4, K)`."""
+    k, n = torch.tensor([(k, n) for n in range(_SMALL + 1) for k in range(n + 1)]).T
+    return critical_values(k, n, alpha)
 
 
 def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
