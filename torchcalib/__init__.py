@@ -20,9 +20,8 @@ from torchcalib.core.arguments import InputOptions
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import TopK
 from torchcalib.core.kernel_blocks import CalibrationTest
+from torchcalib.inference.bootstrap import Interval, bootstrap
 from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.interval import Interval
-from torchcalib.inference.percentile import bootstrap
 from torchcalib.losses.binned import ECELoss, SoftBinnedECELoss, soft_binned_ece
 from torchcalib.losses.kernel import CanonicalLoss, MMCELoss, SKCELoss, mmce
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, ace, bin_table, ece, esce, mce, rmsce

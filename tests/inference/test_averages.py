@@ -9,7 +9,8 @@ from helpers.null_distribution import F64, FEW, calibrated, check_covers, check_
 from scipy import stats
 
 import torchcalib as tc
-from torchcalib.inference.averages import cauchy_combination, widening
+from torchcalib.inference.evidence import cauchy_combination
+from torchcalib.inference.inversion import widening
 
 
 def test_cauchy_combination_closed_form():

@@ -90,7 +90,7 @@ def test_merging_takes_other_draws_and_adds_them():
     one.update(preds[:25], target[:25])
     for metric in (other, same):
         metric.update(preds[25:], target[25:])
-    with pytest.raises(ValueError, match="`incoming_state` must have drawn other numbers, got seed=0 in both"):
+    with pytest.raises(ValueError, match="`incoming_state` must have different draws, got seed=0 in both"):
         one.merge_state(same)
     one.merge_state(other)
     drawn = poisson(39, 25), poisson(39, 35, seed=1)

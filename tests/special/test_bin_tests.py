@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 import torchcalib as tc
 from torchcalib.special import bin_tests as bins_module
 from torchcalib.special.bin_tests import rejected_in_bins
-from torchcalib.special.critical import critical_values
+from torchcalib.special.binomial import critical_values
 
 F64 = torch.float64
 

@@ -18,8 +18,7 @@ from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
 from torchcalib.ops.ranking import end_of_ties, equal_mass_sums, run_sums
-from torchcalib.special.bin_tests import rejected_in_bins
-from torchcalib.special.student import t_interval
+from torchcalib.special.bin_tests import rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
 Test = Literal["binomial", "t"]

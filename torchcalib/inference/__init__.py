@@ -1,1 +1,1 @@
-"""Inference: null distribution of calibration errors, intervals, and the bootstrap."""
+"""Inference: null distribution of calibration errors, confidence intervals, and the bootstrap."""

@@ -1,22 +1,36 @@
-"""A value, and what chance has to do with it."""
+"""Evidence of miscalibration: an error, its null distribution for a calibrated model, its p-value and its interval."""
 
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
+from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.ranked import RankedSample
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.inversion import error_interval, mean_gap_interval, rounding_of
+from torchcalib.inference.simulation import MOST_KEPT, MOST_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
 from torchcalib.inference.words import in_one_line
+
+Statistic = BinStats | RankedSample
+Metric = Callable[[Any], Tensor]
+
+_IN_CACHE = 2**16  # numbers of replicates that are processed at a time: fresh memory costs more than the arithmetic
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
-    """A calibration error with what a perfectly calibrated model would show, and whether it is one.
+    """A calibration error with its expected value under perfect calibration, a p-value and an interval.
 
     Attributes:
-        value: of the data themselves `(...)`.
-        noise_floor: what the value would be on average, if the model were perfectly calibrated and had predicted the
-            same `(...)`. Of a signed error it is that of the absolute value.
-        p_value: the probability of an error at least as large if the model were perfectly calibrated, `(...)`. It is
+        value: error of the data `(...)`.
+        noise_floor: expected value of the error if the model is perfectly calibrated, given its confidences `(...)`.
+            For a signed error it is the expected absolute value.
+        p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. It is
             (1 + number of replicates with an error at least that of the data) / (R + 1). Ties count and are not broken
             at random: an error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is
             uniform if ties are rare. With few samples ties are frequent, and a calibrated model is rejected less often
@@ -35,14 +49,8 @@ class Evidence:
     high: Tensor
     level: float
 
-    @classmethod
-    def by_construction(cls, value: Tensor, level: float) -> Self:
-        """Return that of an error which is 0 whatever the model: chance makes nothing of it."""
-        nothing = 0 * value
-        return cls(value, nothing, nothing + 1, nothing, nothing, level)
-
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `found[k]` is that of series, group or class k."""
+        """Index the batch axes: `found[k]` is the evidence of batch element, group or class k."""
         if self.value.dim() < 1:
             raise IndexError("evidence of one value has no batch axis to index")
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "level"}
@@ -52,10 +60,227 @@ class Evidence:
         return str(self)
 
     def __str__(self) -> str:
-        """Say it in one line; a line for each, if there are several."""
+        """Return one line for each value."""
         if self.value.dim():
             return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.value)))
-        value, floor, p, low, high = (
-            float(x) for x in (self.value, self.noise_floor, self.p_value, self.low, self.high)
-        )
+        value, floor, p, low, high = map(float, (self.value, self.noise_floor, self.p_value, self.low, self.high))
         return in_one_line(value, floor, p, low, high, self.level)
+
+
+class Reading(NamedTuple):
+    """A calibration error and how it is tested.
+
+    Attributes:
+        value: from a statistic to the error of each series `(...)`.
+        tested_by: test statistic, larger for worse calibration; None for the value.
+        without_noise: error `(...)` of given frequencies instead of outcomes, which the interval is of; by default the
+            test statistic. None if there is no such value, because bins follow from the outcomes or decisions are
+            counted: the interval is then that of the expected test statistic at this number of samples, whose least
+            value is the noise floor.
+        signed: whether the error is the mean gap, on both sides of 0.
+        with_interval: whether to compute the interval; it is NaN otherwise.
+    """
+
+    value: Metric
+    tested_by: Metric | None = None
+    without_noise: Metric | Literal["tested_by"] | None = "tested_by"
+    signed: bool = False
+    with_interval: bool = True
+
+    @property
+    def test(self) -> Metric:
+        """Test statistic."""
+        return self.tested_by or self.value
+
+
+def evidence_of(reading: Reading, statistic: Statistic, **how: Any) -> Evidence:
+    """Return the evidence of one error; see `evidence_of_each`."""
+    return evidence_of_each({"": reading}, statistic, **how)[""]
+
+
+def evidence_of_each(
+    readings: Mapping[str, Reading],
+    statistic: Statistic,
+    *,
+    average: bool = False,
+    cancels: bool = False,
+    level: float = 0.95,
+    n_replicates: int = 999,
+    seed: int = 0,
+) -> dict[str, Evidence]:
+    """Return the evidence of several errors of one statistic, from the same simulated outcomes.
+
+    Outcomes are simulated from the confidences, as if the model were perfectly calibrated (consistency resampling),
+    and the error of each replicate is computed. In a bin the sum of outcomes is a sum of independent trials with known
+    mean and variance; see `counts_by_chance`. For averages over classes the p-values of the classes are combined; see
+    `cauchy_combination`. For the interval see `inversion`.
+
+    Args:
+        readings: errors by name.
+        statistic: bins with sums of noise, or a sample. A large sample is reduced to runs of neighbouring scores for
+            the test; the value is that of the sample.
+        average: average over the last axis of series, which are classes of the same rows. Signed errors are averaged
+            before their absolute value is taken; classes are independent then, as labels of a row are.
+        cancels: whether the classes of a row exclude each other, so that a signed average is 0 for every model: its
+            noise floor and interval are 0, and its p-value is 1.
+        level: level of the interval, in (0, 1).
+        n_replicates: R; the least p-value is 1 / (R + 1).
+        seed: seed of the draws, which are the same on every device.
+
+    Returns:
+        `Evidence` of `(...)` by name, without the last axis for an average. NaN without data.
+
+    Raises:
+        TypeError, ValueError: for bad arguments.
+
+    Source:
+        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
+    """
+    check_arguments(level, n_replicates, seed)
+    tested = {name: reading for name, reading in readings.items() if not (reading.signed and average and cancels)}
+    with torch.no_grad():
+        found = {}
+        pieces = list(_tested_pieces(tested, statistic, average, level, n_replicates, seed)) if tested else []
+        for name, reading in readings.items():
+            value = reading.value(statistic)
+            value = value.mean(-1) if average else value
+            floor, p_value, low, high = 0 * value, 0 * value + 1, 0 * value, 0 * value
+            if name in tested:
+                columns = (torch.cat(x).reshape(value.shape) for x in zip(*(of[name] for of in pieces), strict=True))
+                floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
+            found[name] = Evidence(value, floor, p_value, low, high, level)
+        return found
+
+
+def check_arguments(level: object, n_replicates: int, seed: object) -> None:
+    """Raise unless the level, the number of replicates and the seed are valid."""
+    check_count("n_replicates", n_replicates)
+    check_level(level, n_replicates)
+    check_seed(seed)
+
+
+def _cells_of(statistic: Statistic, with_interval: bool) -> BinCells | RunCells:
+    """Return the cells whose outcomes are simulated."""
+    if isinstance(statistic, RankedSample):
+        return RunCells.of(statistic, RUNS_ON_PATHS if with_interval else MOST_RUNS)
+    if not statistic.has_noise:
+        raise ValueError(
+            "`statistic` must have the sums of its noise, got bins without. Use the bins of a streaming metric."
+        )
+    return BinCells.of(statistic)
+
+
+class _Null(NamedTuple):
+    """Observed test statistic `(g, c)`, and replicates `(R, g, c)` for a calibrated model, of it and of the error."""
+
+    observed: Tensor
+    tested: Tensor
+    values: Tensor
+
+
+Found = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Noise floor, p-value and both ends of the interval `(g)`."""
+
+
+def _tested_pieces(
+    readings: Mapping[str, Reading], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
+) -> Iterator[dict[str, Found]]:
+    """Test all series, a few averages over classes `(g, C, K)` at a time. A series without classes has one."""
+    with_interval = any(reading.with_interval for reading in readings.values())
+    cells = _cells_of(statistic, with_interval)
+    *_, n_cells = cells.n.shape
+    n_classes = cells.n.shape[-2] if average else 1
+    whole = cells.map(lambda x: x.reshape(-1, n_classes, n_cells))
+    classes_at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells))
+    at_once = max(1, classes_at_once // max(1, n_classes))
+    for start in range(0, len(whole.n), at_once):
+        piece = whole.map(itemgetter(slice(start, start + at_once)))
+        is_kept = with_interval and n_replicates * piece.n.numel() <= MOST_KEPT
+        simulations: list[Simulation] = []
+        nulls: dict[str, list[_Null]] = {name: [] for name in readings}
+        # Many classes of one average are simulated a few at a time.
+        for first in range(0, n_classes, classes_at_once):
+            some = piece.map(itemgetter((slice(None), slice(first, first + classes_at_once))))
+            simulation = Simulation(some, start * n_classes + first, seed, n_replicates)
+            for name, reading in readings.items():
+                observed = reading.test(some.with_gaps(some.gap))
+                tested = values = simulation.compute(reading.test)
+                if reading.value is not reading.test:
+                    values = simulation.compute(reading.value)
+                nulls[name].append(_Null(observed, tested, values))
+            if not is_kept:
+                simulation.forget()
+            simulations.append(simulation)
+        yield {name: _found(reading, simulations, nulls[name], level) for name, reading in readings.items()}
+
+
+def _found(reading: Reading, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Found:
+    """Return the result of one test of averages over classes, given the null distributions of all classes."""
+    null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
+    noise_floor, p_value = _noise_floor_and_p_value(null, reading.signed)
+    is_rejected = p_value < 1 - level - 1e-9
+    low = high = torch.full_like(p_value, torch.nan)
+    if reading.with_interval and reading.signed:
+        low, high = mean_gap_interval(simulations, null.observed, is_rejected, level)
+    elif reading.with_interval:
+        without_noise = reading.test if reading.without_noise == "tested_by" else reading.without_noise
+        low, high = error_interval(
+            reading.test, without_noise, simulations, null.observed, null.tested, is_rejected, level
+        )
+    return noise_floor, p_value, low, high
+
+
+def _noise_floor_and_p_value(null: _Null, signed: bool) -> tuple[Tensor, Tensor]:
+    """Return the noise floor and the p-value `(g)` of averages over classes."""
+    if signed:  # gaps of classes cancel in the mean
+        p_value, _ = _p_value(null.observed.mean(-1).abs(), null.tested.mean(-1).abs())
+        return null.values.mean(-1).abs().mean(0), p_value
+    p_value, tied = _p_value(null.observed, null.tested)
+    combined = cauchy_combination(p_value, tied, len(null.tested)) if p_value.shape[-1] > 1 else p_value.squeeze(-1)
+    return null.values.mean(-1).mean(0), combined
+
+
+def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return p-values `(...)`, and the part of each that is due to ties.
+
+    The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated
+    model the data are one more replicate, so that P(p <= a) <= a for every a. Values that differ only by rounding
+    count as equal.
+
+    Source:
+        Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular
+        Biology, 2010), sec. 4.
+    """
+    rounding = rounding_of(observed)
+    at_least = 1 + (replicates >= observed - rounding).sum(0)
+    larger = (replicates > observed + rounding).sum(0)
+    n = len(replicates) + 1
+    return at_least.to(observed.dtype) / n, (at_least - larger).to(observed.dtype) / n
+
+
+def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Tensor:
+    """Combine the dependent p-values on the last axis `(..., C)` into one `(...)`.
+
+    Each p-value becomes the Cauchy quantile tan((1/2 - p) pi), and the mean of these becomes a p-value again. The
+    result is exact for independent continuous p-values and for equal ones. For others it is nearly exact where small.
+
+    A p-value that is large only because of ties has a very negative quantile. A class without outcomes, with p = 1,
+    would then outweigh all other classes. So a p-value above 1/2 contributes the mean quantile over its ties, if the
+    result is at most 1/2. A larger result uses the p-values as they are. No result is below the smallest p-value.
+
+    Args:
+        p_values: (1 + number of replicates at least as large as the data) / (R + 1), in (0, 1].
+        tied: the part of each p-value that is due to ties, (1 + number of replicates equal to the data) / (R + 1).
+        n_replicates: R.
+
+    Source:
+        Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
+    """
+    least = 0.5 / (n_replicates + 1)  # half a step from 0 and 1, where quantiles are infinite
+    low, high = (p_values - tied).clamp(min=least), p_values.clamp(max=1 - least)
+    quantile = torch.tan((0.5 - high) * math.pi)
+    # The integral of tan((1/2 - x) pi) = cot(pi x) is log(sin(pi x)) / pi.
+    over_ties = ((math.pi * high).sin().log() - (math.pi * low).sin().log()) / (math.pi * (high - low))
+    mean = torch.where(p_values > 0.5, over_ties, quantile).mean(-1)
+    mean = torch.where(mean >= 0, mean, quantile.mean(-1))
+    return (0.5 - torch.atan(mean) / math.pi).maximum(p_values.amin(-1))

@@ -1,4 +1,4 @@
-"""Numbers, and what chance has to do with them, in words."""
+"""Text of numbers, p-values and intervals."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ def in_one_line(
     high: float = math.nan,
     level: float = 0.95,
 ) -> str:
-    """Say `"0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"`, without what is NaN.
+    """Return a value with its evidence; parts that are NaN are left out.
 
     Example:
         >>> in_one_line(-0.0109, 0.0034, 0.012, -0.0174, -0.0041)
@@ -21,8 +21,8 @@ def in_one_line(
         '0.6931'
     """
     places = places_of(value, noise_floor, high)
-    said = in_clauses(noise_floor, p_value, low, high, places=places, level=level)
-    return fixed(value, places) + (f" ({said})" if said else "")
+    clauses = in_clauses(noise_floor, p_value, low, high, places=places, level=level)
+    return fixed(value, places) + (f" ({clauses})" if clauses else "")
 
 
 def in_clauses(
@@ -34,28 +34,28 @@ def in_clauses(
     places: int,
     level: float = 0.95,
 ) -> str:
-    """Say `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`, without what is NaN."""
-    said = []
+    """Return text such as `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`, without parts that are NaN."""
+    clauses = []
     if not math.isnan(noise_floor):
-        said.append(f"noise floor {fixed(noise_floor, places)}")
+        clauses.append(f"noise floor {fixed(noise_floor, places)}")
     if not (math.isnan(low) or math.isnan(high)):
         ends = fixed(low, places), fixed(high, places)
-        between = " to " if ends[0].startswith("-") else "-"  # so that no minus is taken for a hyphen
-        said.append(f"{100 * level:.10g} % {between.join(ends)}")
+        between = " to " if ends[0].startswith("-") else "-"  # a hyphen could be read as a minus sign
+        clauses.append(f"{100 * level:.10g} % {between.join(ends)}")
     if not math.isnan(p_value):
-        said.append(f"p {p_words(p_value, equals='= ')}")
-    return ", ".join(said)
+        clauses.append(f"p {p_words(p_value, equals='= ')}")
+    return ", ".join(clauses)
 
 
 def p_words(p_value: float, equals: str = "") -> str:
-    """Say `"< 0.001"`, `"0.012"` or `"0.41"`, a number behind `equals`."""
+    """Return `"< 0.001"`, `"0.012"` or `"0.41"`, with `equals` before a number."""
     if p_value < 0.001:
         return "< 0.001"
     return equals + (f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}")
 
 
 def places_of(*numbers: float) -> int:
-    """Return how many decimals numbers are shown with: 4, more where all are below 0.01, and 2 from 10 on."""
+    """Return the number of decimals: 4, more if all numbers are below 0.01, and 2 from 10 on."""
     largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
     if largest >= 10:
         return 2
@@ -63,10 +63,10 @@ def places_of(*numbers: float) -> int:
 
 
 def fixed(number: float, places: int) -> str:
-    """Write a number with so many decimals; what would be -0 is 0."""
+    """Return a number with this many decimals, and 0 instead of -0."""
     return f"{round(number, places) + 0:.{places}f}" if math.isfinite(number) else f"{number}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """Say `"a, b and c"`."""
+    """Return `"a, b and c"`."""
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])

@@ -14,8 +14,7 @@ from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats, EqualWidthBins
-from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.testing import evidence_of
+from torchcalib.inference.evidence import Evidence, Reading, evidence_of
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import Ties
@@ -125,22 +124,21 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
         return self.estimator.table(self._synced_statistic())
 
-    def evidence_from(self, statistic: BinStats | RankedSample, **how: Any) -> Evidence:
+    def evidence_from(self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.poisoned is None:
             statistic = estimator.binning.of(statistic).with_noise()
-        return evidence_of(
+        reading = Reading(
             estimator.values,
-            statistic,
-            tested_by=partial(estimator.values, formula=self.tested_by),
-            signed=self.is_signed,
-            average=estimator.averages,
-            cancels=self.input_format.read_as == "multiclass",
+            None if self.tested_by is None else partial(estimator.values, formula=self.tested_by),
             without_noise=None if depends_on_outcomes else "tested_by",
-            **how,
+            signed=self.is_signed,
+            with_interval=with_interval,
         )
+        cancels = self.input_format.read_as == "multiclass"
+        return evidence_of(reading, statistic, average=estimator.averages, cancels=cancels, **how)
 
 
 def ece_from_bins(b: BinStats) -> Tensor:

@@ -1,4 +1,4 @@
-"""Intervals of metrics that stream, of which the state is sums."""
+"""Streaming bootstrap intervals of metrics whose state is sums."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
-from torchcalib.inference.interval import Interval
+from torchcalib.inference.bootstrap import Interval
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.wrappers import WrappedMetric
@@ -23,55 +23,50 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """Sums over the samples, and over R replicates of them `(1 + R, ...)`; behind them how many rows were drawn for."""
+    """Sums over the samples and over R replicates of them `(1 + R, ...)`, then the number of rows with draws."""
 
     def empty(self) -> Tensor:
         """Return zeros."""
         return torch.zeros(N_LEFT_OUT + math.prod(self.shape) + 1, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
-        """Return the sums as the statistic they are, with an axis of 1 + R in front."""
+        """Return the statistic of the sums, with a leading axis of 1 + R."""
         return super().statistic(state[:-1])
 
     def drawn(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
         """Return the state of a batch whose first row is row `first` of this rank."""
-        n = p.samples[-1]
-        counters = torch.arange(first, first + n, device=p.given.device)
-        streams = torch.arange(self.shape[0] - 1, device=p.given.device) + (rank << 32)
-        wide = wide_dtype(p.given.device)
-
-        def sums_of(counts: Tensor) -> Tensor:
-            return self.recipe.of(p.resampled(counts)).sums
-
-        sums = [sums_of(torch.ones(1, n, dtype=wide, device=p.given.device))]
+        n, device = p.samples[-1], p.given.device
+        counters = torch.arange(first, first + n, device=device)
+        streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
+        wide = wide_dtype(device)
+        sums = [self.recipe.of(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()]
         with torch.no_grad():
-            sums += [
-                sums_of(poisson_counts(seed, some, counters, wide))
-                for some in torch.split(streams, replicates_at_once(self.recipe.n_events(p)))
-            ]
-        flat = torch.cat([part.flatten() for part in sums])
+            for some in torch.split(streams, replicates_at_once(self.recipe.n_events(p))):
+                counts = poisson_counts(seed, some, counters, wide)
+                sums.append(self.recipe.of(p.resampled(counts)).sums.flatten())
+        flat = torch.cat(sums)
         return torch.cat((left_out_of(p, flat), flat, flat.new_full((1,), n)))
 
 
 class Bootstrapped(WrappedMetric[S]):
-    """A metric with a bootstrap interval, streamed in constant memory.
+    """A metric with a streaming bootstrap interval.
 
-    `compute` returns the value of the metric, which loggers take; `interval` the `Interval`. Every row has a Poisson
-    variable of mean 1 as its weight in each of R replicates, so that rows need not be known beforehand, nor kept: the
-    state is 1 + R times that of the metric. Replicates of all ranks add up, each rank drawing for its own rows.
+    `compute` returns the value of the metric, for loggers; `interval` returns the `Interval`. In each of R replicates
+    the weight of a row is a Poisson variable of mean 1. Rows are not stored: the state is 1 + R times that of the
+    metric. Each rank draws for its own rows, and the sums of all ranks are added.
 
     Args:
-        metric: a metric whose state is sums: all scores, and errors over equal-width bins; or, with `resolution`, any.
-            It is taken for what it is, not for what it has seen.
+        metric: a metric whose state is sums: all scores, errors over equal-width bins, and any metric with
+            `resolution`. Only its configuration is used; its accumulated state is ignored.
         n_replicates: R.
-        level: of the interval, in (0, 1).
-        seed: of the draws: the same rows in the same order on the same rank give the same interval on every device.
-            Use different seeds for metrics that `merge_state` merges in one process, and for ranks outside
+        level: level of the interval, in (0, 1).
+        seed: seed of the draws: the same rows in the same order on the same rank give the same interval on every
+            device. Use different seeds for metrics that `merge_state` merges in one process, and for ranks outside
             `torch.distributed` (a `dist_sync_fn` of Ray, MPI or Horovod).
-        **kwargs: those of `torchmetrics.Metric`.
+        **kwargs: arguments of `torchmetrics.Metric`.
 
     Raises:
-        TypeError, ValueError: for a metric that keeps samples, bad arguments, and in `update` for bad input.
+        TypeError, ValueError: for a metric that stores samples, bad arguments, and in `update` for bad input.
 
     Source:
         Oza, Russell: Online bagging and boosting (AISTATS 2001), for the weights.
@@ -102,8 +97,8 @@ class Bootstrapped(WrappedMetric[S]):
             raise TypeError(f"`metric` must be a torchcalib metric, got {type(metric).__name__}.")
         if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
-                f"`metric` must have sums as its state, got {metric}. Pass `resolution` for sums of what depends on "
-                "the order, or keep the predictions and use torchcalib.inference."
+                f"`metric` must have sums as its state, got {metric}. Pass `resolution` to rank-based metrics, or "
+                "keep the predictions and use torchcalib.bootstrap."
             )
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
@@ -111,7 +106,7 @@ class Bootstrapped(WrappedMetric[S]):
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         recipe: Any = metric.kind.recipe
-        # Replicates show what chance does, without sums that say it.
+        # Replicates replace the sums of noise.
         if hasattr(recipe, "with_noise"):
             recipe = replace(recipe, with_noise=False)
         super().__init__(metric, recipe, **kwargs)
@@ -120,20 +115,20 @@ class Bootstrapped(WrappedMetric[S]):
         """Return the value and its interval, over all ranks if `torch.distributed` is running.
 
         Raises:
-            ValueError: if rows that came on CUDA were bad.
+            ValueError: if rows on CUDA were bad.
         """
         values = self.metric._value(self._synced_statistic())
         return Interval(values[0], values[1:], self.level)
 
     def reset(self) -> None:
-        """Forget everything seen; the draws begin anew."""
+        """Reset the state and restart the draws."""
         super().reset()
-        if not self._in_forward:  # where torchmetrics sets the state aside for that of the batch
+        if not self._in_forward:  # torchmetrics resets the state for the value of the batch
             self._n_rows = 0
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch as `update` does and return the batch's own value, with its gradient."""
+        """Update with a batch and return the value of the batch, with its gradient."""
         self._in_forward = True
         try:
             return super().forward(*args, **kwargs)
@@ -151,10 +146,10 @@ class Bootstrapped(WrappedMetric[S]):
         )
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the state of another one; see `StreamingMetric.merge_state`.
+        """Add the state of another metric; see `StreamingMetric.merge_state`.
 
         Raises:
-            ValueError: if the two do not count the same thing, or have drawn the same numbers for different rows.
+            ValueError: if the two have different configurations, or the same draws for different rows.
         """
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
@@ -162,8 +157,8 @@ class Bootstrapped(WrappedMetric[S]):
             state, described = read_state(self, "incoming_state", incoming_state)
             if described.draws == self._description().draws and min(self._n_rows, int(state[-1])) > 0:
                 raise ValueError(
-                    f"`incoming_state` must have drawn other numbers, got seed={self.seed} in both. "
-                    "Make metrics that are to be merged with a seed for each."
+                    f"`incoming_state` must have different draws, got seed={self.seed} in both. "
+                    "Give each metric that will be merged its own seed."
                 )
         super().merge_state(incoming_state)
 
@@ -171,13 +166,13 @@ class Bootstrapped(WrappedMetric[S]):
         return super()._description()._replace(draws=[self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Go on drawing behind the rows that were seen."""
+        """Continue the draws after the rows of the state."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._n_rows = int(self.state[-1])
 
     def _state_kind(self) -> Replicates[S]:
         kind = super()._state_kind()
-        assert isinstance(kind, SumsKind)  # as __init__ has seen to
+        assert isinstance(kind, SumsKind)  # checked by __init__
         return Replicates(kind.recipe, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:
@@ -185,7 +180,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     @property
     def _adds_up(self) -> bool:
-        """No: the draws follow from how many rows there were before."""
+        """False: draws depend on the number of previous rows."""
         return False
 
     @property

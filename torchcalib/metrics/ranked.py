@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Self, Unpack, get_args
 
 import torch
@@ -13,9 +14,8 @@ from torchcalib.core.documentation import document, input_parameters, parameters
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.samples import run_cells
-from torchcalib.inference.testing import check_arguments, evidence_of
+from torchcalib.inference.evidence import Evidence, Reading, check_arguments, evidence_of
+from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.tested import TestedMetric
@@ -24,7 +24,6 @@ from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.ranking import run_index
 
 _MOST_POINTS = 2**10
-_AT_ONCE = 2**18  # numbers of replicates that are recalibrated at a time
 
 
 def ranked(
@@ -87,15 +86,13 @@ class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
 
     def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
-        return evidence_of(
+        reading = Reading(
             partial(by_pieces, self.from_sample),
-            statistic,
             without_noise=partial(by_pieces, self.without_noise),
             signed=self.is_signed,
-            average=self.estimator.averages,
             with_interval=with_interval and self.has_interval,
-            **how,
         )
+        return evidence_of(reading, statistic, average=self.estimator.averages, **how)
 
 
 DriftNorm = Literal["max", "range"]
@@ -410,23 +407,19 @@ document(corp_curve, corp_curve.__doc__, [*parameters_of(corp_curve), *input_par
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
     """Return the curve of samples; see `corp_curve`."""
-    cells = run_cells(sample, _MOST_POINTS)
-    seen = cells.with_gaps(cells, cells.gap)
-    assert isinstance(seen, RankedSample)  # as of runs
+    cells = RunCells.of(sample, _MOST_POINTS)
+    observed = cells.with_gaps(cells.gap)
     low, high = [], []
-    flat, n_points = cells.map(lambda x: x.reshape(-1, x.shape[-1])), cells.n.shape[-1]
-    for place in range(len(flat.n)):  # replicates of one series are as much as is kept
-        one = flat.map(lambda x, place=place: x[place])  # type: ignore[misc]
-        drawn = one.drawn(seed, torch.arange(n_replicates, device=one.n.device), place)
-        gaps = torch.split(one.gaps_if_calibrated(drawn), max(1, _AT_ONCE // max(1, n_points)))
-        fits = torch.cat([_recalibrated(one.with_gaps(one, some)) for some in gaps])
-        fits = fits.sort(0).values
+    flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
+    for place in range(len(flat.n)):  # one series at a time, to limit the memory
+        one = flat.map(itemgetter(place))
+        fits = Simulation(one, place, seed, n_replicates).compute(_recalibrated).sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)
         low.append(fits[outside])
         high.append(fits[n_replicates - 1 - outside])
-    frequency = _recalibrated(seen)
+    frequency = _recalibrated(observed)
     band_low, band_high = (torch.stack(ends).reshape(frequency.shape) for ends in (low, high))
-    return CORPCurve(seen.score.clone(), cells.n, frequency, band_low, band_high, level)
+    return CORPCurve(observed.score.clone(), cells.n, frequency, band_low, band_high, level)
 
 
 def _recalibrated(sample: Any) -> Tensor:

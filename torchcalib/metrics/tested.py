@@ -1,4 +1,4 @@
-"""Metrics that say how much of their value is chance, from what they have streamed."""
+"""Calibration errors whose evidence follows from the metric state."""
 
 from abc import abstractmethod
 from copy import deepcopy
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 class TestedMetric(StreamingMetric[S]):
-    """A metric that is an error of calibration: chance makes it differ from that of a perfectly calibrated model."""
+    """A calibration error, which sampling noise makes positive for a perfectly calibrated model, too."""
 
     is_signed: ClassVar[bool] = False
     """Whether the error is the mean gap, on both sides of 0."""
@@ -21,36 +21,39 @@ class TestedMetric(StreamingMetric[S]):
     def evidence(
         self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
     ) -> Evidence:
-        """Return the value with its noise floor, the p-value of "calibrated", and an interval; see `Evidence`.
+        """Return the error with its noise floor, the p-value of perfect calibration, and an interval; see `Evidence`.
 
-        All follow from what was streamed, by all ranks if `torch.distributed` is running: outcomes are drawn anew as if
-        the model were calibrated, and read as the data are. Rows are taken to be independent, and their confidences as
-        given. Weights of an integer dtype are numbers of independent copies, floating ones say how much a row matters.
-        Of soft targets the squared distance from the confidence is taken for their variance. Targets that are all 0 or
-        1 are labels, whatever their dtype and in whatever pieces they came; series, labels and groups are looked at one
-        by one. With floating weights, though, those of a floating dtype always count as soft; see `BinStats.noise`.
-        Averages over classes take the outcomes of different classes for dependent: their p-value is a Cauchy
-        combination. An average of signed errors is judged by its own size, with labels for independent; that over
-        classes which exclude each other is 0 whatever the model, which is what its evidence says.
+        Outcomes are simulated from the predicted confidences and the metric is recomputed (consistency resampling).
+        Only the metric state is needed, over all ranks if `torch.distributed` is running. Rows are assumed to be
+        independent, and confidences to be fixed. Integer weights are numbers of independent copies; floating weights
+        are the importance of a row.
+
+        The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0
+        or 1 are labels, whatever their dtype; this is decided for each batch element, label and group by itself. With
+        floating weights, floating targets always count as soft; see `BinStats.noise`.
+
+        For averages over classes, whose outcomes depend on each other, p-values are combined by a Cauchy combination.
+        An average of signed errors is tested by its absolute value, with independent labels. Over classes that exclude
+        each other it is 0 for every model, and so is its evidence.
 
         Args:
-            level: of the interval, in (0, 1).
+            level: level of the interval, in (0, 1).
             n_replicates: R; the least p-value is 1 / (R + 1).
-            seed: of the draws, which are the same on every device.
-            with_interval: False leaves the interval NaN, for which most of the time is needed.
+            seed: seed of the draws, which are the same on every device.
+            with_interval: False leaves the interval NaN, which saves most of the time.
 
         Returns:
-            `Evidence` of the shape of the value. NaN without data. Where bins follow from the outcomes or decisions are
-            counted (TCE), an error has no value without noise: the interval is that of its expected value at this
-            number of samples, of which the noise floor is the least. Of smECE and ICI it is NaN, for it would take
-            long; `torchcalib.bootstrap` has one of the value as it is, with what chance adds.
+            `Evidence` of the shape of the value. NaN without data. If bins follow from the outcomes or decisions are
+            counted (TCE), no value is free of noise: the interval is that of the expected value at this number of
+            samples, whose least value is the noise floor. For smECE and ICI it is NaN, because it would take long;
+            `torchcalib.bootstrap` computes the interval of the value with its noise.
 
         Raises:
-            TypeError, ValueError: for bad arguments, and if rows that came on CUDA were bad.
+            TypeError, ValueError: for bad arguments, and if rows on CUDA were bad.
 
         Source:
             Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
-            replicates; see `consistency.evidence_of` for the interval.
+            replicates; for the interval see `torchcalib/inference/inversion.py`.
 
         Example:
             >>> import torch
@@ -65,11 +68,11 @@ class TestedMetric(StreamingMetric[S]):
 
     @abstractmethod
     def evidence_from(self, statistic: S, **how: Any) -> Evidence:
-        """Return the evidence of a statistic such as this metric's, which may have further axes in front.
+        """Return the evidence of a statistic of this metric, which may have further batch axes.
 
         Args:
-            statistic: with sums of noise, where it is bins.
-            **how: those of `evidence`.
+            statistic: bins with sums of noise, or a ranked sample.
+            **how: arguments of `evidence`.
         """
 
 
@@ -84,24 +87,23 @@ def evidence(
     seed: int = 0,
     with_interval: bool = True,
 ) -> Evidence:
-    """Return a calibration error with its noise floor, the p-value of "calibrated" and an interval, in one call.
+    """Return a calibration error with its noise floor, the p-value of perfect calibration and an interval, in one call.
 
     Args:
-        metric: an error such as `ECE(task="binary")`. It is taken for what it is, not for what it has seen, and left
-            as it is.
-        preds: as for its `update`: every axis but that of classes is samples, after its `batch_shape`.
+        metric: an error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
+        preds: as for its `update`: all axes but the class axis are samples, after its `batch_shape`.
         target: as for its `update`.
         weights: one non-negative weight per sample.
-        level: of the interval, in (0, 1).
+        level: level of the interval, in (0, 1).
         n_replicates: R; the least p-value is 1 / (R + 1).
-        seed: of the draws, which are the same on every device.
-        with_interval: False leaves the interval NaN, for which most of the time is needed.
+        seed: seed of the draws, which are the same on every device.
+        with_interval: False leaves the interval NaN, which saves most of the time.
 
     Returns:
         See `TestedMetric.evidence`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for bad input; the message states the rule.
 
     Gradient:
         None.
@@ -120,10 +122,10 @@ def evidence(
     if not isinstance(metric, TestedMetric):
         raise TypeError(
             f"`metric` must be a calibration error of torchcalib such as ECE(task='binary'), got {metric!r}. "
-            "Scores have no noise floor: `torchcalib.bootstrap` has their intervals. "
+            "Scores have no noise floor: `torchcalib.bootstrap` computes their intervals. "
             "Cox and Spiegelhalter are tests already."
         )
-    of_these = deepcopy(metric)
-    of_these.reset()
-    of_these.update(preds, target, weights=weights)
-    return of_these.evidence(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)
+    fresh = deepcopy(metric)
+    fresh.reset()
+    fresh.update(preds, target, weights=weights)
+    return fresh.evidence(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)

@@ -8,9 +8,8 @@ from typing import Any
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import Evidence
-from torchcalib.inference.samples import RUNS_ON_PATHS
-from torchcalib.inference.testing import Reading, evidence_of_each
+from torchcalib.inference.evidence import Evidence, Reading, evidence_of_each
+from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.words import listed
 from torchcalib.metrics.binned import ACE, BinnedMetric, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS, TestedRankedMetric

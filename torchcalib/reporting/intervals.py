@@ -13,8 +13,7 @@ from torchcalib.core.events import NamedReduction
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sums import EqualWidthBins, ScoreRecipe
-from torchcalib.inference.interval import Interval
-from torchcalib.inference.resampling import Resampling
+from torchcalib.inference.bootstrap import Interval, Resampling
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import GROUPS, SCORES, error_values, label_values, score_values
 

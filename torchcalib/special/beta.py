@@ -1,18 +1,19 @@
-"""The regularised incomplete beta function and its gradient.
+"""Regularised incomplete beta function and its gradient.
 
-Two expressions do it. With n = a + b and d = n x - a, Stirling's series gives
+Two expressions are used. With n = a + b and d = n x - a, Stirling's series gives the saddle-point form of Loader (Fast
+and Accurate Computation of Binomial Probabilities, 2000)
 
     x^a (1-x)^b / B(a, b) = sqrt(a b / (2 pi n)) exp(a L(d/a) + b L(-d/b) + S(n) - S(a) - S(b)),
 
-L(u) = log(1+u) - u, S(a) = log Gamma(a) less the leading terms of its series: the saddle-point form of Loader, Fast
-and Accurate Computation of Binomial Probabilities (2000). If d is exact, nothing in it cancels. And in w = logit t
+where L(u) = log(1+u) - u and S(a) is log Gamma(a) minus the leading terms of its series. If d is exact, no term
+cancels. And with w = logit t
 
     I_x(a, b) = x^a (1-x)^b / B(a, b) * integral_{-inf}^0 exp(h(w)) dw,   h(w) = a w - n log(1 + x (e^w - 1)).
 
-The integrand is log-concave, and if x is below the mean a/n it falls from 1 at w = 0: one rule of fixed nodes does for
-all a and b, where a continued fraction needs terms in number like the root of the smaller of them.
+The integrand is log-concave. If x is below the mean a/n, it falls from 1 at w = 0, so that one quadrature rule serves
+all a and b. A continued fraction would need a number of terms of the order of the root of the smaller parameter.
 
-If a parameter is below 1/2, that range is too long for the nodes. There a power series covers the side of the smaller
+If a parameter is below 1/2, that range is too long for the rule. A power series then covers the side of the smaller
 parameter: see `_small_lower_tail`.
 """
 
@@ -20,6 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ _DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 
 
 
 def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Apply an elementwise function to pieces of tensors of one shape: it needs room for 40 numbers an element."""
+    """Apply an elementwise function to pieces of tensors of one shape, because it needs 40 numbers for each element."""
     if tensors[0].numel() <= _PIECE or torch.compiler.is_compiling():
         return function(*tensors)
     pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
@@ -40,38 +42,25 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def cheaply_known(flag: Tensor) -> bool:
-    """Return whether a flag is known to hold, and work can be spared. On another device a look would wait for it."""
+    """Return whether a flag is true and known without synchronising the device."""
     return flag.device.type == "cpu" and look(flag) is True
 
 
-def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
-    """Return nodes and weights of integrals over s = z^2 in [0, 1]: Gauss-Legendre in z, which crowds them at 0."""
-    nodes, weights = [], []
-    for i in range(count):
-        z = math.cos(math.pi * (i + 0.75) / (count + 0.5))
-        for _ in range(6):
-            before, p = 1.0, z
-            for m in range(2, count + 1):
-                before, p = p, ((2 * m - 1) * z * p - (m - 1) * before) / m
-            slope = count * (z * p - before) / (z * z - 1)
-            z -= p / slope
-        nodes.append((1 + z) ** 2 / 4)
-        weights.append((1 + z) / ((1 - z * z) * slope * slope))
-    return nodes, weights
-
-
-_NODES, _WEIGHTS = _gauss_legendre(40)  # 32 reach 1e-10 only, and only for a = b = 1/2 are that many needed
+# Gauss-Legendre rule in z for integrals over s = ((1 + z) / 2)^2 in [0, 1], which moves nodes towards s = 0. 40 nodes
+# are needed only for a = b = 1/2; 32 reach a relative error of 1e-10 there.
+_Z, _LEGENDRE = np.polynomial.legendre.leggauss(40)
+_NODES, _WEIGHTS = ((1 + _Z) ** 2 / 4).tolist(), ((1 + _Z) / 2 * _LEGENDRE).tolist()
 
 
 def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
-    """Return c0 + c1 x + c2 x^2 + ... in few calls: for few elements it is calls that take the time."""
+    """Return c0 + c1 x + c2 x^2 + ... in few calls, whose overhead dominates for few elements."""
     powers = x.unsqueeze(-1).expand(*x.shape, len(coefficients) - 1).cumprod(-1)
     value: Tensor = powers @ torch.tensor(coefficients[1:], dtype=x.dtype, device=x.device) + coefficients[0]
     return value
 
 
 _ATANH = [1 / (2 * i + 3) for i in range(9)]
-_CUMULANTS = [  # k2 .. k10 of a Bernoulli law over v = x (1-x), the odd ones also over 1 - 2x: polynomials in v
+_CUMULANTS = [  # k2 .. k10 of a Bernoulli law divided by v = x (1-x), odd ones also by 1 - 2x: polynomials in v
     [1, 0, 0, 0, 0],
     [1, 0, 0, 0, 0],
     [1, -6, 0, 0, 0],
@@ -105,11 +94,11 @@ def _stirling_error(a: Tensor) -> Tensor:
 
 
 def deviation(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return (a + b) x - a, which cancels, with the rounding errors of `a + b` and of the product carried along."""
+    """Return (a + b) x - a without cancellation: the rounding errors of the sum and of the product are added."""
     n = a + b
     part = n - a
     lost = (a - (n - part)) + (b - part)
-    n_high, x_high = n.float().double(), x.float().double()  # two halves that multiply exactly
+    n_high, x_high = n.float().double(), x.float().double()  # halves, whose products are exact
     n_low, x_low = n - n_high, x - x_high
     product = n * x
     error = ((n_high * x_high - product) + n_high * x_low + n_low * x_high) + n_low * x_low
@@ -127,13 +116,13 @@ def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return whether x > 1/2, and a, b, x with (b, a, 1 - x) in their place where it is: 1 - x is exact there."""
+    """Return whether x > 1/2, and (b, a, 1 - x) there or (a, b, x) elsewhere. 1 - x is exact for x > 1/2."""
     swap = x > 0.5
     return swap, torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
 
 
 def drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
-    """Return h(w) = a w - n log(1 + x (e^w - 1)); the rounding error is 2e-16 times a w."""
+    """Return h(w) = a w - n log(1 + x (e^w - 1)), with a rounding error of 2e-16 times a w."""
     return a * w - n * torch.log1p(x * torch.expm1(w))
 
 
@@ -150,14 +139,13 @@ def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tail of Beta(a, b) beyond x, over x^a (1-x)^b / B(a, b), and whether that is the lower one."""
+    """Return the tail of Beta(a, b) beyond x divided by x^a (1-x)^b / B(a, b), and whether it is the lower tail."""
     swap, a, b, x = mirrored(a, b, x)
     n, d = a + b, deviation(a, b, x)
     sign = torch.where(d > 0, 1.0, -1.0).double()  # w = sign * s, from s = 0 away from the mean
     slope = d.abs()
-    # The end of the range: h = -36, so that less than exp(-36) = 2e-16 is left out (h is concave). Bounds for a
-    # Poisson law start Newton's method. Concave h means that it passes the root once and comes back to it; too far
-    # only wastes nodes.
+    # The range ends at h = -36, which leaves out less than exp(-36) = 2e-16 because h is concave. Newton's method
+    # starts from bounds for a Poisson law. It passes the root at most once; a range that is too long wastes nodes only.
     spread = n * x * (1 - x)
     linear, square = 2 * slope - _DEPTH, 2 * (spread + slope)
     below = ((linear * linear + 4 * _DEPTH * square).sqrt() - linear) / square
@@ -169,7 +157,7 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         end = end - (drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
     node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
-    # In a long range a w is at most 1,500 (36 = slope s + spread s^2/2 bounds both), and the plain h is good to 3e-13.
+    # In a long range a w is at most 1,500 (36 = slope s + spread s^2/2 bounds both), and `drop` is accurate to 3e-13.
     height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
     short = end < 0.125
     if not cheaply_known(~short.any()):
@@ -187,22 +175,22 @@ def _log_gamma_ratio(a: Tensor, b: Tensor) -> Tensor:
 def _series(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), so that B_x(a, b) = x^a (1/a + series): DLMF 8.17.7."""
     k = torch.arange(1, _TERMS + 1, dtype=torch.float64, device=x.device)
-    # x is a factor of every ratio: Pochhammer's symbol alone would overflow for large b.
+    # Every ratio contains x: the Pochhammer symbol alone would overflow for large b.
     terms = ((k - b.unsqueeze(-1)) / k * x.unsqueeze(-1)).cumprod(-1)
     return (terms / (a.unsqueeze(-1) + k)).sum(-1)
 
 
 def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return I_x(a, b) where the smaller of a and b is below 1/2.
+    """Return I_x(a, b) if the smaller of a and b is below 1/2.
 
-    From the side of the smaller parameter, now called a, with the cut c = min(1/2, 1 / (1+b)), which is above the mean:
+    Let a be the smaller parameter, after a reflection if necessary, and c = min(1/2, 1 / (1+b)), above the mean:
 
         below c     I_x = x^a / (a B(a, b)) (1 + a * series)
         above c     1 - I_x = the series of I_{1-x}(b, a) if b <= 1, the integral if b > 1
         below c     1 - I_x = 1 - I_c + the difference of the first series between x and c
 
-    So a tail of order a is never computed as 1 minus the other tail. The series alternates if b > 1, but b x < 1 there:
-    the sum is at least exp(-1) times its largest term.
+    A tail of order a is never computed as 1 minus the other tail. The series alternates if b > 1, but b x < 1 there, so
+    that the sum is at least exp(-1) times its largest term.
     """
     swap = b < a
     y = 1 - x
@@ -233,7 +221,7 @@ def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _large_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return I_x(a, b) where a and b are at least 1/2."""
+    """Return I_x(a, b) for a and b of at least 1/2."""
     integral, is_lower = integral_beyond(a, b, x)
     _, c, d, y = mirrored(a, b, x)
     tail = log_kernel(c, d, y, deviation(c, d, y)).exp() * integral
@@ -241,7 +229,7 @@ def _large_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return I_x(a, b). float64, of one shape."""
+    """Return I_x(a, b) of float64 tensors of one shape."""
     small = torch.minimum(a, b) < _SMALL
     if cheaply_known(~small.any()):
         value = _large_lower_tail(a, b, x)
@@ -251,38 +239,25 @@ def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     return value.where((a > 0) & (b > 0) & (a + b < torch.inf) & (x >= 0) & (x <= 1), torch.nan)
 
 
-class _Density(torch.autograd.Function):
-    """Derivative of I_x(a, b) in x, with the derivative of its own."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        """Return x^(a-1) (1-x)^(b-1) / B(a, b)."""
+def _density(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return x^(a-1) (1-x)^(b-1) / B(a, b), with derivatives in x of any order inside (0, 1)."""
+    is_end = (x == 0) | (x == 1)
+    inner = x.masked_fill(is_end, 0.5)
+    log_powers = (a - 1) * inner.log() + (b - 1) * torch.log1p(-inner)
+    with torch.no_grad():
         _, c, d, y = mirrored(a, b, x)
         log_near, log_far = y.log(), torch.log1p(-y)
-        inside = torch.exp(log_kernel(c, d, y, deviation(c, d, y)) - log_near - log_far)
+        value = torch.exp(log_kernel(c, d, y, deviation(c, d, y)) - log_near - log_far)
         least, most = torch.minimum(a, b), torch.maximum(a, b)
         # Stirling's form divides by a, which overflows for tiny a. The plain powers cancel only where they underflow.
         log_scale = least.log() + (most / (a + b)).log() + _log_gamma_ratio(least, most)
-        powers = (c - 1) * log_near + (d - 1) * log_far
-        inside = torch.where(least < _SMALL, torch.exp(log_scale + powers), inside)
+        plain = torch.exp(log_scale + (c - 1) * log_near + (d - 1) * log_far)
+        value = torch.where(least < _SMALL, plain, value)
         own, other = torch.where(x == 0, a, b), torch.where(x == 0, b, a)
         at_end = torch.where(own == 1, other, torch.where(own < 1, torch.inf, 0.0))
-        valid = (a > 0) & (b > 0) & (x >= 0) & (x <= 1)
-        return torch.where((x == 0) | (x == 1), at_end, inside).where(valid, torch.nan)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
-        """Keep the inputs."""
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
-        """Return the gradient in x; further derivatives go through plain operations."""
-        a, b, x = ctx.saved_tensors
-        density: Tensor = _Density.apply(a, b, x)  # type: ignore[no-untyped-call]
-        return None, None, grad * density * ((a - 1) / x - (b - 1) / (1 - x))
+        value = torch.where(is_end, at_end, value)
+        value = value.where((a > 0) & (b > 0) & (x >= 0) & (x <= 1), torch.nan)
+    return value * (log_powers - log_powers.detach()).exp()  # the factor is 1 and has the right derivatives
 
 
 class _Betainc(torch.autograd.Function):
@@ -304,16 +279,15 @@ class _Betainc(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
         """Return the gradient in x."""
         a, b, x = ctx.saved_tensors
-        density: Tensor = _Density.apply(a, b, x)  # type: ignore[no-untyped-call]
-        return None, None, grad * density
+        return None, None, grad * _density(a, b, x)
 
 
 def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
-    """Regularised incomplete beta function I_x(a, b): the chance that a Beta(a, b) variable is at most x.
+    """Regularised incomplete beta function I_x(a, b): the probability that a Beta(a, b) variable is at most x.
 
-    torch has gamma functions but no incomplete beta. Computed in float64 on any device that has it, elementwise,
-    without synchronising the device. The relative error is below 1e-12 for a and b from 1e-6 to 1e8, also in the tails
-    down to 1e-300. Where the upper tail 1 - I_x(a, b) is small, compute it as I_{1-x}(b, a).
+    It is computed in float64, elementwise, without synchronising the device. The relative error is below 1e-12 for a
+    and b from 1e-6 to 1e8, also in the tails down to 1e-300. If the upper tail 1 - I_x(a, b) is small, compute it as
+    I_{1-x}(b, a).
 
     Args:
         a: first parameter, positive and finite; a number or a tensor.
@@ -321,18 +295,19 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
         x: floating tensor with values in [0, 1]. The three are broadcast.
 
     Returns:
-        The broadcast shape, in [0, 1], in the dtype of `x`. NaN where any of them is NaN, x is outside [0, 1], or a
-        or b is not positive and finite.
+        Values in [0, 1] of the broadcast shape and of the dtype of `x`. NaN if an argument is NaN, x is outside [0, 1],
+        or a or b is not positive and finite.
 
     Raises:
         TypeError: if `x` is not a floating tensor, or `a` or `b` is complex.
 
     Gradient:
-        In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b: they
+        In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b, which
         are treated as constants.
 
     Source:
-        NIST Digital Library of Mathematical Functions, 8.17; the method: head of `torchcalib/binomial/beta.py`.
+        NIST Digital Library of Mathematical Functions, 8.17; for the method see
+        `torchcalib/special/beta.py`.
 
     Example:
         >>> betainc(2, 3, torch.tensor([0.0, 0.5, 1.0]))
@@ -346,12 +321,12 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
 
 
 def kind(value: object) -> str:
-    """Describe what was given, for an error."""
+    """Return the type of an argument for an error message."""
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def real(name: str, value: Tensor | float, device: torch.device) -> Tensor:
-    """Return a number or a tensor as float64."""
+    """Return a real number or tensor as float64."""
     if isinstance(value, Tensor) and not value.is_complex():
         return value.double()
     if isinstance(value, (int, float)) and not isinstance(value, bool):

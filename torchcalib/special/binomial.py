@@ -1,6 +1,7 @@
-"""The exact two-sided binomial test of one count against one probability, elementwise."""
+"""Exact two-sided binomial test of one count against one probability, and the probabilities that it rejects."""
 
 import math
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -19,10 +20,12 @@ from torchcalib.special.beta import (
 )
 
 TIE = math.log1p(1e-7)  # scipy.stats.binomtest counts outcomes up to 1 + 1e-7 times as probable as the one observed
+_MARGIN = 1e-9  # relative distance of critical values from alpha. Rounding errors are 1e-13, in scipy 3e-11 at n = 1e6
+_PIECE = 512  # bins that are processed at a time, so that intermediate results fit the cache
 
 
 def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
-    """Return an int or an integer tensor as float64."""
+    """Return a count as float64."""
     whole = not (value.is_floating_point() or value.is_complex()) if isinstance(value, Tensor) else type(value) is int
     if not whole or (isinstance(value, Tensor) and value.dtype == torch.bool):
         raise TypeError(f"`{name}` must be an integer tensor or an int, got {kind(value)}. Counts are whole numbers.")
@@ -39,27 +42,29 @@ def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
 
 
 class Tails(NamedTuple):
-    """The two tails of a two-sided test, as seen from the side of the observed count: mirrored where k > n p."""
+    """Both tails of a two-sided test. If k > n p, outcomes are mirrored: j becomes n - j and p becomes 1 - p.
 
-    near: Tensor  # P(as far from n p as k is, on its side)
-    far: Tensor  # P(outcomes of the other side that are no more probable than k)
-    k: Tensor  # k, or n - k if mirrored
-    first: Tensor  # the first outcome of the far side, or n less it; n + 1 if there is none
+    `first` is the first outcome above n p that is at most as probable as k; n + 1 if there is none.
+    """
+
+    near: Tensor  # P(X <= k)
+    far: Tensor  # P(X >= first)
+    k: Tensor
+    first: Tensor
     log_pmf: Tensor  # log P(k)
     log_ratio: Tensor  # log P(first) / P(k)
-    log_odds: Tensor  # log p / (1-p), or its negative
+    log_odds: Tensor  # log p / (1-p)
 
 
 def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
-    """Return both tails for 0 <= k <= n, 0 < p < 1 and k != n p; elsewhere they mean nothing. float64, one shape."""
-    mean = n * p  # rounded, as in scipy: it says which side k is on
+    """Return both tails for 0 <= k <= n, 0 < p < 1 and k != n p; float64 of one shape. Other results are arbitrary."""
+    mean = n * p  # rounded as in scipy, because it decides on which side k is
     flip = k > mean
     log_odds = (p.log() - torch.log1p(-p)) * torch.where(flip, -1.0, 1.0)
     near = torch.where(flip, n - k, k)
-    # From `start` on the probabilities fall, so the far side is all outcomes from `first` on. It is searched for with
-    # Stirling's formula, in 16 parts at a time: r rounds are enough for 16^r outcomes. The formula's error of 0.07
-    # (and, from rounding, 4e-7 at n = 1e8) may cost an outcome, so the probabilities themselves decide among the four
-    # around.
+    # Probabilities fall from `start` on, so that the far tail is all outcomes from `first` on. The search divides the
+    # range by 16 in each round and uses Stirling's formula. Its error of 0.07 (and a rounding error of 4e-7 at n = 1e8)
+    # may cost an outcome, so that exact probabilities decide among the four outcomes around.
     start = torch.where(flip, n - mean.floor(), mean.ceil())
     axis = (-1, *(1 for _ in range(p.dim())))
     parts = torch.arange(1, 16, dtype=torch.float64, device=p.device).reshape(axis) / 16
@@ -82,17 +87,18 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
     count = far_side.sum(0)
     first = inside + 3 - count
     last = torch.stack((near, first.minimum(n)))  # the outcomes that the tails begin with
-    last = torch.where(flip, n - last, last)
+    last = torch.where(flip, n - last, last)  # not mirrored
     ratio_first = log_ratio.gather(0, (4 - count).clamp(0, 3).unsqueeze(0)).squeeze(0)
     is_upper = torch.stack((flip, ~flip))
-    # P(X >= j) = I_p(j, n-j+1), whose kernel is P(j) j (1-p); and P(X <= j) = 1 - I_p(j+1, n-j), with P(j) (n-j) p.
+    # P(X >= j) = I_p(j, n-j+1), where x^a (1-x)^b / B(a, b) is P(j) j (1-p). P(X <= j) = 1 - I_p(j+1, n-j), where it
+    # is P(j) (n-j) p.
     a = torch.where(is_upper, last, last + 1)
     integral, is_lower = integral_beyond(a, n + 1 - a, p.expand(a.shape))
     log_last = log_pmf[4] + torch.stack((torch.zeros_like(ratio_first), ratio_first))
     kernel = torch.where(is_upper, last * (1 - p), (n - last) * p)
     tail = log_last.exp() * (kernel * integral)
     tail = torch.where(is_lower == is_upper, tail, 1 - tail)
-    # A power is given as one: p^n against alpha is where ties happen (0.1^2 and 0.01).
+    # p^n is computed as a power, because it may equal alpha exactly (0.1^2 and 0.01).
     power = torch.where(flip, p, 1 - p) ** n
     power = torch.where(flip | (p > 0.5), power, torch.exp(n * torch.log1p(-p)))
     return Tails(
@@ -107,10 +113,10 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 
 
 def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
-    """Return both tails, for 0 <= k < j <= n, at the odds where the far one is about to lose j: P(j) = (1 + 1e-7) P(k).
+    """Return both tails at the odds where the far one starts to exclude j: P(j) = (1 + 1e-7) P(k), 0 <= k < j <= n.
 
-    float64, of one shape. Those odds have a closed form: P(j) / P(k) is a constant times odds^(j-k). It is taken from
-    the probabilities at a p nearby.
+    float64 of one shape. P(j) / P(k) is a constant times odds^(j-k), which gives the odds in closed form from the
+    probabilities at any p. A p nearby limits the rounding errors.
     """
     p = (k + j + 1) / (2 * (n + 1))
     log_k, log_j = log_probability(torch.stack((k, j)), n, p).unbind()
@@ -118,7 +124,7 @@ def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
     log_odds = torch.logit(p) + step
     swap = p > 0.5
     moved = drop(torch.where(swap, -step, step), torch.where(swap, n - k, k), n, torch.where(swap, 1 - p, p))
-    # The tails are integrals from the lesser of p and 1-p, for the greater is rounded.
+    # Integrate from the smaller one of p and 1-p; the larger one is rounded.
     flip = log_odds > 0
     less, more = torch.stack((-log_odds.abs(), log_odds.abs())).sigmoid().unbind()
     a = torch.stack((k + 1, j))
@@ -140,7 +146,7 @@ def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
 
 
 def p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
-    """Return the p-value; float64 of one shape."""
+    """Return the p-value of float64 tensors of one shape."""
     return in_pieces(_p_value, k, n, p)
 
 
@@ -153,20 +159,20 @@ def _p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
 
 @torch.no_grad()
 def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor:
-    """P-value of the exact two-sided binomial test: how surprising are k successes in n trials if each has chance p.
+    """P-value of the exact two-sided binomial test of k successes in n trials against the probability p.
 
-    The minimum-likelihood test: the sum of the probabilities of all outcomes that are at most 1 + 1e-7 times as
-    probable as k, the rule of `scipy.stats.binomtest` (the factor is there to count ties). Its relative error is
-    below 1e-12 for n up to 1e8. As a function of p the p-value jumps, and is not monotone on either side of k/n.
+    It is the sum of the probabilities of all outcomes that are at most 1 + 1e-7 times as probable as k
+    (minimum-likelihood test). The factor counts ties, as in `scipy.stats.binomtest`. The relative error is below 1e-12
+    for n up to 1e8. As a function of p the p-value has jumps and is not monotone on either side of k/n.
 
     Args:
         k: successes, 0 to n; integer tensor or int.
         n: trials; integer tensor or int. The p-value of no trials is 1.
-        p: the chance of success under the hypothesis; floating tensor or float in [0, 1], widened to float64. The
+        p: probability of success under the hypothesis; floating tensor or float in [0, 1], converted to float64. The
             three are broadcast.
 
     Returns:
-        float64 of the broadcast shape in [0, 1]. NaN where p is NaN or outside [0, 1], or k is not in 0 to n.
+        float64 of the broadcast shape in [0, 1]. NaN if p is NaN or outside [0, 1], or k is not in 0 to n.
 
     Raises:
         TypeError: if `k` or `n` is not of integers, or `p` is complex.
@@ -176,7 +182,7 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
 
     Source:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023); the rule
-        for outcomes that are nearly as probable is scipy's.
+        for ties is that of scipy.
 
     Example:
         >>> binomial_test(1, 30, torch.tensor([0.0, 1 / 30, 0.170, 0.177]))
@@ -186,3 +192,123 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
     device = devices[0]
     wide = _count("k", k, device), _count("n", n, device), real("p", p, device)
     return p_value(*torch.broadcast_tensors(*wide))  # type: ignore[no-untyped-call]
+
+
+def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return the limits of p between which the decision `binomial_test(k, n, p) <= alpha` is not known, `(4, ...)`.
+
+    Of the four ascending limits, all inclusive, p is rejected up to the first and from the last one on, and accepted
+    from the second to the third. Elsewhere the test has to be computed.
+
+    Let p > k/n (the other side is its mirror image), b_j = P(j) and c = 1 + 1e-7. Let J(p) be the first outcome from
+    n p on with b_J <= c b_k. The p-value is V(p) = F(p) + S_J(p) with F = P(X <= k) and S_j = P(X >= j). b_j / b_k is
+    a constant times odds^(j-k), so that J does not fall as p grows: J = j up to the point p_j where b_j = c b_k, which
+    has a closed form. Between p_(J-1) and p_J the p-value is smooth; at p_J it jumps down by b_J, to F + S_(J+1). It
+    may rise in between, so that there is no single critical value. Two facts bound it.
+
+    Accepted. For p' from k/n to p, with J = J(p), V(p') >= F(p') + S_J(p') =: G(p'). The derivative of G is n times
+    P(J-1) - P(k), both of n - 1 trials, whose ratio is a constant times odds^(J-1-k): G falls to a minimum at a known t
+    and rises from there. If t >= p, then V(p') >= G(p') >= G(p) = V(p). Otherwise G' grows from t to p, because both
+    probabilities are beyond their maxima (which is checked), so that V(p') >= G(t) >= V(p) - (p-t) G'(p). If this is
+    above alpha, all p' from k/n to p are accepted.
+
+    Rejected. F falls as p grows, and S_J(p_J) does not grow with J: over l = log odds, the derivative of S_j is
+    j (1-p) b_j; between p_(j-1) and p_j, b_j = c b_k exp((j-k) (l-l_j)), and b_k (1-p) falls (p > k/n). With m = j-k
+    the increase of S_j from p to p_j is therefore at most j (1-p) (c b_k - b_j) / m, all at p. At p = p_(j-1), where
+    c b_k = b_(j-1) and j (1-p) b_j = (n-j+1) p b_(j-1), this is b_(j-1) (j - (n+1) p) / m, and less than b_(j-1), as
+    (n+1) p > k. The jump there subtracts b_(j-1): S_j(p_j) <= S_j(p_(j-1)) + b_(j-1) = S_(j-1)(p_(j-1)). G between two
+    jumps is at most its larger value at the two ends (it falls, then rises). Hence
+
+        V(p) + j (1-p) (c b_k - b_j) / m <= alpha, j = J(p), rejects all p' >= p. At p_j it is V(p_j) <= alpha.
+        F(p_j) + S_(j+1)(p_j) <= alpha and V(p_(j+1)) <= alpha reject all p' > p_j.
+
+    That the p_j grow and J takes the value j is checked at one j: (n+1) p_j < j implies b_(j-1) > b_j there. l_(j+1)
+    is the mean of l_j (with weight m) and s_j = log((j+1)/(n-j)) (with weight 1), and the check is l_j < s_(j-1): so it
+    holds for j+1 too, and l_(j+1) > l_j.
+
+    Both are evaluated at four neighbouring jumps around the likely last one that ends above alpha. Usually it is the
+    border, and the decision is known up to 1e-9 around it; otherwise up to 1/(2n) between two jumps, or more.
+    """
+    k, n = torch.broadcast_tensors(k.double(), n.double())  # type: ignore[no-untyped-call]
+    pieces = zip(torch.split(k.reshape(-1), _PIECE), torch.split(n.reshape(-1), _PIECE), strict=True)
+    return torch.cat([_critical_values(*piece, alpha) for piece in pieces], -1).reshape(4, *k.shape)
+
+
+def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return the four critical values of bins `(B,)`, `(4, B)`."""
+    fraction = k / n
+    # Both sides are one problem: p < k/n for k is 1-p > (n-k)/n for n-k. If k = n, no p lies beyond.
+    k, n = torch.stack((k, n - k)), n.expand(2, -1)
+    every = k == n
+    k, n = k.masked_fill(every, 0), n.masked_fill(every, 1)
+    window = torch.arange(-1, 3, dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
+    j = (_likely_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
+    k, n = k.expand(j.shape), n.expand(j.shape)
+    tails = tails_at_jump(k, n, j)
+    keeps, rejects = verdicts(tails, n, alpha)
+    next_rejects = torch.cat((rejects[1:] & (j[1:] == j[:-1] + 1), torch.zeros_like(rejects[:1]))) | (j == n)
+    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()
+    rejects_after = next_rejects & (after <= alpha * (1 - _MARGIN) - 1e-12)
+    band = _MARGIN / (j - k) + 1e-14  # log odds this close to a jump may be rounded to its other side
+    known_to = torch.where(keeps, tails.log_odds - band, -torch.inf).amax(0)
+    known_from = torch.where(rejects_after, tails.log_odds + band, torch.inf)
+    known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
+    # Convert to p, rounded to the known side. At p = 0 and p = 1 the p-value is 0, or 1 if that is k/n.
+    sign = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device=k.device)
+    limit = (sign + 1) / 2
+    kept = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
+    kept = torch.where(every, limit, torch.where(known_to == -torch.inf, fraction, kept))
+    rejected = ((sign * known_from).sigmoid() * (1 + sign * 4e-16)).clamp(max=1)
+    rejected = torch.where(every, sign * torch.inf, rejected)
+    return torch.stack((rejected[1], kept[1], kept[0], rejected[0]))
+
+
+def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return an estimate of the last j with V(p_j) > alpha: a whole number that need not be an outcome."""
+    z = NormalDist().inv_cdf(alpha / 2)
+    limit = (k + z * z / 2 - z * (z * z / 4 + k - k * k / n).sqrt()) / (n + z * z)  # Wilson (1927)
+    stretch = torch.tensor([0.8, 1.0, 1.25], dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
+    j = (k + 2 * (n * limit - k) * stretch).round().maximum(k + 1).minimum(n)
+    # V at three jumps around it: p from Stirling's formula, tails from the normal approximation of Peizer and Pratt
+    # (1968). The normal deviate of V is nearly linear in j, so that a secant step gives the result.
+    up, down = torch.stack((j, k.expand(j.shape))) + 0.5, (n + 0.5) - torch.stack((j, k.expand(j.shape)))
+    rareness = torch.xlogy(up, up) + torch.xlogy(down, down)
+    log_odds = (rareness[0] - rareness[1]) / (j - k)
+    p, q = log_odds.sigmoid(), (-log_odds).sigmoid()
+    last = torch.stack((k.expand(j.shape), j - 1))
+    up, down = last + 0.5, (n - 0.5) - last
+    deviance = torch.xlogy(up, up / (n * p)) + torch.xlogy(down, down / (n * q))
+    d = last + 2 / 3 - (n + 1 / 3) * p + 0.02 * (q / (last + 1) - p / (n - last) + (q - 0.5) / (n + 1))
+    deviate = d / (up - n * p).abs() * (2 / (1 + 1 / (6 * n)) * deviance).sqrt()
+    value = torch.special.ndtr(torch.stack((deviate[0], -deviate[1]))).sum(0)
+    y = torch.special.ndtri((value / 2).clamp(1e-300, 0.5))
+    at = ((y > z).sum(0) - 1).clamp(0, 1).unsqueeze(0)
+    (j0, y0), (j1, y1) = (torch.stack((j, y)).gather(1, (at + i).expand(2, 1, *at.shape[1:]))[:, 0] for i in (0, 1))
+    return torch.where(j1 > j0, j0 + (z - y0) * (j1 - j0) / (y1 - y0), j0).nan_to_num(0.0).floor()
+
+
+def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return whether all p between k/n and this p are accepted, and whether all p from this one on are rejected.
+
+    For the derivation see `critical_values`. The tails are those at p. The test is known to reject all log odds from
+    `rejected_from` on.
+    """
+    k, first, log_odds = tails.k, tails.first, tails.log_odds
+    p, q, pmf = log_odds.sigmoid(), (-log_odds).sigmoid(), tails.log_pmf.exp()
+    value = tails.near + tails.far
+    none = first > n  # there is no far tail: the p-value is F and falls
+    count = first - k
+    end = log_odds + (TIE - tails.log_ratio) / count
+    in_turn = none | ((n + 1) * end.sigmoid() < first)
+    excess = tails.log_ratio + (first / (n - k)).log() - log_odds  # log of the rising term of G' over the falling one
+    turn = (log_odds - excess / (count - 1)).sigmoid()
+    falls = none | (excess <= 0) | (count == 1)  # if J = k+1, then G = 1
+    convex = ((n - 1) * turn >= k) & ((n - 1) * p <= first - 1)
+    dip = (p - turn) * pmf * (n - k) / q * excess.expm1()
+    keeps = in_turn & (falls | convex) & (value - torch.where(falls, 0.0, dip) > alpha * (1 + _MARGIN))
+    rise = first * q * pmf * (math.exp(TIE) - tails.log_ratio.exp()).clamp(min=0) / count
+    if rejected_from is not None:
+        # Half a margin allows for rounding. A jump that ends above alpha is a whole margin before `rejected_from`.
+        none = none | (end >= rejected_from - _MARGIN / count / 2)
+    rejects = in_turn & (value + torch.where(none, 0.0, rise) <= alpha * (1 - _MARGIN))
+    return keeps, rejects

@@ -11,7 +11,7 @@ from cases import N_CLASSES, corp_part
 import torchcalib as tc
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample
-from torchcalib.inference.samples import run_cells
+from torchcalib.inference.simulation import RunCells
 
 F64 = torch.float64
 
@@ -111,7 +111,7 @@ def test_evidence_of_the_log_score_uses_the_mean_confidence_of_runs():
     """Of runs with several certain samples the log-odds are those of the mean probabilities, in exact arithmetic."""
     logits = torch.cat([torch.linspace(-5, 5, 600), torch.tensor([600.0, 605.0, -600.0, -605.0])]).double()
     read = InputFormat("binary", from_logits=True).read(logits, (logits > 0).long())
-    cells = run_cells(replace(ExactSample("positive_class").of(read), log_scored=True), 8)
+    cells = RunCells.of(replace(ExactSample("positive_class").of(read), log_scored=True), 8)
     held = cells.n > 0
     inner = held & (cells.log_odds.abs() < 8)
     torch.testing.assert_close(cells.log_odds[inner], torch.logit(cells.confidence)[inner])

@@ -11,7 +11,7 @@ from helpers.reports import QUICK, TASKS
 from helpers.systems import FEW, compared, systems
 
 import torchcalib as tc
-from torchcalib.inference.interval import Interval
+from torchcalib.inference.bootstrap import Interval
 from torchcalib.plots import DARK, difference_plot, to_svg
 from torchcalib.reporting.comparison import groups
 from torchcalib.reporting.comparison.building import ComparisonBuilder

@@ -14,7 +14,7 @@ from torchcalib.core.arguments import NanPolicy, Task, check_choice, check_count
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.interval import Interval
+from torchcalib.inference.bootstrap import Interval
 from torchcalib.metrics.binned import ACE, BinnedMetric
 from torchcalib.metrics.proper_scores import ScoreMetric
 from torchcalib.metrics.ranked import KS, RankedMetric

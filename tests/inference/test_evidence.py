@@ -23,8 +23,8 @@ from scipy import stats
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
-from torchcalib.inference import testing
-from torchcalib.inference.testing import evidence_of
+from torchcalib.inference import evidence, simulation
+from torchcalib.inference.evidence import Reading, evidence_of
 from torchcalib.metrics.binned import ece_from_bins
 
 
@@ -35,7 +35,7 @@ def deviations(share, n_replicates):
 
 @pytest.mark.parametrize(("p", "n", "k"), [(0.3, 10, 5), (0.99, 60, 57), (0.07, 30, 3), (0.5, 400, 230)])
 def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, n, k):
-    found = evidence_of(ece_from_bins, one_bin(p, n, k), n_replicates=9_999)
+    found = evidence_of(Reading(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
     gaps = [abs(j / n - p) for j in range(n + 1)]
     pmf = stats.binom.pmf(range(n + 1), n, p)
     floor = math.fsum(a * b for a, b in zip(gaps, pmf, strict=True))
@@ -69,17 +69,17 @@ def test_p_value_of_an_error_of_exactly_0_is_1(error):
 
 
 def test_p_value_counts_replicates_at_least_as_large_slow_loop():
-    """Of what the reading returned for the data, which come first, and for the replicates."""
+    """Values of the data and of the replicates, in the order of the calls."""
     for signed in (False, True):
         seen = []
 
-        def reading(b, signed=signed, seen=seen):
+        def error(b, signed=signed, seen=seen):
             value = (b.share * (b.gap if signed else b.gap.abs())).sum(-1)
             seen.append(value.flatten().tolist())
             return value
 
         bins = BinStats(torch.cat([one_bin(0.3, 6, 4).sums, one_bin(0.6, 5, 2).sums], -1), has_noise=True)
-        found = evidence_of(reading, bins, signed=signed, n_replicates=499, with_interval=False)
+        found = evidence_of(Reading(error, signed=signed, with_interval=False), bins, n_replicates=499)
         (observed,), replicates = seen[0], seen[1]
         assert len(replicates) == 499
         larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
@@ -109,10 +109,10 @@ def test_draws_do_not_depend_on_how_the_work_is_cut(error, monkeypatch):
     metric = error(task="multilabel", num_labels=4, batch_shape=(3,))
     metric.update(p, y)
     whole = metric.evidence(**FEW)
-    monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # a series at a time
+    monkeypatch.setattr(evidence, "_IN_CACHE", 39 * 40)  # a series at a time
     same(metric.evidence(**FEW), whole)
-    monkeypatch.setattr(testing, "_AT_ONCE", 40 * 40)
-    monkeypatch.setattr(testing, "_DRAWN_AT_ONCE", 10 * 40)
+    monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
+    monkeypatch.setattr(simulation, "_DRAWN_AT_ONCE", 10 * 40)
     same(metric.evidence(**FEW), whole)
 
 
@@ -122,8 +122,8 @@ def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkey
     y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
     gone = p.clone()
     gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
-    monkeypatch.setattr(testing, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
-    monkeypatch.setattr(testing, "RUNS_ON_PATHS", 57)
+    monkeypatch.setattr(evidence, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
+    monkeypatch.setattr(evidence, "RUNS_ON_PATHS", 57)
     for with_interval in (True, False):
         together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).evidence(with_interval=with_interval, **FEW)
         for k in range(2):
