@@ -19,7 +19,8 @@ from benchmarks.cuda.conduct import without_waiting
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.dispatch import Backend
-from torchcalib.ops.isotonic import Blocks, isotonic_regression, pava, pava_bc, pooled
+from torchcalib.ops.isotonic import block_ends, isotonic_regression
+from torchcalib.ops.sorting import sorted_columns, tie_begins
 
 N, N_CLASSES = 4096, 11
 # Rows and elements of each for the isotonic kernels, which mark 128 blocks at once.
@@ -212,21 +213,18 @@ def check_blocks(device: torch.device, name: str, rows: int, length: int) -> Ite
     weights = torch.randint(0, 4, (rows, length), generator=generator)
     weights[:, :1] = 3  # PAVA-BC needs more than one sample in a row
     weights[1:2] = 0
-    steps: dict[str, Callable[..., Blocks]] = {
-        "pava": pava,
-        "pava_bc code": pava_bc,
-        "pava_bc paper": lambda blocks, **options: pava_bc(blocks, variant="paper", **options),
+    steps: dict[str, Callable[..., Tensor]] = {
+        "pava": partial(block_ends, "pava"),
+        "pava_bc code": partial(block_ends, "pava_bc"),
+        "pava_bc paper": partial(block_ends, "pava_bc", variant="paper"),
     }
     for kind, given in (("distinct", scores), ("tied", (20 * scores).floor())):
-        blocks = pooled(given, outcomes, weights)
-        there = Blocks(blocks.index.to(device), blocks.n.to(device), blocks.positives.to(device))
+        score, positives, n, _ = sorted_columns(given.masked_fill(weights == 0, torch.nan), weights * outcomes, weights)
+        assert n is not None
+        columns = tie_begins(score), positives, n
         for what, step in steps.items():
-            expected, found = step(blocks), step(there, backend=backend)
-            pairs = [
-                (getattr(found, column).cpu(), getattr(expected, column)) for column in ("index", "n", "positives")
-            ]
-            wrong = sum(not torch.equal(*pair) for pair in pairs)
-            yield Check(name, "int64", f"{what}, {kind}", wrong, 0)
+            expected, found = step(*columns), step(*(column.to(device) for column in columns), backend=backend)
+            yield Check(name, "int64", f"{what}, {kind}", float(not torch.equal(found.cpu(), expected)), 0)
 
 
 def check_isotonic_regression(device: torch.device, name: str, rows: int, length: int) -> Iterator[Check]:

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.calibration.calibrator import Calibrator, Transform, series_weights
 from torchcalib.core.predictions import Predictions
-from torchcalib.ops.isotonic import pava, pooled
+from torchcalib.ops.isotonic import block_ends
 from torchcalib.ops.logs import safe_log, wide_dtype
+from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
 
 
 class IsotonicTransform(Transform):
@@ -78,19 +80,21 @@ class Isotonic(Calibrator[IsotonicTransform]):
             w = series_weights(p, weights)
             scores = _finite(p.values.to(w.dtype)).expand(w.shape)
             unknown = w.isnan().any(-1, keepdim=True)  # where values could not be looked at, and some are bad
-            blocks = pava(pooled(scores, p.target.expand(w.shape), w.nan_to_num(0).long()))
-            held = blocks.n > 0
-            of_none = torch.full_like(blocks.frequency, torch.inf)
-            low = of_none.scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, torch.inf), "amin")
-            high = (-of_none).scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, -torch.inf), "amax")
+            copies = pad(w.nan_to_num(0), (0, 1))  # one more element, of weight 0: the sample may be empty
+            scores = pad(scores, (0, 1)).masked_fill(copies == 0, torch.nan)
+            score, positives, n, size = sorted_columns(scores, copies * pad(p.target == 1, (0, 1)), copies)
+            assert n is not None
+            ends = block_ends("pava", tie_begins(score), positives.long(), n.long()).minimum(size.unsqueeze(-1))
+            begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
+            held = ends > begins
             # Rows with fewer blocks end in copies of their last knot. All rise, so the last is the largest.
-            ends = torch.stack((low, high), -1).masked_fill(~held.unsqueeze(-1), -torch.inf).flatten(-2)
-            rates = blocks.frequency.masked_fill(~held, -torch.inf).repeat_interleave(2, -1)
+            places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
+            rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
+            knots = score.gather(-1, places)
+            knots, rates = (x.masked_fill(~held.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
             empty = unknown | ~held.any(-1, keepdim=True)
-            if not ends.shape[-1]:
-                ends, rates = (x.new_full((*w.shape[:-1], 2), torch.nan) for x in (ends, rates))
         transform = IsotonicTransform(p.task, from_logits=p.from_logits)
-        transform.knots = ends.cummax(-1).values.masked_fill(empty, torch.nan)
+        transform.knots = knots.cummax(-1).values.masked_fill(empty, torch.nan)
         transform.rates = rates.cummax(-1).values.masked_fill(empty, torch.nan)
         transform.converged = ~empty.squeeze(-1)
         transform.grad_norm = torch.zeros_like(transform.knots[..., 0])

@@ -17,7 +17,7 @@ from torchcalib.ops.host_values import look
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
-from torchcalib.ops.ranking import end_of_ties, equal_mass_sums, run_sums
+from torchcalib.ops.sorting import end_of_ties, equal_mass_sums, run_sums
 from torchcalib.special.bin_tests import rejected_in_bins
 from torchcalib.special.student import t_interval
 
@@ -137,7 +137,7 @@ class Binning:
         bins: which bins, or their edges from 0 to 1.
         n_bins: B of equal-width and equal-mass bins.
         right: equal-width bins, and those of given edges, are `(a, b]`.
-        n_min, n_max, variant: see `kernels.isotonic.pava_bc`.
+        n_min, n_max, variant: see `ops.isotonic.block_ends`.
         ties: "pool" keeps samples of equal score together; "split" takes them in the order given.
     """
 

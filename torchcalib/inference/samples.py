@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.inference.replicates import Cells
-from torchcalib.ops.ranking import end_of_ties, run_index, run_sums
+from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
 
 MOST_RUNS = 2**11
 RUNS_ON_PATHS = 2**9  # where a sample is read at many steps of a path

@@ -14,7 +14,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.samples import run_cells
 from torchcalib.inference.testing import check_arguments
 from torchcalib.metrics.ranked.reading import RankedReading
-from torchcalib.ops.ranking import run_index
+from torchcalib.ops.sorting import run_index
 
 _MOST_POINTS = 2**10
 _AT_ONCE = 2**18  # numbers of replicates that are recalibrated at a time
