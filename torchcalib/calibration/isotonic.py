@@ -78,19 +78,21 @@ class Isotonic(Calibrator[IsotonicTransform]):
         """Fit to what has been read; see `Calibrator.fit_to`."""
         with torch.no_grad():
             w = series_weights(p, weights)
-            scores = _finite(p.values.to(w.dtype)).expand(w.shape)
-            unknown = w.isnan().any(-1, keepdim=True)  # where values could not be looked at, and some are bad
-            copies = pad(w.nan_to_num(0), (0, 1))  # one more element, of weight 0: the sample may be empty
-            scores = pad(scores, (0, 1)).masked_fill(copies == 0, torch.nan)
-            score, positives, n, size = sorted_columns(scores, copies * pad(p.target == 1, (0, 1)), copies)
-            assert n is not None
-            ends = block_ends("pava", tie_begins(score), positives.long(), n.long()).minimum(size.unsqueeze(-1))
+            unknown = w.isnan().any(-1, keepdim=True)  # a bad row, where reading values back would synchronise
+            n = w.nan_to_num(0).long()
+            # Copies, negative for outcome 0: one column costs less to sort than two.
+            scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)
+            if not w.shape[-1]:  # one element of weight 0 stands for no data
+                scores, signed = pad(scores, (0, 1), value=torch.nan), pad(signed, (0, 1))
+            score, signed, _, size = sorted_columns(scores, signed, None)
+            n, positives = signed.abs(), signed.clamp(min=0)
+            ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
             begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
             held = ends > begins
-            # Rows with fewer blocks end in copies of their last knot. All rise, so the last is the largest.
+            # Rows with fewer blocks end in copies of their last knot, the largest one.
             places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
             rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
-            knots = score.gather(-1, places)
+            knots = _finite(score.gather(-1, places).to(w.dtype))
             knots, rates = (x.masked_fill(~held.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
             empty = unknown | ~held.any(-1, keepdim=True)
         transform = IsotonicTransform(p.task, from_logits=p.from_logits)
