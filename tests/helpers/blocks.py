@@ -3,7 +3,8 @@
 import torch
 from helpers.kernels import NUMBA
 
-from torchcalib.ops.isotonic import Blocks, pava
+from torchcalib.ops.isotonic import block_ends, block_starts
+from torchcalib.ops.sorting import order_of, run_index, run_sums, sorted_columns, tie_begins
 
 PAVA_BACKENDS = ["python", "rounds", *NUMBA]
 PAVA_BC_BACKENDS = ["python", *NUMBA]
@@ -11,10 +12,27 @@ VARIANTS = ["code", "paper"]
 TIES = ["pool", "split"]
 
 
-def table(blocks):
+def find(op, n, positives, begins=None, **options):
+    """Return ends, sizes and positives of the blocks of counts `(..., M)`; `begins` is all by default."""
+    begins = torch.ones_like(n, dtype=torch.bool) if begins is None else begins
+    ends = block_ends(op, begins, positives, n, **options)
+    return ends, *(run_sums(x, ends).long() for x in (n, positives))
+
+
+def find_in_sample(op, scores, outcomes, weights=None, *, ties="pool", **options):
+    """Return the block of each sample, in the order given, and sizes and positives of the blocks."""
+    weights = torch.ones_like(scores, dtype=torch.int64) if weights is None else weights
+    scores = scores.double().masked_fill(weights == 0, torch.nan)
+    score, positives, n, _ = sorted_columns(scores, weights * outcomes, weights)
+    begins = tie_begins(score) if ties == "pool" else torch.ones_like(score, dtype=torch.bool)
+    ends, *sums = find(op, n, positives, begins, **options)
+    index = run_index(ends, score.shape[-1]).clamp(max=ends.shape[-1] - 1)
+    return torch.empty_like(index).scatter(-1, order_of(scores), index), *sums
+
+
+def table(n, positives):
     """Return sizes and positives of one row as lists, without the empty blocks that pad a batch."""
-    keep = blocks.n > 0
-    return blocks.n[keep].tolist(), blocks.positives[keep].tolist()
+    return n[n > 0].tolist(), positives[n > 0].tolist()
 
 
 def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
@@ -29,8 +47,9 @@ def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
 
 
 def assert_large_counts_are_exact(device, backend):
-    """Means that differ by 1e-18 are told apart: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
-    falling = Blocks(*torch.tensor([[0, 1], [10**9, 10**9 - 1], [10**9 - 1, 10**9 - 2]], device=device))
-    rising = Blocks(falling.index, falling.n.flip(0), falling.positives.flip(0))
-    assert pava(falling, backend=backend).n.tolist() == [2 * 10**9 - 1]
-    assert pava(rising, backend=backend).n.tolist() == [10**9 - 1, 10**9]
+    """Means that differ by 1e-18 are different: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
+    n, positives = torch.tensor([[10**9, 10**9 - 1], [10**9 - 1, 10**9 - 2]], device=device)
+    starts = [
+        block_starts("pava", *columns, backend).tolist() for columns in ((n, positives), (n.flip(0), positives.flip(0)))
+    ]
+    assert starts == [[True, False], [True, True]]

@@ -1,5 +1,7 @@
 """Blocks of the sorted sample and isotonic regression, against slow loops, recorded blocks and scikit-learn."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,47 +11,44 @@ from helpers.blocks import (
     TIES,
     VARIANTS,
     assert_large_counts_are_exact,
+    find,
+    find_in_sample,
     random_sample,
     table,
 )
 from helpers.kernels import F64
+from helpers.refusals import assert_refused
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import ranked as oracle
 
-from torchcalib.ops.isotonic import Blocks, equal_mass, equal_mass_cuts, isotonic_regression, pava, pava_bc, pooled
+from torchcalib.ops.isotonic import isotonic_regression
 
 of_pava = pytest.mark.parametrize("backend", PAVA_BACKENDS)
-STEPS = [("pooled", ""), ("equal_mass", ""), *(("pava", backend) for backend in PAVA_BACKENDS)]
+STEPS = [("pava", backend) for backend in PAVA_BACKENDS]
 STEPS += [(variant, backend) for variant in VARIANTS for backend in PAVA_BC_BACKENDS]
 of_steps = pytest.mark.parametrize(("step", "backend"), STEPS)
 of_ties = pytest.mark.parametrize("ties", TIES)
 
 
+def options_of(step, **bounds):
+    """Return the algorithm and the arguments of `block_ends` for a step."""
+    return ("pava", {}) if step == "pava" else ("pava_bc", {"variant": step, **bounds})
+
+
 def assert_slow_loop(step, backend, ties, sample, bounds, own_bounds):
     """Demand the blocks of a slow loop, each with its samples, of scores, outcomes and weights of rows `(R, N)`."""
-    *columns, weights = sample
-    columns = [x.double().masked_fill(weights == 0, torch.nan) for x in columns]  # not read
-    blocks = pooled(*columns, weights, ties=ties)
-    if step == "pava":
-        blocks = pava(blocks, backend=backend)
-    elif step == "equal_mass":
-        blocks = equal_mass(blocks, **bounds)
-    elif step in VARIANTS:
-        blocks = pava_bc(blocks, **bounds, variant=step, backend=backend)
-    of_rows = [x.tolist() for x in (*sample, blocks.index, blocks.n, blocks.positives)]
+    op, options = options_of(step, **bounds)
+    of_rows = [x.tolist() for x in (*sample, *find_in_sample(op, *sample, ties=ties, backend=backend, **options))]
     for scores, outcomes, weights, index, *found in zip(*of_rows, strict=True):
         counted, parts = oracle.Sample(outcomes, weights), oracle.groups(scores, outcomes, weights, ties)
-        if step == "pava":
-            parts = oracle.pava(counted, parts)
-        elif step == "equal_mass":
-            parts = oracle.equal_mass(counted, parts, **bounds)
-        elif step in VARIANTS:
-            parts = oracle.pava_bc(counted, parts, *own_bounds(sum(weights)), step)
-        if step != "equal_mass":  # rows of fewer blocks than others end in blocks of no samples
-            assert not any(found[0][len(parts) :])
-            found = [column[: len(parts)] for column in found]
-        assert tuple(found) == counted.table(parts)
+        parts = (
+            oracle.pava(counted, parts)
+            if op == "pava"
+            else oracle.pava_bc(counted, parts, *own_bounds(sum(weights)), step)
+        )
+        assert not any(found[0][len(parts) :])  # rows of fewer blocks than others end in blocks of no samples
+        assert tuple(column[: len(parts)] for column in found) == counted.table(parts)
         members = [{i for i, at in enumerate(index) if at == b and weights[i]} for b in range(len(parts))]
         assert members == [set(part) for part in parts]
 
@@ -66,9 +65,7 @@ def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
     sample = torch.tensor(columns)[:, None]
     total = int(sample[2].sum())
     bounds, own_bounds = {}, None
-    if step == "equal_mass":
-        bounds = {"n_bins": data.draw(st.integers(1, 30))}
-    elif step in VARIANTS:
+    if step in VARIANTS:
         assume(total > 1)
         n_min = data.draw(st.integers(1, total - 1))
         n_max = data.draw(st.integers(n_min, total + 2))
@@ -83,10 +80,8 @@ def test_batches_at_default_bounds_are_those_of_a_slow_loop(step, backend, ties,
     """N // 20 and N // 5 of every row as in [TCE] Table 5, and at least 1."""
     for distinct in (None, 40):
         scores, outcomes, weights = random_sample(n, lead=(4,), distinct=distinct, weighted=True)
-        weights = weights.clamp(1, None if ties == "pool" else 1)
-        bounds = {"n_bins": 4} if step == "equal_mass" else {}
-        sample = scores, outcomes, weights
-        assert_slow_loop(step, backend, ties, sample, bounds, lambda size: (max(1, size // 20), max(1, size // 5)))
+        sample = scores, outcomes, weights.clamp(1, None if ties == "pool" else 1)
+        assert_slow_loop(step, backend, ties, sample, {}, lambda size: (max(1, size // 20), max(1, size // 5)))
 
 
 @of_ties
@@ -102,56 +97,71 @@ def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend,
         names = (f"p_{case[2]}", f"y_{case[2]}") if len(case) > 1 else ("probs", "targets")
         scores, outcomes = (arrays[name] for name in names)
         bounds = {name: entry["args"][name] for name in ("n_min", "n_max")}
-        blocks = pava_bc(pooled(scores, outcomes, ties=ties), **bounds, variant=variants[case[-1]], backend=backend)
-        assert blocks.n.tolist() == value["sizes"], entry["case"]
-        assert blocks.positives.tolist() == value.get("positives", blocks.positives.tolist()), entry["case"]
+        variant = variants[case[-1]]
+        _, n, positives = find_in_sample(
+            "pava_bc", scores, outcomes, ties=ties, **bounds, variant=variant, backend=backend
+        )
+        assert n.tolist() == value["sizes"], entry["case"]
+        assert positives.tolist() == value.get("positives", positives.tolist()), entry["case"]
         if "edges" in value:
-            cuts = blocks.n.cumsum(-1)[:-1]
+            cuts = n.cumsum(-1)[:-1]
             ordered = scores.sort().values
             middle = (ordered[cuts - 1] + ordered[cuts]) / 2
             torch.testing.assert_close(middle.tolist(), value["edges"][1:-1], rtol=1e-12, atol=0)
 
 
-def test_equal_mass_cut_inside_a_tie_goes_to_its_end_paper_arithmetic():
-    """8 samples in 2 bins: the cut at 4 falls inside the tie 0.5 x 4 (samples 2..5), and goes to 6."""
-    assert equal_mass_cuts(8, 2) == [0, 4, 8]
-    assert equal_mass_cuts(7, 3) == [0, 2, 4, 7]
-    scores = torch.tensor([0.1, 0.2, 0.5, 0.5, 0.5, 0.5, 0.8, 0.9])
-    assert equal_mass(pooled(scores, torch.zeros(8)), 2).n.tolist() == [6, 2]
-    assert equal_mass(pooled(scores, torch.zeros(8), ties="split"), 2).n.tolist() == [4, 4]
-
-
-@of_pava
-def test_rows_without_data_have_no_blocks(backend):
-    steps = [lambda b: b, lambda b: pava(b, backend=backend), lambda b: equal_mass(b, 3)]
-    steps += [lambda b: pava_bc(b, backend=backend)] if backend in PAVA_BC_BACKENDS else []
+@of_steps
+def test_rows_without_data_have_no_blocks(step, backend):
+    op, options = options_of(step)
     scores, outcomes, _ = random_sample(50)
-    beside = pooled(scores.expand(2, 50), outcomes.expand(2, 50), torch.arange(2)[:, None].expand(2, 50))
-    for step in steps:
-        assert step(beside).n.sum(-1).tolist() == [0, 50]
-        for lead in ((), (3,)):
-            found = step(pooled(torch.empty(*lead, 0), torch.empty(*lead, 0)))
-            assert found.index.shape == (*lead, 0)
-            assert not found.n.any()
+    weights = torch.arange(2)[:, None].expand(2, 50)
+    _, n, _ = find_in_sample(op, scores.expand(2, 50), outcomes.expand(2, 50), weights, backend=backend, **options)
+    assert n.sum(-1).tolist() == [0, 50]
+    for shape in ((0,), (3, 0), (0, 3)):
+        nothing = torch.zeros(shape, dtype=torch.int64)
+        ends, n, _ = find(op, nothing, nothing, backend=backend, **options)
+        assert ends.shape[:-1] == shape[:-1]
+        assert not n.any()
 
 
-@of_pava
-def test_counts_per_cell_are_blocks_too(backend):
+@of_steps
+def test_counts_per_cell_have_blocks_too(step, backend):
     """A table of counts, empty cells among them, gives the blocks of the samples it counts."""
+    op, options = options_of(step)
     scores, outcomes, _ = random_sample(600, distinct=64)
     cell = (scores * 64).long()
     n = torch.zeros(70, dtype=torch.int64).scatter_add(0, cell, torch.ones_like(cell))
     positives = torch.zeros(70, dtype=torch.int64).scatter_add(0, cell, outcomes)
-    sample, cells = pooled(scores, outcomes), Blocks(torch.arange(70), n, positives)
-    empty = Blocks(torch.arange(6), torch.tensor([0, 30, 0, 8, 5, 0]), torch.tensor([0, 9, 0, 8, 5, 0]))
-    assert table(pava(cells, backend=backend)) == table(pava(sample, backend=backend))
-    assert table(equal_mass(cells, 6)) == table(equal_mass(sample, 6))
-    # An empty cell falls to the block before.
-    assert pava(empty, backend=backend).index.tolist() == pava(empty, backend="python").index.tolist()
-    if backend in PAVA_BC_BACKENDS:
-        assert table(pava_bc(cells, backend=backend)) == table(pava_bc(sample, backend=backend))
-        blocks = pava_bc(empty, n_min=5, n_max=9, backend=backend)
-        assert (blocks.n.tolist(), blocks.index.tolist()) == ([30, 8, 5], [0, 0, 0, 1, 2, 2])
+    of_sample = find_in_sample(op, scores, outcomes, backend=backend, **options)[1:]
+    of_cells = find(op, n, positives, backend=backend, **options)[1:]
+    assert table(*of_cells) == table(*of_sample)
+
+
+@of_steps
+def test_an_empty_cell_belongs_to_the_block_before_it(step, backend):
+    n, positives = torch.tensor([0, 30, 0, 8, 5, 0]), torch.tensor([0, 9, 0, 8, 5, 0])
+    op, options = options_of(step, n_min=5, n_max=9)
+    ends, n, _ = find(op, n, positives, backend=backend, **options)
+    expected = ([3, 6], [30, 13]) if op == "pava" else ([3, 4, 6], [30, 8, 5])
+    if step == "paper":  # both blocks have the mean 1
+        expected = [3, 6], [30, 13]
+    assert (ends.tolist(), n.tolist()) == expected
+
+
+def test_bounds_that_a_row_cannot_meet_are_refused():
+    n = torch.ones(40, dtype=torch.int64)
+    calls = [
+        ({"n_min": 40, "n_max": 40}, "`n_min` must be below the number of samples, got 40 for 40 samples."),
+        ({"n_min": 9, "n_max": 8}, "`n_min` must be at most `n_max`, got 9 and 8"),
+        ({"n_min": 9}, "`n_min` must be at most `n_max`, got 9 and 8"),
+        ({"backend": "rounds"}, "must be one of 'auto', 'numba', 'python' for pava_bc on cpu,"),
+    ]
+    assert_refused(
+        (words, partial(find, "pava_bc", n, 0 * n, **options), ValueError, [words]) for options, words in calls
+    )
+    with pytest.raises(ValueError, match="below the number of samples, got 1 for 1 samples"):
+        find("pava_bc", n[:1], n[:1], n_min=1)
+    assert find("pava_bc", n[:1], n[:1])[1].tolist() == [1]  # one sample is a block by default
 
 
 @of_pava

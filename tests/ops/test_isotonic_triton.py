@@ -1,16 +1,15 @@
 """The Triton kernels of blocks against the loops that they repeat."""
 
-from functools import partial
-
 import pytest
 import torch
-from helpers.blocks import VARIANTS, assert_large_counts_are_exact, random_sample
+from helpers.blocks import VARIANTS, assert_large_counts_are_exact, find, random_sample
 from helpers.kernels import F64
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
 from benchmarks.cuda import conduct
-from torchcalib.ops.isotonic import Blocks, block_starts, isotonic_regression, pava, pava_bc, pooled
+from torchcalib.ops.isotonic import block_starts, isotonic_regression
+from torchcalib.ops.sorting import sorted_columns, tie_begins
 
 device = on_device
 pytestmark = NEEDS_TRITON
@@ -25,14 +24,22 @@ def poisoned(monkeypatch):
     poison(monkeypatch, "empty_like")
 
 
-def assert_loops(device, blocks, turn=lambda column: column):
+def assert_loops(device, n, positives, turn=lambda column: column):
     """Demand the blocks of the loops, of columns that `turn` lays out on the device."""
-    given = Blocks(*(turn(getattr(blocks, name).to(device)) for name in ("index", "n", "positives")))
-    steps = [pava, *(partial(pava_bc, variant=variant) for variant in VARIANTS)]
-    for step in steps:
-        found, expected = step(given, backend="triton"), step(blocks, backend="python")
-        for name in ("index", "n", "positives"):
-            assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
+    given = [turn(column.to(device)) for column in (n, positives)]
+    for op, options in (("pava", {}), *(("pava_bc", {"variant": variant}) for variant in VARIANTS)):
+        found = find(op, *given, backend="triton", **options)
+        expected = find(op, n, positives, backend="python", **options)
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True))
+
+
+def counts(scores, outcomes, weights):
+    """Return samples and positives of each tied group in the order of the scores, then zeros."""
+    weights = torch.ones_like(outcomes) if weights is None else weights
+    score, positives, n, _ = sorted_columns(scores.masked_fill(weights == 0, torch.nan), weights * outcomes, weights)
+    group = tie_begins(score).cumsum(-1) - 1
+    zeros = torch.zeros_like(n)
+    return zeros.scatter_add(-1, group, n), zeros.scatter_add(-1, group, positives)
 
 
 @pytest.mark.extended
@@ -53,7 +60,7 @@ def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch,
 
     types = {"ends": "*i64", "first": "*i1", "length": "i32"}
     types |= dict.fromkeys(("weight", "values", "low", "high", "size", "total"), f"*{dtype}")
-    assert_compiles("isotonic_triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
+    assert_compiles("isotonic.triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,7 +69,7 @@ def test_pava_and_pava_bc_are_the_loop(device, shape, kind):
     scores, outcomes, weights = random_sample(shape[1], lead=shape[:1], **SAMPLES[kind])
     if weights is not None:
         weights[..., 0] = 3  # at least 3 samples in every row
-    assert_loops(device, pooled(scores, outcomes, weights))
+    assert_loops(device, *counts(scores, outcomes, weights))
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -97,10 +104,10 @@ def test_isotonic_regression_is_the_loop(device, shape, weighted):
 
 def test_columns_in_any_layout_make_the_same_blocks(device):
     scores, outcomes, weights = random_sample(9, lead=(3,), distinct=5, weighted=True)
-    blocks = pooled(scores, outcomes, weights + 3)  # at least 3 samples in every row
+    n, positives = counts(scores, outcomes, weights + 3)  # at least 3 samples in every row
     for turn in (lambda column: torch.stack((column, column), -1)[..., 0], lambda column: column.T.contiguous().T):
-        assert not turn(blocks.n).is_contiguous()
-        assert_loops(device, blocks, turn)
+        assert not turn(n).is_contiguous()
+        assert_loops(device, n, positives, turn)
 
 
 def test_isotonic_regression_gradcheck(device):
@@ -115,18 +122,18 @@ def test_isotonic_regression_gradcheck(device):
 def test_no_data_gives_no_blocks(device):
     for shape in ((0,), (3, 0), (0, 3)):
         nothing = torch.empty(shape, device=device)
-        blocks = pooled(nothing, nothing)
-        for one in (pava(blocks, backend="triton"), pava_bc(blocks, backend="triton")):
-            assert (one.index.shape, one.n.shape) == (shape, (*shape[:-1], 0))
+        for op in ("pava", "pava_bc"):
+            assert not find(op, nothing.long(), nothing.long(), backend="triton")[1].any()
         assert isotonic_regression(nothing, backend="triton").shape == shape
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cells_of_one_row_and_of_none(device, variant):
     """One cell in a row, of 5 samples; the other row has no data, and no block beyond its first."""
-    cells = Blocks(*torch.tensor([[[0], [0]], [[5], [0]], [[2], [0]]], device=device))
-    for one in (pava(cells, backend="triton"), pava_bc(cells, variant=variant, backend="triton")):
-        assert (one.n.tolist(), one.positives.tolist()) == ([[5], [0]], [[2], [0]])
+    n, positives = torch.tensor([[[5], [0]], [[2], [0]]], device=device)
+    for op, options in (("pava", {}), ("pava_bc", {"variant": variant})):
+        _, *sums = find(op, n, positives, backend="triton", **options)
+        assert [x.tolist() for x in sums] == [[[5], [0]], [[2], [0]]]
 
 
 def test_all_blocks_stay_apart_or_fall_into_one_and_large_counts_are_exact(device):

@@ -5,11 +5,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
 from torchcalib.core.predictions import Predictions
-from torchcalib.ops.isotonic import pava, pooled
+from torchcalib.ops.isotonic import block_ends
 from torchcalib.ops.logs import safe_log, wide_dtype
+from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
 
 
 class IsotonicTransform(Transform):
@@ -76,21 +78,25 @@ class Isotonic(Calibrator[IsotonicTransform]):
         """See `Calibrator.fit_to`."""
         with torch.no_grad():
             w = sample_weights(p, weights)
-            scores = _finite(p.values.to(w.dtype)).expand(w.shape)
-            unknown = w.isnan().any(-1, keepdim=True)  # bad values, where they could not be checked
-            blocks = pava(pooled(scores, p.target.expand(w.shape), w.nan_to_num(0).long()))
-            held = blocks.n > 0
-            # First and last score of every block; rows of weight 0 extend none.
-            infinite = torch.full_like(blocks.frequency, torch.inf)
-            low = infinite.scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, torch.inf), "amin")
-            high = (-infinite).scatter_reduce(-1, blocks.index, scores.masked_fill(w == 0, -torch.inf), "amax")
-            # Rows with fewer blocks are padded with copies of their last knot, which is their largest.
-            ends = torch.stack((low, high), -1).masked_fill(~held.unsqueeze(-1), -torch.inf).flatten(-2)
-            rates = blocks.frequency.masked_fill(~held, -torch.inf).repeat_interleave(2, -1)
+            unknown = w.isnan().any(-1, keepdim=True)  # a bad row, where reading values back would synchronise
+            n = w.nan_to_num(0).long()
+            # Copies, negative for outcome 0: one column costs less to sort than two.
+            scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)
+            if not w.shape[-1]:  # one element of weight 0 stands for no data
+                scores, signed = pad(scores, (0, 1), value=torch.nan), pad(signed, (0, 1))
+            score, signed, _, size = sorted_columns(scores, signed, None)
+            n, positives = signed.abs(), signed.clamp(min=0)
+            ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
+            begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
+            held = ends > begins
+            # Rows with fewer blocks end in copies of their last knot, the largest one.
+            places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
+            rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
+            knots = _finite(score.gather(-1, places).to(w.dtype))
+            knots, rates = (x.masked_fill(~held.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
             empty = unknown | ~held.any(-1, keepdim=True)
-            if not ends.shape[-1]:
-                ends, rates = (x.new_full((*w.shape[:-1], 2), torch.nan) for x in (ends, rates))
-        knots, rates = (x.cummax(-1).values.masked_fill(empty, torch.nan) for x in (ends, rates))
+        knots = knots.cummax(-1).values.masked_fill(empty, torch.nan)
+        rates = rates.cummax(-1).values.masked_fill(empty, torch.nan)
         return IsotonicTransform.of(p, knots=knots, rates=rates, converged=~empty.squeeze(-1))
 
 

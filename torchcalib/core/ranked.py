@@ -21,8 +21,8 @@ from torchcalib.core.sums import BinStats, Cells, series_shape, weighted
 from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
-from torchcalib.ops.ranking import sort_labelled, sorted_columns
 from torchcalib.ops.segments import bin_sums
+from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
 
 MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
@@ -190,9 +190,7 @@ class SortedSample:
     @once
     def begins(self) -> Tensor:
         """Where a score is higher than the one before it, or is the first `(..., M)`."""
-        first = torch.ones_like(self.score, dtype=torch.bool)
-        first[..., 1:] = self.score[..., 1:] != self.score[..., :-1]
-        return first
+        return tie_begins(self.score)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torchcalib.ops.host_values import look
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
-from torchcalib.ops.ranking import end_of_ties, equal_mass_sums, run_sums
+from torchcalib.ops.sorting import end_of_ties, equal_mass_sums, run_sums
 from torchcalib.special.bin_tests import rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]

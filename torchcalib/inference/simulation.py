@@ -14,7 +14,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.ops.count_moments import deviations_by_chance, unit_of
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.once import once
-from torchcalib.ops.ranking import end_of_ties, run_index, run_sums
+from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
 
 MOST_RUNS = 2**11
 RUNS_ON_PATHS = 2**9

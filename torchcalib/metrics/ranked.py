@@ -21,7 +21,7 @@ from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
-from torchcalib.ops.ranking import run_index
+from torchcalib.ops.sorting import run_index
 
 _MOST_POINTS = 2**10
 
