@@ -6,38 +6,44 @@ for a function without a formula, such as a sort; it is registered with `torch.l
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+Mode = Literal["formula", "gradient", "numbers"]
 
-def is_eager(*arguments: Any) -> bool:
-    """Return whether tensors hold their numbers: no trace, no transformation of `torch.func`, no forward mode."""
+
+def mode_of(*arguments: Any) -> Mode:
+    """Return how to compute a function of the arguments.
+
+    "formula" under a trace, a transformation of `torch.func` or forward mode, where tensors do not hold numbers of
+    their own; "gradient" where autograd records the call; else "numbers".
+    """
     if torch.compiler.is_compiling():
-        return False
+        return "formula"
+    mode: Mode = "numbers"
+    recorded = torch.is_grad_enabled()
     for x in arguments:
         if isinstance(x, Tensor):
             if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta:
-                return False
+                return "formula"
             try:
-                x.data_ptr()  # a tensor under vmap, grad or jvp has no memory of its own
+                x.data_ptr()  # a tensor under vmap, grad or jvp has no memory
             except RuntimeError:
-                return False
-            if x.is_floating_point() and unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-                return False
-    return True
-
-
-def needs_gradient(*arguments: Any) -> bool:
-    """Return whether autograd records operations on any of the arguments."""
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+                return "formula"
+            if x.is_floating_point():
+                if unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+                    return "formula"
+                if recorded and x.requires_grad:
+                    mode = "gradient"
+    return mode
 
 
 def is_plain(*arguments: Any) -> bool:
-    """Return whether only numbers are needed: eager, without a gradient."""
-    return is_eager(*arguments) and not needs_gradient(*arguments)
+    """Return whether a function of the arguments only has to compute numbers."""
+    return mode_of(*arguments) == "numbers"
 
 
 def fused(
@@ -75,9 +81,8 @@ def fused(
             results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
             arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
             needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]
-            if (
-                torch.is_grad_enabled() or gradient is None or not is_eager(grads)
-            ):  # differentiable, or a batch of gradients
+            # Only the formula has a gradient that can be differentiated, and takes gradients in a batch.
+            if gradient is None or torch.is_grad_enabled() or mode_of(grads) == "formula":
                 found = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
             else:
                 found = gradient(ctx.backend, arguments, results, needed, grads)
@@ -85,12 +90,12 @@ def fused(
             return None, *(of.get(k) for k in range(len(arguments)))
 
     def call(*arguments: Any, backend: str = "auto") -> Any:
-        recorded = needs_gradient(*arguments)
-        if not is_eager(*arguments) or (recorded and gradient is None):
-            return formula(*arguments)
-        if recorded:
+        mode = mode_of(*arguments)
+        if mode == "numbers":
+            return fast(backend, *arguments)
+        if mode == "gradient" and gradient is not None:
             return Fused.apply(backend, *arguments)  # type: ignore[no-untyped-call]
-        return fast(backend, *arguments)
+        return formula(*arguments)
 
     return call
 

@@ -127,8 +127,7 @@ def _event_sums(
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
         source = source_of("events", confidence.device.type, confidence.dtype, backend)
-        given = confidence, outcome, weights, ecd, groups
-        columns = [None if x is None else x.detach().reshape(-1, n) for x in given]
+        columns = _by_series(n, confidence, outcome, weights, ecd, groups)
         source.event_sums(*columns, n_bins, right, noise, copies, sums.view(-1, *shape[-2:]))
     return sums if groups is None else sums.view(*lead, n_sums, n_groups, n_bins).movedim(-2, -3)
 
@@ -186,8 +185,13 @@ def _series(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[int, Tens
     if not values.numel():
         return
     n = values.shape[-2]
-    flat = [None if x is None else x.detach().reshape(-1, n) for x in columns]
+    flat = _by_series(n, *columns)
     for held, matrix in matrices(values.detach()):
         for k in range(len(matrix) // n):
             series = held.start // n + k
             yield series, matrix[k * n : (k + 1) * n], [None if x is None else x[series] for x in flat]
+
+
+def _by_series(n: int, *columns: Tensor | None) -> list[Tensor | None]:
+    """Return columns `(..., N)` as `(S, N)`."""
+    return [None if x is None else x.detach().reshape(-1, n) for x in columns]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes
 from torchcalib.ops.bin_sums.numba_events import add_events, add_labels
 from torchcalib.ops.bin_sums.reference import may_be_counted
-from torchcalib.ops.numba_math import CONVERTED, column_of, told_of_noise
+from torchcalib.ops.numba_math import CONVERTED, columns_of, told_of_noise
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events
@@ -38,7 +38,7 @@ def event_sums(
     n, n_cells = confidence.shape[-1], sums.shape[-1]
     told = told_of_noise(noise, weights, copies)
     countable = may_be_counted(outcome, weights, ecd, noise)
-    given = [None if x is None else column_of(x) for x in (confidence, outcome, weights, ecd, groups)]
+    c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
     edges = _edges(n_bins)
     # A piece reads more than what is added afterwards.
     size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
@@ -49,11 +49,12 @@ def event_sums(
         def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
-                c, o, w, d, of = (None if x is None else x[series, held] for x in given)
+                into, of = pieces[piece], None if g is None else g[series, held]
                 if countable:
-                    add_labels(c, o, of, told, edges, right, pieces[piece])
+                    add_labels(c[series, held], o[series, held], of, told, edges, right, into)
                 else:
-                    add_events(c, o, w, d, of, told, edges, right, pieces[piece])
+                    own, more = (None if x is None else x[series, held] for x in (w, d))
+                    add_events(c[series, held], o[series, held], own, more, of, told, edges, right, into)
 
         in_threads(add, len(starts), n)
         if len(starts) > 1:

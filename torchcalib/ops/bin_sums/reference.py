@@ -14,6 +14,7 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
+_ENTRIES_ELSEWHERE = 2**22  # on other devices, where each call has a launch
 _ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
 
 
@@ -147,6 +148,14 @@ def class_sums(
         sums: zeros `(C, 3, B)`, or `(C, 5, B)` with those of noise.
     """
     n_classes, n_sums, n_bins = sums.shape
+    if values.device.type != "cpu":  # the host would have to wait for the number of entries that reach 1/B
+        size = max(1, _ENTRIES_ELSEWHERE // n_classes)
+        for start in range(0, len(values), size):
+            held = slice(start, start + size)
+            w = None if weights is None else weights[held]
+            options = from_logits, n_bins, right, n_sums == 5, copies
+            sums += class_formula(values[held], target[held], w, None, None, *options)
+        return
     noise, squared = n_sums == 5, weights is not None and not copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
@@ -254,9 +263,12 @@ def class_gradient(
     """
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
-        found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
-        row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
-        found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
+        if q.device.type == "cpu":  # few entries reach 1/B
+            found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
+            row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
+            found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
+        else:
+            found = grads.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
         found = through_softmax(q, found, values[held]) if from_logits else found
         if weights is not None:
             w = weights[held].unsqueeze(-1)
@@ -266,20 +278,21 @@ def class_gradient(
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
     """Yield which rows, and their probabilities in memory that may be written into."""
-    n, n_classes = max(1, _ENTRIES // values.shape[-1]), values.shape[-1]
+    on_cpu = values.device.type == "cpu"
+    n = max(1, (_ENTRIES if on_cpu else _ENTRIES_ELSEWHERE) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)
-    buffer = torch.empty(min(n, len(values)), n_classes, dtype=dtype, device=values.device)
+    buffer = torch.empty(min(n, len(values)), values.shape[-1], dtype=dtype, device=values.device)
     first, of_top = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):
         held = slice(start, min(start + n, len(values)))
         x, q = values[held], buffer[: held.stop - start]
         if from_logits:
-            torch.softmax(x, -1, dtype=dtype, out=q)
+            torch.softmax(x if on_cpu else spread_infinite_logits(x), -1, dtype=dtype, out=q)
             found = q.gather(-1, first[held])
-            if not math.isfinite(found.sum()):  # an infinite logit
+            if on_cpu and not math.isfinite(found.sum()):  # an infinite logit, which is rare
                 torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
                 found = q.gather(-1, first[held])
-            # What softmax's own sum is off by.
+            # Remove the rounding error of softmax's own sum.
             q.mul_(of_top[held] / found).scatter_(-1, first[held], of_top[held])
         else:
             q.copy_(x)

@@ -5,7 +5,6 @@ the input on the way. An implementation fills in columns; shapes and derivatives
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -73,10 +72,9 @@ def _forward(
     scores = torch.empty((_N_SCORES, *lead), dtype=wide_dtype(values.device), device=values.device)
     top = torch.empty(lead, dtype=torch.int64, device=values.device)
     source = source_of("rows", values.device.type, values.dtype, backend)
-    columns = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
+    labels, of_rows, tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
     for held, matrix in matrices(values):
-        labels, of_rows, tops = (x[..., held] for x in columns)
-        source.forward(matrix, labels, from_logits, tolerance, of_rows, tops)
+        source.forward(matrix, labels[held], from_logits, tolerance, of_rows[:, held], tops[held])
     return scores.movedim(0, -2), top
 
 
@@ -98,18 +96,15 @@ def _gradient(
 _rows = fused(_forward, formula, _gradient)
 
 
-def matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """Cut `(..., N, C)` into matrices that are views of it: which rows of all they hold, and the rows."""
+def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
+    """Cut `(..., N, C)` into matrices that are views of it: their places among all rows, and their rows."""
     if not values.numel():
-        return
+        return []
     if values.dim() == 2:
-        yield slice(start, start + len(values)), values
-        return
+        return [(slice(start, start + len(values)), values)]
     try:
         matrix = values.view(-1, values.shape[-1])
     except RuntimeError:  # no one stride leads from row to row
-        for part in values:
-            yield from matrices(part, start)
-            start += part.numel() // part.shape[-1]
-    else:
-        yield slice(start, start + len(matrix)), matrix
+        n = values[0].numel() // values.shape[-1]
+        return [piece for k, part in enumerate(values) for piece in matrices(part, start + k * n)]
+    return [(slice(start, start + len(matrix)), matrix)]
