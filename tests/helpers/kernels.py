@@ -10,7 +10,7 @@ from torchcalib.ops.softmax_stats import rows
 
 NUMBA = ["numba"] if importlib.util.find_spec("numba") else []
 BACKENDS = ["torch", *NUMBA]
-KERNELS = [*BACKENDS, "masked"]  # of bins; the last runs on devices that must not be waited for
+KERNELS = BACKENDS
 of_backends = pytest.mark.parametrize("backend", BACKENDS)
 of_kernels = pytest.mark.parametrize("backend", KERNELS)
 of_either_input = pytest.mark.parametrize("from_logits", [True, False])
@@ -62,7 +62,7 @@ def assert_nothing_sums_to_zero(shape, backend, device="cpu"):
     """Demand sums of zero of events and of rows of which there are none, and gradients of their shape."""
     nothing = torch.zeros(shape, device=device)
     leaf = torch.zeros(*shape, 5, device=device, requires_grad=True)
-    of_rows = rows(leaf, nothing.long(), from_logits=True, backend="torch" if backend == "masked" else backend)
+    of_rows = rows(leaf, nothing.long(), from_logits=True, backend=backend)
     assert all(x.shape == shape for x in of_rows)
     options = {"n_bins": 4, "backend": backend}
     found = event_bins(nothing, nothing, **options)

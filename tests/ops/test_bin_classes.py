@@ -35,7 +35,7 @@ def whole_class_sums(values, target, weights, from_logits, n_bins, right, copies
 
 
 def of_classes(values, target, weights, from_logits, n_bins=15, right=False, backend="auto", **more):
-    found = rows(values, target, from_logits=from_logits, backend="torch" if backend == "masked" else backend)
+    found = rows(values, target, from_logits=from_logits, backend=backend)
     options = {"from_logits": from_logits, "n_bins": n_bins, "right": right, "backend": backend, **more}
     return class_bins(values, target, weights, found, **options)
 

@@ -18,11 +18,11 @@ from helpers.kernels import (
 )
 from helpers.rows import sample
 
-from torchcalib.ops.bin_sums import class_bins, class_sums, class_sums_backward, event_bins, event_sums
+from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.smoothing import cells
 from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.softmax_stats import row_backward, row_forward, rows
+from torchcalib.ops.softmax_stats import rows
 
 N_GROUPS = 4
 
@@ -43,7 +43,7 @@ def sums_of_classes(from_logits, n, lead=(), dtype=torch.float32):
     values, target, weights = class_case(math.prod(lead) * n, 4, from_logits, dtype, n_bins=3)
 
     def call(x, labels, w, backend="auto", noise=False):
-        of_rows = "torch" if backend == "masked" else backend
+        of_rows = backend
         found = rows(x, labels, from_logits=from_logits, backend=of_rows)
         return class_bins(x, labels, w, found, from_logits=from_logits, n_bins=3, noise=noise, backend=backend)
 
@@ -253,27 +253,12 @@ def test_compiled_whole_and_mapped_over_any_axis_it_is_the_same(name):
 
 
 def test_all_are_registered_as_torch_wants_an_operation():
-    values, target, weights = class_case(12, 7, True)
-    confidence, outcome, shares, ecd = events(20)
-    groups = torch.arange(20) % N_GROUPS
-    scores, top = row_forward(values, target, True, math.inf, "auto")
+    confidence, outcome, shares, _ = events(20)
     of_cells = torch.ones(6, cells.N_CELLS, dtype=F64)
-    calls = [
-        (row_forward, values, target, True, math.inf, "auto"),
-        (row_backward, values, target, scores, top, torch.ones_like(scores), True, "auto"),
-        (cells._cell_index, confidence, "auto"),
-    ]
-    for w, noise, copies in ((None, False, True), (weights, False, True), (weights, True, False)):
-        kept = target, w, top, scores[-1]
-        calls.append((class_sums, values, *kept, True, 5, False, noise, copies, "auto"))
-        calls.append((class_sums_backward, values, *kept, torch.ones(7, 5, dtype=F64), True, False, "auto"))
-    for noise, w, d, of in itertools.product(("none", "shares"), (None, shares), (None, ecd), (None, groups)):
-        n_groups = 1 if of is None else N_GROUPS
-        calls.append((event_sums, confidence, outcome, w, d, of, n_groups, 5, False, noise, False, "auto"))
+    calls = [(cells._cell_index, confidence, "auto")]
     for w in (None, shares):
         calls.append((cells.sums_of_cells, confidence, outcome, w, "labels", True, "auto"))
         calls.append((cells.sums_of_cells_backward, confidence, outcome, w, of_cells, "auto"))
-    differentiable = (row_forward, class_sums, event_sums, cells.sums_of_cells)
     for operation, x, *others in calls:
-        leaf = x.clone().requires_grad_(operation in differentiable)
+        leaf = x.clone().requires_grad_(operation is cells.sums_of_cells)
         torch.library.opcheck(operation.registered, (leaf, *others))

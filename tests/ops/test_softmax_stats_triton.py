@@ -69,11 +69,9 @@ KERNELS = [
     ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
     ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
     ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
-    ("row_op_triton", "_fill_gradient", ROW_TYPES, {"unit": 4, "rows": 1, "block": 1024}),
     ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE}),
     ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False, "n_sums": 4}),
     ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True, "n_sums": 5}),
-    ("bin_op_triton", "_fill_gradient", BIN_TYPES, {"rows": 2, "block": 1024, "weighted": True}),
 ]
 
 

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "bins", "smoothing"]
-Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch", "masked"]
+Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "events", "classes", "smoothing"]
+Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# What runs an op where, best first. "rounds", "torch" and "masked" are tensor operations. Of blocks, "triton" is a loop
+# What runs an op where, best first. "rounds" and "torch" are tensor operations. Of blocks, "triton" is a loop
 # for each row, all rows side by side on the GPU, and "numba" and "python" are loops over one row after another, which
 # bring the columns of another device to the CPU.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
@@ -36,8 +36,8 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     },
     # One read of every row; numba's loop holds a row in the first cache, tensor operations pass over it many times.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
-    # "torch" asks which entries reach beyond the first bin, an answer that the host would have to wait for elsewhere.
-    "bins": {"cpu": ("numba", "torch", "masked"), "cuda": ("triton", "masked"), "other": ("masked",)},
+    "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
+    "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
@@ -47,7 +47,8 @@ _FOLDERS: dict[Op, str] = {
     "pava_bc": "isotonic",
     "isotonic_regression": "isotonic",
     "rows": "softmax_stats",
-    "bins": "bin_sums",
+    "events": "bin_sums",
+    "classes": "bin_sums",
     "smoothing": "smoothing",
 }
 _MODULES: dict[Backend, tuple[str, str]] = {
@@ -56,7 +57,6 @@ _MODULES: dict[Backend, tuple[str, str]] = {
     "python": ("reference", ""),
     "rounds": ("reference", ""),
     "torch": ("reference", ""),
-    "masked": ("masked", ""),
 }
 
 
@@ -102,6 +102,18 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
         )
     implementation(op, backend)
     return Choice(backend, "")
+
+
+@cache
+def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
+    """Return the module that runs an op for predictions of a dtype; numba's loops over rows are float32."""
+    if dtype == torch.float64 and device_type == "cpu" and op in ("rows", "classes") and backend in ("auto", "numba"):
+        if backend == "numba":
+            raise ValueError(
+                f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Leave it at 'auto'."
+            )
+        backend = "torch"
+    return implementation(op, choose(op, torch.device(device_type), backend).backend)
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
-from torchcalib.ops.operation import is_plain, operation
+from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices
 
 _BLOCK = 2**15  # numbers; torch splits larger tensors among threads
@@ -40,9 +40,7 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
         In `values`, in reverse and in forward mode, of any order. It is 0 in a row that has +inf or infinite log-odds.
         Rows whose incoming gradients are all 0 get 0, whatever their values.
     """
-    # torch.compile supports the operation, but no autograd.Function with a forward mode.
-    function = _log_odds.direct if torch.compiler.is_compiling() or is_plain(values) else _LogOdds.apply
-    found: Tensor = function(values, members)
+    found: Tensor = _log_odds(values, members)
     return found
 
 
@@ -65,13 +63,8 @@ def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
     return top.squeeze(-1), -log_q.gather(-1, place).squeeze(-1)
 
 
-@operation(
-    "log_odds(Tensor values, Tensor? members) -> Tensor",
-    fake=lambda values, members: values.new_empty(
-        values.shape if members is None else values.shape[:-1], dtype=wide_dtype(values.device)
-    ),
-)
-def _log_odds(values: Tensor, members: Tensor | None) -> Tensor:
+def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
+    """Compute the log-odds in blocks of rows."""
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
@@ -79,6 +72,34 @@ def _log_odds(values: Tensor, members: Tensor | None) -> Tensor:
         z = spread_infinite_logits(logits)
         out[rows] = _of_each(z) if own is None else _of_event(z, own)
     return out.reshape(*lead, *width)
+
+
+def _formula(values: Tensor, members: Tensor | None) -> Tensor:
+    """Return the log-odds by operations that torch can differentiate; infinite ones are constants."""
+    z = values.to(wide_dtype(values.device))
+    broken = ~(z.amax(-1, keepdim=True) > -torch.inf)
+    z = spread_infinite_logits(z.masked_fill(broken, 0))
+    found = _of_each(z) if members is None else _of_event(z, members)
+    found = torch.where(found.isinf(), found.detach(), found)
+    return found.masked_fill(broken if members is None else broken.squeeze(-1), torch.nan)
+
+
+def _gradient(
+    _: str,
+    arguments: list[Any],
+    results: tuple[Tensor],  # noqa: ARG001
+    needed: list[int],  # noqa: ARG001
+    grads: Tensor,
+) -> list[Tensor]:
+    """Return the gradient of the formula, a block of rows at a time."""
+    values, members = arguments
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    flat, upstream = out.view(-1, out.shape[-1]), grads.reshape(-1, *grads.shape[values.dim() - 1 :])
+    for rows, z, own in _chunks(values, members):
+        (found,) = gradient_of(_formula, (z, own), [0], upstream[rows])
+        asked = (upstream[rows] != 0).view(len(z), -1).any(-1)
+        flat[rows] = found.masked_fill((asked & ~(z.amax(-1) > -torch.inf)).unsqueeze(-1), torch.nan)
+    return [out]
 
 
 def _chunks(values: Tensor, members: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
@@ -107,7 +128,8 @@ def _of_each(z: Tensor) -> Tensor:
     rest, of_top = _against_rest(z, top)
     scale = of_top.clamp(min=0)
     among = rest.log_softmax(-1) - scale
-    ratio = _elementwise(torch.exp, -of_top.abs()) - _elementwise(torch.exp, among)
+    below = torch.where(of_top < 0, of_top, -of_top)  # with the slope that matches `scale` at a tie, unlike abs
+    ratio = _elementwise(torch.exp, below) - _elementwise(torch.exp, among)
     return (among - _elementwise(torch.log1p, ratio)).scatter(-1, top, of_top)
 
 
@@ -125,113 +147,4 @@ def _elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return function(padded)[: x.numel()].view(x.shape)
 
 
-def _gradient(z: Tensor, members: Tensor | None, grads: Tensor) -> Tensor:
-    """Return the gradient in logits; itself differentiable in both.
-
-    Args:
-        z: logits `(..., C)` in the dtype of sums, possibly infinite or NaN.
-        members: see `log_odds`.
-        grads: gradients of the log-odds.
-    """
-    top = z.amax(-1, keepdim=True)
-    infinite, bad = top == torch.inf, top.isnan() | (top == -torch.inf)
-    z = z.masked_fill(infinite | bad, 0)
-    g = grads if members is None else grads.unsqueeze(-1)
-    found = _gradient_of_each(z, g) if members is None else g * _slope_of_event(z, members)
-    untouched = (g == 0).all(-1, keepdim=True)
-    return found.masked_fill(infinite | untouched, 0).masked_fill(bad & ~untouched, torch.nan)
-
-
-def _slope_of_event(z: Tensor, members: Tensor) -> Tensor:
-    """Return softmax among the members minus softmax among the others, each 0 outside its classes."""
-    inside = torch.zeros_like(z, dtype=torch.bool).scatter(-1, members, True)
-    own, rest = z.masked_fill(~inside, -torch.inf), z.masked_fill(inside, -torch.inf)
-    none = (own.amax(-1, keepdim=True) == -torch.inf) | (rest.amax(-1, keepdim=True) == -torch.inf)
-    slope = own.masked_fill(none, 0).softmax(-1) - rest.masked_fill(none, 0).softmax(-1)
-    return slope.masked_fill(none, 0)
-
-
-def _gradient_of_each(z: Tensor, g: Tensor) -> Tensor:
-    """Return g_j - sum over k != j of g_k q_j / (1 - q_k). 1 - q of the top class is the sum over the others."""
-    top, among, of_rest, of_top = _probabilities(z)
-    is_top = torch.zeros_like(z, dtype=torch.bool).scatter(-1, top, True)
-    q = among * of_rest
-    of_others = (g / (1 - q)).masked_fill(is_top, 0)
-    total = of_others.sum(-1, keepdim=True)
-    below = g - q * (total - of_others) - g.gather(-1, top) * among
-    return torch.where(is_top, g - of_top * total, below)
-
-
-def _tangent_of_each(z: Tensor, tangent: Tensor) -> Tensor:
-    """Return t_k - sum over j != k of t_j q_j / (1 - q_k)."""
-    top, among, of_rest, of_top = _probabilities(z)
-    q = among * of_rest
-    at_top = tangent.gather(-1, top)
-    total = (q * tangent).sum(-1, keepdim=True) + of_top * at_top
-    others = tangent - (total - q * tangent) / (1 - q)
-    return others.scatter(-1, top, at_top - (among * tangent).sum(-1, keepdim=True))
-
-
-def _probabilities(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the top class, softmax among the others, and the probabilities of the others and the top `(..., 1)`."""
-    top = z.detach().argmax(-1, keepdim=True)
-    rest, of_top = _against_rest(z, top)
-    among = rest.softmax(-1).scatter(-1, top, 0)
-    return top, among, torch.sigmoid(-of_top), torch.sigmoid(of_top)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:  # noqa: ARG001
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None]:
-    values, members = ctx.saved_tensors
-    if torch.is_grad_enabled():  # a gradient that can be differentiated again
-        return _gradient(values.to(grads.dtype), members, grads).to(values.dtype), None
-    return _log_odds_backward(values, members, grads), None
-
-
-@operation(
-    "log_odds_backward(Tensor values, Tensor? members, Tensor grads) -> Tensor",
-    fake=lambda values, *_: values.new_empty(values.shape),
-)
-def _log_odds_backward(values: Tensor, members: Tensor | None, grads: Tensor) -> Tensor:
-    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    flat, upstream = out.view(-1, out.shape[-1]), grads.reshape(-1, *grads.shape[values.dim() - 1 :])
-    for rows, z, own in _chunks(values, members):
-        flat[rows] = _gradient(z, own, upstream[rows]).to(values.dtype)
-    return out
-
-
-torch.library.register_autograd("torchcalib::log_odds", _backward, setup_context=_keep)
-
-
-class _LogOdds(torch.autograd.Function):
-    """The operation for `torch.func` and forward mode, which ignore the derivative of a registered operation."""
-
-    generate_vmap_rule = True
-    backward = staticmethod(_backward)
-
-    @staticmethod
-    def forward(values: Tensor, members: Tensor | None) -> Tensor:
-        """Return the log-odds."""
-        found: Tensor = _log_odds.direct(values, members)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
-        """Save the inputs for the derivatives."""
-        _keep(ctx, inputs, output)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Return the product of the Jacobian and the tangent."""
-        values, members = ctx.saved_tensors
-        wide = wide_dtype(values.device)
-        z, t = values.to(wide), tangent.to(wide)
-        if members is not None:
-            ones = torch.ones_like(z[..., 0])
-            return (_gradient(z, members, ones) * t).sum(-1)
-        flat = (z.amax(-1, keepdim=True) == torch.inf).expand_as(z)
-        return _tangent_of_each(z.masked_fill(flat, 0), t).masked_fill(flat, 0)
+_log_odds = fused(_forward, _formula, _gradient)

@@ -179,12 +179,19 @@ def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
 
 
 def column_of(x: Tensor) -> Any:
-    """Return a column as contiguous numbers. numba branches on the values of a bool, and knows no half."""
-    if x.dtype == torch.bool:
-        x = x.view(torch.uint8)
-    elif x.dtype in (torch.float16, torch.bfloat16):
-        x = x.float()
-    return np.ascontiguousarray(x.numpy())
+    """Return a column as a contiguous array; bool as uint8, on which numba computes without a branch, half as float."""
+    return columns_of(x)[0]
+
+
+def columns_of(*columns: Tensor | None) -> list[Any]:
+    """Return columns as contiguous arrays; bool as uint8, on which numba computes without a branch, half as float."""
+    found: list[Any] = list(columns)
+    for k, x in enumerate(columns):
+        if x is not None:
+            narrow = x.dtype in (torch.float16, torch.bfloat16)
+            numbers = x.view(torch.uint8) if x.dtype == torch.bool else x.float() if narrow else x
+            found[k] = np.ascontiguousarray(numbers.numpy())
+    return found
 
 
 def told_of_noise(noise: str, weights: Tensor | None, copies: bool) -> tuple[bool, bool] | None:

@@ -1,26 +1,128 @@
-"""Python functions as torch operations, so that `torch.compile` and `vmap` take each as one step.
+"""How compiled code becomes a torch function: derivatives, `torch.compile`, `vmap`.
 
-`torch.library.custom_op` does the same, but its first call in a process imports the compiler: two seconds.
+`fused` is for a function that has a formula in plain torch. Compiled code then only computes numbers, and everything
+else is the formula: the trace under `torch.compile`, `vmap`, and derivatives of every order and mode. `operation` is
+for a function without a formula, such as a sort; it is registered with `torch.library`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-# How many transformations of `torch.func` and how many modes (fake tensors, tracing) surround a call. torch says it
-# nowhere else; where it no longer says it here, every call is dispatched.
-_in_transform: Callable[[], Any] | None = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-_count_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
+Mode = Literal["formula", "gradient", "numbers"]
+
+
+def mode_of(*arguments: Any) -> Mode:
+    """Return how to compute a function of the arguments.
+
+    "formula" under a trace, a transformation of `torch.func` or forward mode, where tensors do not hold numbers of
+    their own; "gradient" where autograd records the call; else "numbers".
+    """
+    if torch.compiler.is_compiling():
+        return "formula"
+    mode: Mode = "numbers"
+    recorded = torch.is_grad_enabled()
+    for x in arguments:
+        if isinstance(x, Tensor):
+            if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta:
+                return "formula"
+            try:
+                x.data_ptr()  # a tensor under vmap, grad or jvp has no memory
+            except RuntimeError:
+                return "formula"
+            if x.is_floating_point():
+                if unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+                    return "formula"
+                if recorded and x.requires_grad:
+                    mode = "gradient"
+    return mode
+
+
+def is_plain(*arguments: Any) -> bool:
+    """Return whether a function of the arguments only has to compute numbers."""
+    return mode_of(*arguments) == "numbers"
+
+
+def fused(
+    fast: Callable[..., Any], formula: Callable[..., Any], gradient: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Return a function that computes numbers by `fast`, and everything else by `formula`.
+
+    The function has the arguments of the formula, all positional, and the keyword `backend`.
+
+    Args:
+        fast: compiled code, or plain torch in chunks: `fast(backend, *arguments)`. Its first result has the gradient.
+        formula: the same in operations that torch can differentiate, trace and batch: `formula(*arguments)`.
+        gradient: the first-order gradient in numbers, without the memory of a graph of the formula:
+            `gradient(backend, arguments, results, needed, grads)` returns those of the arguments at the positions
+            `needed`, from the results of `fast` and the gradient `grads` in the first one. None for autograd's own.
+    """
+
+    class Fused(torch.autograd.Function):
+        """The fast function, with `gradient` for a backward pass and the formula for a differentiable one."""
+
+        @staticmethod
+        def forward(ctx: Any, backend: str, *arguments: Any) -> Any:
+            """Call the fast function."""
+            found = fast(backend, *arguments)
+            results = (found,) if isinstance(found, Tensor) else found
+            ctx.mark_non_differentiable(*results[1:])
+            ctx.backend, ctx.n_results = backend, len(results)
+            ctx.options = [None if isinstance(x, Tensor) else x for x in arguments]
+            ctx.save_for_backward(*results, *(x if isinstance(x, Tensor) else None for x in arguments))
+            return found
+
+        @staticmethod
+        def backward(ctx: Any, grads: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            """Return the gradients in those arguments that need one."""
+            results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
+            arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
+            needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]
+            # Only the formula has a gradient that can be differentiated, and takes gradients in a batch.
+            if gradient is None or torch.is_grad_enabled() or mode_of(grads) == "formula":
+                found = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
+            else:
+                found = gradient(ctx.backend, arguments, results, needed, grads)
+            of = dict(zip(needed, found, strict=True))
+            return None, *(of.get(k) for k in range(len(arguments)))
+
+    def call(*arguments: Any, backend: str = "auto") -> Any:
+        mode = mode_of(*arguments)
+        if mode == "numbers":
+            return fast(backend, *arguments)
+        if mode == "gradient" and gradient is not None:
+            return Fused.apply(backend, *arguments)  # type: ignore[no-untyped-call]
+        return formula(*arguments)
+
+    return call
+
+
+def gradient_of(
+    formula: Callable[..., Any],
+    arguments: list[Any] | tuple[Any, ...],
+    needed: list[int],
+    grads: Tensor,
+    create_graph: bool = False,
+) -> list[Tensor]:
+    """Return the gradients of the first result of a formula in the needed arguments, by autograd."""
+    arguments = list(arguments)
+    if not create_graph:
+        for k in needed:
+            arguments[k] = arguments[k].detach().requires_grad_()
+    with torch.enable_grad():
+        found = formula(*arguments)
+    result = found if isinstance(found, Tensor) else found[0]
+    return list(torch.autograd.grad(result, [arguments[k] for k in needed], grads, create_graph=create_graph))
 
 
 class Operation:
-    """A function that torch knows as an operation.
+    """A function registered with torch as an operation.
 
     Attributes:
-        registered: the operation, `torch.ops.torchcalib.<name>.default`, which a call goes to.
+        registered: the operation, `torch.ops.torchcalib.<name>.default`.
     """
 
     def __init__(self, function: Callable[..., Any], registered: Any) -> None:
@@ -32,41 +134,24 @@ class Operation:
         return self.registered(*arguments)
 
     def direct(self, *arguments: Any) -> Any:
-        """Call the function past torch's dispatcher if nothing but numbers is asked for.
+        """Call the function itself if only numbers are needed: the dispatcher costs as much as a small batch.
 
-        What the dispatcher costs in Python is as much as the whole of a small batch. Not for a backward pass, whose
-        gradients may be batches that nothing tells from tensors.
+        Not for a backward pass, where `vmap` may batch the gradients but not the other arguments.
         """
         return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
 
 
-def is_plain(*arguments: Any) -> bool:
-    """Return whether nothing but numbers is asked for: no trace, no transformation, no derivative."""
-    if torch.compiler.is_compiling() or _in_transform is None or _count_modes is None:
-        return False
-    if _in_transform() is not None or _count_modes():
-        return False
-    differentiable = torch.is_grad_enabled()
-    for x in arguments:
-        if isinstance(x, Tensor) and (
-            type(x) not in (Tensor, torch.nn.Parameter)
-            or (differentiable and x.requires_grad)
-            or (x.is_floating_point() and unpack_dual(x).tangent is not None)  # type: ignore[no-untyped-call]
-        ):
-            return False
-    return True
-
-
 def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operation]:
-    """Register the decorated function as an operation and return that.
+    """Register the decorated function as an operation, which `torch.compile` and `vmap` take as one step.
 
-    Its arguments and results must have their batch axes in front, as all of them then have under `vmap`; an argument
-    that is no tensor is the same for the whole batch. Where there is a gradient, `torch.library.register_autograd` says
-    it of `torchcalib::` and the name.
+    `torch.library.custom_op` does the same, but its first call in a process imports the compiler: two seconds.
+
+    Batch axes are the first axes of all tensor arguments and results; `vmap` adds one. An argument that is no tensor is
+    the same for the whole batch. `torch.library.register_autograd` adds a gradient to `torchcalib::` and the name.
 
     Args:
-        schema: name, arguments and results, as `torch.library.define` takes them.
-        fake: what the results look like, from the same arguments.
+        schema: name, arguments and results, as for `torch.library.define`.
+        fake: returns empty results of the right shape and dtype from the same arguments.
     """
     name = schema.split("(")[0]
 

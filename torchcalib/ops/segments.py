@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.operation import is_plain
 
 BELOW_EDGE = 1 - 1e-6  # of 1/B: a float32 from here on may be in another bin than the first
 
@@ -31,44 +29,26 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     return (index.long() + step).clamp(0, n_bins - 1)
 
 
-def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
-    """Sum every column over the samples of every bin.
-
-    Args:
-        index: bin of every sample, int64 `(..., N)`.
-        columns: F tensors `(..., N)` of the wide dtype.
-        n_bins: B.
-
-    Returns:
-        `(..., F, B)` in the columns' dtype. Gradient: the value of a bin flows to each of its samples.
-    """
-    source = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
-    index = index.unsqueeze(-2).expand(source.shape)
-    return source.new_zeros((*source.shape[:-1], n_bins)).scatter_add(-1, index, source)
-
-
 def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
-    """Sum columns over the samples of every cell, of which there may be as many as samples.
+    """Sum columns over the samples of every cell.
 
     Args:
         index: cell of every sample, int64 `(..., N)`.
-        columns: `(..., F, N)` of the wide dtype.
+        columns: `(..., N)`, or `(..., F, N)` for F columns with one index.
         n_cells: K.
 
     Returns:
-        `(..., F, K)` in the columns' dtype. Gradient: the value of a cell flows to each of its samples.
+        `(..., K)` or `(..., F, K)` in the columns' dtype. Gradient: the value of a cell flows to its samples.
     """
+    if index.dim() < columns.dim():
+        index = index.unsqueeze(-2)
     into = columns.new_zeros((*columns.shape[:-1], n_cells))
-    plain = columns.device.type == "cpu" and columns.dtype == torch.float64 and is_plain(columns)
-    if not plain or not columns.numel():
-        return into.scatter_add(-1, index.unsqueeze(-2).expand(columns.shape), columns)
-    # Several times as fast as to scatter, which takes sample by sample through a general loop.
-    places = index.expand(*columns.shape[:-2], -1).reshape(-1, index.shape[-1]).numpy()
-    by_series = (t.reshape(-1, *t.shape[-2:]).numpy() for t in (columns.detach(), into))
-    for cells, quantities, sums in zip(places, *by_series, strict=True):
-        for quantity, total in zip(quantities, sums, strict=True):
-            total[:] = np.bincount(cells, quantity, n_cells)
-    return into
+    return into.scatter_add(-1, index.expand(columns.shape), columns)
+
+
+def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
+    """Sum each of F columns `(..., N)` over the samples of every bin: `cell_sums` of `(..., F, N)`."""
+    return cell_sums(index, torch.stack(torch.broadcast_tensors(*columns), dim=-2), n_bins)  # type: ignore[no-untyped-call]
 
 
 _MOST_SUMS = 256  # from here on a matrix product costs more than to scatter

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes, fill_class_gradients
-from torchcalib.ops.bin_sums.numba_events import add_events, add_grouped_events, add_grouped_labels, add_labels
+from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes
+from torchcalib.ops.bin_sums.numba_events import add_events, add_labels
 from torchcalib.ops.bin_sums.reference import may_be_counted
-from torchcalib.ops.numba_math import CONVERTED, by_rows, column_of, told_of_noise
+from torchcalib.ops.numba_math import CONVERTED, columns_of, told_of_noise
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events
@@ -27,88 +27,38 @@ def event_sums(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
+    n_bins: int,
     right: bool,
     noise: str,
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """See `bin_op_reference.event_sums`."""
-    n = confidence.shape[-1]
-    edges = _edges(sums.shape[-1])
-    size = max(_PIECE, -(-n // _PIECES))
-    starts = range(0, n, size)
+    """See `reference.event_sums`."""
+    n, n_cells = confidence.shape[-1], sums.shape[-1]
     told = told_of_noise(noise, weights, copies)
     countable = may_be_counted(outcome, weights, ecd, noise)
+    c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
+    edges = _edges(n_bins)
+    # A piece reads more than what is added afterwards.
+    size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
+    starts = range(0, n, size)
     for series, into in enumerate(sums.numpy()):
         pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
 
         def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
-                part = [None if x is None else column_of(x[series, held]) for x in (confidence, outcome, weights, ecd)]
+                into, of = pieces[piece], None if g is None else g[series, held]
                 if countable:
-                    add_labels(*part[:2], told, edges, right, pieces[piece])
+                    add_labels(c[series, held], o[series, held], of, told, edges, right, into)
                 else:
-                    add_events(*part, told, edges, right, pieces[piece])
+                    own, more = (None if x is None else x[series, held] for x in (w, d))
+                    add_events(c[series, held], o[series, held], own, more, of, told, edges, right, into)
 
         in_threads(add, len(starts), n)
         if len(starts) > 1:
             into[:] = pieces.sum(0)
-
-
-def group_sums(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None,
-    ecd: Tensor | None,
-    groups: Tensor,
-    right: bool,
-    noise: str,
-    copies: bool,
-    sums: Tensor,
-) -> None:
-    """See `bin_op_reference.group_sums`."""
-    n = confidence.shape[-1]
-    n_groups, _, n_bins = sums.shape[1:]
-    edges, n_cells = _edges(n_bins), n_groups * n_bins
-    told = told_of_noise(noise, weights, copies)
-    countable = may_be_counted(outcome, weights, ecd, noise)
-    size = -(-n // max(1, min(_PIECES, n // max(_PIECE, _PER_CELL * n_cells))))
-    starts = range(0, n, size)
-    for series, into in enumerate(sums.numpy()):
-        pieces = _lines(len(starts), n_cells, 4 if countable else 8)
-
-        def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
-            for piece in range(begin, end):
-                held = slice(starts[piece], starts[piece] + size)
-                given = confidence, outcome, weights, ecd, groups
-                part = [None if x is None else column_of(x[series, held]) for x in given]
-                if countable:
-                    flat = pieces[piece].reshape(-1)
-                    of_labels = part[0], part[1], part[4]
-                    add_grouped_labels(*of_labels, told, edges, right, flat.view(np.int64), flat)
-                else:
-                    add_grouped_events(*part, told, edges, right, pieces[piece])
-
-        in_threads(add, len(starts), n)
-        columns = _columns_of_labels(pieces) if countable else list(pieces.sum(0).T)
-        if told is not None and not any(told):  # one sum of noise is both
-            columns.insert(4, columns[3])
-        for row, column in zip(into.swapaxes(0, 1), columns, strict=False):
-            row[:] = column.reshape(n_groups, n_bins)
-
-
-def _columns_of_labels(pieces: Any) -> list[Any]:
-    """Return the sums of pieces of `add_grouped_labels`."""
-    counts, (confidence, spread, others) = pieces.view(np.int64)[..., 0], pieces[..., 1:].sum(0).T
-    return [(counts & 0xFFFFFFFF).sum(0), confidence, (counts >> 32).sum(0) + others, spread]
-
-
-def _lines(n_pieces: int, n_cells: int, width: int) -> Any:
-    """Return zeros `(P, K, W)`, where no cell of 4 or 8 numbers lies across two lines of 64 bytes."""
-    memory = np.zeros(n_pieces * n_cells * width + 8)
-    start = -(memory.ctypes.data // 8) % 8
-    return memory[start : start + n_pieces * n_cells * width].reshape(n_pieces, n_cells, width)
 
 
 def class_sums(
@@ -122,7 +72,7 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """See `bin_op_reference.class_sums`."""
+    """See `reference.class_sums`."""
     n_classes, n_sums, n_bins = sums.shape
     apart = n_sums if weights is not None and not copies else min(n_sums, 4)
     edges = _edges(n_bins)
@@ -147,34 +97,6 @@ def class_sums(
             sums[begin:end, 4] = sums[begin:end, 3]
 
     in_threads(add, n_classes, values.numel() if n_classes >= 2 * PROBE else 0)
-
-
-def class_sums_backward(
-    values: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    grads: Tensor,
-    from_logits: bool,
-    right: bool,
-    out: Tensor,
-) -> None:
-    """See `bin_op_reference.class_sums_backward`."""
-    n_bins = grads.shape[-1]
-    edges = _edges(n_bins)
-    slopes = grads.float().contiguous().numpy()
-    of_first = slopes[:, 0].copy()
-    columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-
-    def fill(begin: int, end: int, rows: Tensor) -> None:
-        into = out[begin:end]
-        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
-        some = [None if column is None else column[begin:end] for column in columns]
-        fill_class_gradients(rows.numpy(), *some, slopes, of_first, from_logits, edges, right, filled.numpy())
-        if filled is not into:
-            into.copy_(filled)
-
-    by_rows(fill, values)
 
 
 @cache

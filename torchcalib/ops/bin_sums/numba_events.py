@@ -26,38 +26,6 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
     return min(max(k, 0), last)
 
 
-@compiled_loop
-def add_events(
-    confidence: Any, outcome: Any, weights: Any, ecd: Any, noise: Any, edges: Any, right: Any, sums: Any
-) -> None:
-    """Add events; `noise` is that of `told_of_noise`."""
-    n_bins, last = edges.size - 1, np.uintp(3 if noise is None else 5)
-    width = 4 if noise is None else 8
-    turns = np.zeros(_TURNS * n_bins * width)
-    w = 1.0
-    for i in range(confidence.size):
-        if weights is not None:
-            w = weights[i]
-            if w == 0:
-                continue
-        value = np.float64(confidence[i])
-        # unsigned: not counted from the end
-        cell = np.uintp(width * ((i & (_TURNS - 1)) * n_bins + bin_of(value, edges, right)))
-        turns[cell] += w
-        turns[cell + np.uintp(1)] += w * value
-        turns[cell + np.uintp(2)] += w * outcome[i]
-        if noise is not None:
-            spread = value * (1.0 - value)
-            variance = (outcome[i] - value) ** 2 if noise[0] else spread
-            turns[cell + np.uintp(3)] += w * spread
-            turns[cell + np.uintp(4)] += w * variance * (w if noise[1] else 1.0)
-        if ecd is not None:
-            turns[cell + last] += w * ecd[i]
-    for k in range(_TURNS * n_bins):
-        for column in range(len(sums)):
-            sums[column, k % n_bins] += turns[width * k + column]
-
-
 @step
 def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
     """Fill in cells, the bins counted from `first`, and return how many values are too near an inner edge for that.
@@ -87,22 +55,65 @@ def _all_bits(x: Any) -> Any:
 
 
 @compiled_loop
-def add_labels(confidence: Any, outcome: Any, noise: Any, edges: Any, right: Any, sums: Any) -> None:
-    """Add the same as `add_events` for integer outcomes; faster where all of a block are 0 and 1.
+def add_events(
+    confidence: Any, outcome: Any, weights: Any, ecd: Any, groups: Any, noise: Any, edges: Any, right: Any, sums: Any
+) -> None:
+    """Add events to sums `(F, K)`; `noise` is that of `told_of_noise`.
 
-    Bins are found for a block at a time, again and exactly where an edge is near, and an event makes two additions: of
-    its confidence, and to a number whose lower half counts events and whose upper half those that came true. The noise
-    is a third one, beside the confidence.
+    The sums of a cell lie side by side, so that an event touches one line of the cache.
     """
-    n_bins, width = edges.size - 1, 1 if noise is None else 2
-    counts, totals = np.zeros(_TURNS * n_bins, np.int64), np.zeros(_TURNS * n_bins * width)
+    n_cells, width = sums.shape[1], 4 if noise is None else 8
+    turns = _TURNS if groups is None else 1
+    last = np.uintp(3 if noise is None else 5)
+    totals = np.zeros(turns * n_cells * width)
+    w, group = 1.0, 0
+    for i in range(confidence.size):
+        if weights is not None:
+            w = weights[i]
+            if w == 0:
+                continue
+        if groups is not None:
+            group = groups[i]
+        value = np.float64(confidence[i])
+        cell = (i & (turns - 1)) * n_cells + group * (edges.size - 1) + bin_of(value, edges, right)
+        at = np.uintp(width * cell)  # unsigned: not counted from the end
+        totals[at] += w
+        totals[at + np.uintp(1)] += w * value
+        totals[at + np.uintp(2)] += w * outcome[i]
+        if noise is not None:
+            spread = value * (1.0 - value)
+            variance = (outcome[i] - value) ** 2 if noise[0] else spread
+            totals[at + np.uintp(3)] += w * spread
+            totals[at + np.uintp(4)] += w * variance * (w if noise[1] else 1.0)
+        if ecd is not None:
+            totals[at + last] += w * ecd[i]
+    for k in range(turns * n_cells):
+        for column in range(len(sums)):
+            sums[column, k % n_cells] += totals[width * k + column]
+
+
+@compiled_loop
+def add_labels(confidence: Any, outcome: Any, groups: Any, noise: Any, edges: Any, right: Any, sums: Any) -> None:
+    """Add the same as `add_events` for integer outcomes without weights; faster where all of a block are 0 and 1.
+
+    Cells are found for a block at a time, again and exactly where an edge is near. An event makes two additions: of
+    its confidence, and to a number whose lower half counts events and whose upper half counts outcomes of 1. The noise
+    is a third addition, beside the confidence.
+    """
+    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
+    turns = _TURNS if groups is None else 1
+    counts, totals = np.zeros(turns * n_cells, np.int64), np.zeros(turns * n_cells * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     for i in range(BLOCK):
-        first[i] = (i & (_TURNS - 1)) * n_bins
+        first[i] = (i & (turns - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
         values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        if groups is not None:
+            for i in range(values.size):
+                first[i] = np.int32(groups[start + i] * n_bins)
         if _all_bits(outcomes) & ~1:
-            add_events(values, outcomes, None, None, noise, edges, right, sums)
+            of = None if groups is None else groups[start : start + BLOCK]
+            add_events(values, outcomes, None, None, of, noise, edges, right, sums)
             continue
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
@@ -117,88 +128,11 @@ def add_labels(confidence: Any, outcome: Any, noise: Any, edges: Any, right: Any
                 cell *= np.uintp(2)
                 totals[cell] += value
                 totals[cell + np.uintp(1)] += value * (1.0 - value)
-    for i in range(_TURNS * n_bins):
-        k = i % n_bins
+    for i in range(turns * n_cells):
+        k = i % n_cells
         sums[0, k] += counts[i] & 0xFFFFFFFF
         sums[1, k] += totals[width * i]
         sums[2, k] += counts[i] >> 32
         if noise is not None:
             sums[3, k] += totals[2 * i + 1]
             sums[4, k] += totals[2 * i + 1]
-
-
-@step
-def _grouped_cells(confidence: Any, groups: Any, edges: Any, right: Any, first: Any, out: Any) -> None:
-    """Fill in the cells of a block, those of one group after those of the other."""
-    n_bins = edges.size - 1
-    for i in range(confidence.size):
-        first[i] = np.int32(groups[i] * n_bins)
-    if _cells(confidence, n_bins, first, out):
-        for i in range(confidence.size):
-            out[i] = first[i] + bin_of(np.float64(confidence[i]), edges, right)
-
-
-@compiled_loop
-def add_grouped_events(
-    confidence: Any,
-    outcome: Any,
-    weights: Any,
-    ecd: Any,
-    groups: Any,
-    noise: Any,
-    edges: Any,
-    right: Any,
-    sums: Any,
-) -> None:
-    """Add events to cells `(G * B, W)`, of which each is a part of one line of a cache.
-
-    `noise` is that of `add_events`; its second sum is left out where it is the first one. ECD comes last.
-    """
-    apart = False if noise is None else noise[0] or noise[1]
-    last = (3 if noise is None else 4) + np.intp(apart)
-    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    w = 1.0
-    for start in range(0, confidence.size, BLOCK):
-        values = confidence[start : start + BLOCK]
-        _grouped_cells(values, groups[start : start + BLOCK], edges, right, first, cells)
-        for i in range(values.size):
-            if weights is not None:
-                w = weights[start + i]
-                if w == 0:
-                    continue
-            cell, value, hit = np.uintp(cells[i]), np.float64(values[i]), np.float64(outcome[start + i])
-            sums[cell, 0] += w
-            sums[cell, 1] += w * value
-            sums[cell, 2] += w * hit
-            if noise is not None:
-                spread = value * (1.0 - value)
-                sums[cell, 3] += w * spread
-                if apart:
-                    variance = (hit - value) ** 2 if noise[0] else spread
-                    sums[cell, 4] += w * variance * (w if noise[1] else 1.0)
-            if ecd is not None:
-                sums[cell, last] += w * ecd[start + i]
-
-
-@compiled_loop
-def add_grouped_labels(
-    confidence: Any, outcome: Any, groups: Any, noise: Any, edges: Any, right: Any, counts: Any, sums: Any
-) -> None:
-    """Add the same for integer outcomes, with as few additions as `add_labels`.
-
-    A cell is four numbers: the two counts in `counts`, which is the memory of `sums` as integers; the confidence; the
-    noise; and the outcomes of blocks in which some are neither 0 nor 1.
-    """
-    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    for start in range(0, confidence.size, BLOCK):
-        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
-        _grouped_cells(values, groups[start : start + BLOCK], edges, right, first, cells)
-        is_label = not _all_bits(outcomes) & ~1
-        for i in range(values.size):
-            cell, value = np.uintp(cells[i]) * np.uintp(4), np.float64(values[i])
-            counts[cell] += 1 + ((np.int64(outcomes[i]) << 32) if is_label else 0)
-            sums[cell + np.uintp(1)] += value
-            if noise is not None:
-                sums[cell + np.uintp(2)] += value * (1.0 - value)
-            if not is_label:
-                sums[cell + np.uintp(3)] += outcomes[i]

@@ -1,4 +1,4 @@
-"""The bin op in tensor operations for the CPU: in chunks that stay in its cache. Elsewhere see `bin_op_masked`."""
+"""Sums over bins in plain torch: in chunks that stay in a CPU's cache, and as formulas that can be differentiated."""
 
 import math
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcalib.ops.logs import spread_infinite_logits, through_softmax
-from torchcalib.ops.segments import BELOW_EDGE, bin_index
+from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
+from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _SAMPLES = 2**16
 _ENTRIES = 2**18
+_ENTRIES_ELSEWHERE = 2**22  # on other devices, where each call has a launch
 _ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
 
 
@@ -22,76 +23,68 @@ def event_sums(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
+    n_bins: int,
     right: bool,
     noise: str,
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Add what `bin_op.event_bins` says of every series.
+    """Add the sums of `bin_sums.event_bins` for every series.
 
     Args:
         confidence: `(S, N)`.
         outcome: `(S, N)`.
         weights: `(S, N)` or None.
         ecd: `(S, N)` or None.
+        groups: `(S, N)` int64 or None.
+        n_bins: B.
         right: the edge rule.
         noise: "labels" or "shares" if sums 3 and 4 are of noise, else "none".
         copies: whether weights are numbers of copies.
-        sums: zeros `(S, F, B)`.
+        sums: zeros `(S, F, G * B)`.
     """
-    wide, n_bins = sums.dtype, sums.shape[-1]
-    countable = may_be_counted(outcome, weights, ecd, noise)
-    for into, (values, outcomes, w, more) in pieces_of(sums, _SAMPLES, confidence, outcome, weights, ecd):
-        index = _bins(values, n_bins, right)
+    n_cells = sums.shape[-1]
+    on_cpu = confidence.device.type == "cpu"
+    countable = on_cpu and may_be_counted(outcome, weights, ecd, noise)
+    size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
+    for into, (values, outcomes, w, more, of) in pieces_of(sums, size, confidence, outcome, weights, ecd, groups):
+        index = _quick_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
+        cell = index if of is None else of * n_bins + index
         if countable and _zeros_and_ones(outcomes):
-            long, p = index.long(), values.to(wide)
-            into[1].scatter_add_(0, long, p)
+            p = values.to(sums.dtype)
+            into[1].scatter_add_(0, cell, p)
             if noise == "labels":
-                into[3].scatter_add_(0, long, p * (1 - p))
+                into[3].scatter_add_(0, cell, p * (1 - p))
                 into[4] = into[3]
-            counts = torch.bincount(index.add_(outcomes, alpha=n_bins), minlength=2 * n_bins).view(2, n_bins)
+            counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
             into[0] += counts.sum(0)
             into[2] += counts[1]
-            continue
-        index, columns = index.long(), weighed_columns(values, outcomes, w, more, noise, copies, wide)
-        for row, column in zip(into, columns, strict=True):
-            row.scatter_add_(0, index, column)
+        else:
+            columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+            for row, column in zip(into, columns, strict=True):
+                row.scatter_add_(0, cell, column)
 
 
-def group_sums(
+def event_formula(
     confidence: Tensor,
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
-    groups: Tensor,
+    groups: Tensor | None,
+    n_groups: int,
+    n_bins: int,
     right: bool,
     noise: str,
     copies: bool,
-    sums: Tensor,
-) -> None:
-    """Add what `bin_op.event_bins` says of every series and group.
-
-    Args:
-        confidence: see `event_sums`.
-        outcome: see `event_sums`.
-        weights: see `event_sums`.
-        ecd: see `event_sums`.
-        groups: `(S, N)` int64.
-        right: see `event_sums`.
-        noise: see `event_sums`.
-        copies: see `event_sums`.
-        sums: zeros `(S, G, F, B)`.
-    """
-    n_series, n_groups, n_sums, n_bins = sums.shape
-    n_cells = n_groups * n_bins
-    found = sums.new_zeros(n_series, n_sums, n_cells)
-    pieces = pieces_of(found, max(_SAMPLES, n_cells), confidence, outcome, weights, ecd, groups)
-    for into, (values, outcomes, w, more, of) in pieces:
-        cell = of * n_bins + _bins(values, n_bins, right)
-        columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
-        for row, column in zip(into, columns, strict=True):
-            row += torch.bincount(cell, column, n_cells)
-    sums.copy_(found.view(n_series, n_sums, n_groups, n_bins).movedim(1, 2))
+) -> Tensor:
+    """Return `bin_sums.event_bins` by operations that torch can differentiate."""
+    index = bin_index(confidence, n_bins, right)
+    columns = weighed_columns(confidence, outcome, weights, ecd, noise, copies, wide_dtype(confidence.device))
+    if groups is None:
+        return bin_sums(index, columns, n_bins)
+    sums = bin_sums(groups * n_bins + index, columns, n_groups * n_bins)
+    return sums.reshape(*sums.shape[:-1], n_groups, n_bins).movedim(-2, -3)
 
 
 def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
@@ -116,15 +109,18 @@ def weighed_columns(
     copies: bool,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """Return what every event adds to each sum, 0 where its weight is."""
+    """Return what every event adds to each sum: 0, a constant, where its weight is 0."""
     p = confidence.to(wide)
-    columns = [(torch.ones_like(p), weights), (p, weights), (outcome.to(wide), weights)]
+    y = outcome.to(wide)
+    columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
     if noise != "none":
-        spread = p * (1 - p)
-        variance = (columns[2][0] - p).square() if noise == "shares" else spread
-        columns += [(spread, weights), (variance, weights if weights is None or copies else weights.square())]
+        fixed = p.detach()
+        spread = fixed * (1 - fixed)
+        variance = (y.detach() - fixed).square() if noise == "shares" else spread
+        share = None if weights is None else weights.detach()
+        columns += [(spread, share), (variance, share if share is None or copies else share.square())]
     columns += [] if ecd is None else [(ecd.to(wide), weights)]
-    return [column if share is None else (column * share).masked_fill(share == 0, 0) for column, share in columns]
+    return [column if share is None else column.masked_fill(share == 0, 0) * share for column, share in columns]
 
 
 def class_sums(
@@ -152,6 +148,14 @@ def class_sums(
         sums: zeros `(C, 3, B)`, or `(C, 5, B)` with those of noise.
     """
     n_classes, n_sums, n_bins = sums.shape
+    if values.device.type != "cpu":  # the host would have to wait for the number of entries that reach 1/B
+        size = max(1, _ENTRIES_ELSEWHERE // n_classes)
+        for start in range(0, len(values), size):
+            held = slice(start, start + size)
+            w = None if weights is None else weights[held]
+            options = from_logits, n_bins, right, n_sums == 5, copies
+            sums += class_formula(values[held], target[held], w, None, None, *options)
+        return
     noise, squared = n_sums == 5, weights is not None and not copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
@@ -205,76 +209,105 @@ def class_sums(
         sums[:, 4] = sums[:, 3]
 
 
-def class_sums_backward(
+def class_formula(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor | None,  # noqa: ARG001
+    confidence: Tensor | None,  # noqa: ARG001
+    from_logits: bool,
+    n_bins: int,
+    right: bool,
+    noise: bool,
+    copies: bool,
+) -> Tensor:
+    """Return `bin_sums.class_bins` by operations that torch can differentiate; `top` and `confidence` are not used."""
+    x = values.to(wide_dtype(values.device))
+    w = torch.ones_like(x[..., 0]) if weights is None else weights
+    never = w == 0
+    w = w.masked_fill(never, 0).unsqueeze(-1)  # a constant where it is 0
+    x = x.masked_fill(never.unsqueeze(-1), 0)
+    q = spread_infinite_logits(x).softmax(-1) if from_logits else x
+    n_classes = q.shape[-1]
+    classes = torch.arange(n_classes, device=q.device)
+    columns = [w.expand_as(q), w * q, w * (target.unsqueeze(-1) == classes)]
+    if noise:
+        spread = (w * (q * (1 - q))).detach()
+        columns += [spread, spread if copies else w.detach() * spread]
+    cell = classes * n_bins + bin_index(q, n_bins, right)
+    sums = bin_sums(cell.flatten(-2), [column.flatten(-2) for column in columns], n_classes * n_bins)
+    return sums.reshape(*sums.shape[:-1], n_classes, n_bins).movedim(-2, -3)
+
+
+def class_gradient(
     values: Tensor,
     weights: Tensor | None,
     top: Tensor,
     confidence: Tensor,
-    grads: Tensor,
     from_logits: bool,
     right: bool,
+    grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Fill in the gradient in `values`.
+    """Fill in the gradient in values `(N, C)` alone: q (g - sum of q g) for logits, with g the gradient in q.
 
     Args:
         values: see `class_sums`.
         weights: see `class_sums`.
         top: see `class_sums`.
         confidence: see `class_sums`.
-        grads: gradient in the sums of confidence, `(C, B)`.
         from_logits: see `class_sums`.
         right: see `class_sums`.
+        grads: gradient in the sums of confidence, `(C, B)`.
         out: `(N, C)` of the dtype of `values`.
     """
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
-        found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
-        row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
-        found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
-        out[held] = gradient_of(q, found, values[held], None if weights is None else weights[held], from_logits)
-
-
-def gradient_of(q: Tensor, found: Tensor, values: Tensor, weights: Tensor | None, from_logits: bool) -> Tensor:
-    """Return the gradient in the values of rows, from that in their probabilities."""
-    found = through_softmax(q, found, values) if from_logits else found
-    if weights is None:
-        return found
-    w = weights.unsqueeze(-1)
-    return (found * w.to(q.dtype)).masked_fill(w == 0, 0)
+        if q.device.type == "cpu":  # few entries reach 1/B
+            found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
+            row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
+            found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
+        else:
+            found = grads.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
+        found = through_softmax(q, found, values[held]) if from_logits else found
+        if weights is not None:
+            w = weights[held].unsqueeze(-1)
+            found = found.mul_(w.to(q.dtype)).masked_fill_(w == 0, 0)
+        out[held] = found
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
     """Yield which rows, and their probabilities in memory that may be written into."""
-    n, n_classes = max(1, _ENTRIES // values.shape[-1]), values.shape[-1]
+    on_cpu = values.device.type == "cpu"
+    n = max(1, (_ENTRIES if on_cpu else _ENTRIES_ELSEWHERE) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)
-    buffer = torch.empty(min(n, len(values)), n_classes, dtype=dtype, device=values.device)
+    buffer = torch.empty(min(n, len(values)), values.shape[-1], dtype=dtype, device=values.device)
     first, of_top = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):
         held = slice(start, min(start + n, len(values)))
         x, q = values[held], buffer[: held.stop - start]
         if from_logits:
-            torch.softmax(x, -1, dtype=dtype, out=q)
+            torch.softmax(x if on_cpu else spread_infinite_logits(x), -1, dtype=dtype, out=q)
             found = q.gather(-1, first[held])
-            if not math.isfinite(found.sum()):  # an infinite logit
+            if on_cpu and not math.isfinite(found.sum()):  # an infinite logit, which is rare
                 torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
                 found = q.gather(-1, first[held])
-            # What softmax's own sum is off by.
+            # Remove the rounding error of softmax's own sum.
             q.mul_(of_top[held] / found).scatter_(-1, first[held], of_top[held])
         else:
             q.copy_(x)
         yield held, q
 
 
-def _bins(values: Tensor, n_bins: int, right: bool) -> Tensor:
-    """Return `bin_index` in int32, from the product with `n_bins` alone where no inner edge is near."""
+def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
+    """Return `bin_index`, from the product with `n_bins` alone where no inner edge is near."""
     scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
     scaled.clamp_(0.3, n_bins - 0.3)  # no value is near the outer edges, nor in another bin by `right`
-    index = scaled.int()
+    index = scaled.long()
     distance = scaled.sub_(scaled.round()).abs_()
     near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # NaN too
     if len(near):
-        index[near] = bin_index(values[near], n_bins, right).int()
+        index[near] = bin_index(values[near], n_bins, right)
     return index
 
 

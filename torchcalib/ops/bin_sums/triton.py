@@ -8,11 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.masked import group_sums  # sorts, which costs a GPU little
+from torchcalib.ops.bin_sums import reference
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.triton_launch import check_launch
-
-__all__ = ["class_sums", "class_sums_backward", "event_sums", "group_sums"]
 
 check_launch()
 
@@ -22,7 +20,6 @@ _PIECES = 1024
 _BINS = 32  # of events that a program adds up
 _HELD, _CLASSES = 512, 128  # entries held at once, and of how many classes
 _SUMS = 2**15  # classes times pieces of rows: what is stored before it is added
-_TILE, _BLOCK = 2048, 4096  # see `row_op_triton`
 _LOWEST = tl.constexpr(-1000.0)  # see `row_op_triton`
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
@@ -32,13 +29,18 @@ def event_sums(
     outcome: Tensor,
     weights: Tensor | None,
     ecd: Tensor | None,
+    groups: Tensor | None,
+    n_bins: int,
     right: bool,
     noise: str,
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """See `bin_op_reference.event_sums`. Nothing waits for the device."""
-    n_series, n_columns, n_bins = sums.shape
+    """See `reference.event_sums`. Nothing waits for the device. Groups, which have no kernel, are summed there."""
+    if groups is not None:
+        reference.event_sums(confidence, outcome, weights, ecd, groups, n_bins, right, noise, copies, sums)
+        return
+    n_series, n_columns, _ = sums.shape
     n = confidence.shape[-1]
     size = max(_PIECE, -(-n // _PIECES))
     pieces = triton.cdiv(n, size)
@@ -64,7 +66,7 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """See `bin_op_reference.class_sums`. Nothing waits for the device."""
+    """See `reference.class_sums`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
     apart = n_sums if weights is not None and not copies else min(n_sums, 4)
@@ -81,28 +83,6 @@ def class_sums(
     sums[:, :apart] = parts.sum(0).movedim(-1, 0)
     if apart < n_sums:
         sums[:, 4] = sums[:, 3]
-
-
-def class_sums_backward(
-    values: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    grads: Tensor,
-    from_logits: bool,
-    right: bool,
-    out: Tensor,
-) -> None:
-    """See `bin_op_reference.class_sums_backward`. Nothing waits for the device."""
-    n_rows, n_classes = values.shape
-    block = min(triton.next_power_of_2(n_classes), _BLOCK)
-    rows = max(1, min(_TILE // block, 512))
-    with torch.cuda.device_of(values):
-        _fill_gradient[(triton.cdiv(n_rows, rows),)](
-            values, *values.stride(), confidence if weights is None else weights.contiguous(), top.contiguous(),
-            confidence.contiguous(), grads.contiguous(), out, n_rows, n_classes, grads.shape[-1], weights is not None,
-            from_logits, right, rows, block, num_warps=8 if block == _BLOCK else 4,
-        )  # fmt: skip
 
 
 def _stored(x: Tensor) -> Tensor:
@@ -284,44 +264,3 @@ def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constex
     if n_sums > 4:
         tl.store(to + 4 * column, noise, mask=mask)
     tl.debug_barrier()
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_bins"])
-def _fill_gradient(
-    values, row_stride, column_stride, weights, tops, confidence, grads, out, n_rows, n_classes, n_bins,
-    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Fill in rows of the gradient: of logits q (slope - mean), for which a row is read twice."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    real = row < n_rows
-    w = tl.load(weights + row, mask=real, other=0) if weighted else real.to(tl.float64)
-    place = tl.load(tops + row, mask=real, other=0)
-    largest = tl.load(values + row * row_stride + place * column_stride, mask=real, other=0)
-    scale = tl.load(confidence + row, mask=real, other=0)
-    present = real & (w != 0)
-    if logits:
-        present = present & (largest != float("inf"))
-    mean = tl.zeros([rows], tl.float64)
-    if logits:
-        for start in range(0, n_classes, block):
-            columns = start + tl.arange(0, block).to(tl.int64)
-            inside = present[:, None] & (columns < n_classes)[None, :]
-            x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
-            q = _proportional(x, largest, logits).to(tl.float64) * scale[:, None]
-            slope = tl.load(grads + columns[None, :] * n_bins + _bin(q, n_bins, right), mask=inside, other=0)
-            mean += tl.sum(tl.where(inside, q * slope, 0.0), 1)
-    for start in range(0, n_classes, block):
-        columns = start + tl.arange(0, block).to(tl.int64)
-        reached = real[:, None] & (columns < n_classes)[None, :]
-        inside = reached & present[:, None]
-        x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
-        x = _proportional(x, largest, logits)
-        q = x.to(tl.float64)
-        if logits:
-            q *= scale[:, None]
-        found = tl.load(grads + columns[None, :] * n_bins + _bin(q, n_bins, right), mask=inside, other=0)
-        if logits:
-            found = q * (found - mean[:, None])
-        found = tl.where(present[:, None], w[:, None] * found, 0.0)
-        found = found.to(x.dtype).to(out.dtype.element_ty)
-        tl.store(out + row[:, None] * n_classes + columns[None, :], found, mask=reached)

@@ -5,17 +5,15 @@ the input on the way. An implementation fills in columns; shapes and derivatives
 """
 
 import math
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import Backend, Op, choose, implementation
+from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.operation import is_plain, operation
-from torchcalib.ops.softmax_stats.reference import gradient
+from torchcalib.ops.operation import fused
+from torchcalib.ops.softmax_stats.reference import formula
 
 _N_SCORES = 4
 
@@ -60,141 +58,53 @@ def rows(
     is 0 and only its log is asked for; 0 in a row that holds the logit +inf. At ties for the top the confidence is that
     of the first. A row in which all gradients are 0 is not read on the way back: it may hold NaN.
     """
-    # The compiler takes the operation as it is, and no function that has a forward mode.
-    read = row_forward.direct if torch.compiler.is_compiling() or is_plain(values) else _RowOp.apply
-    scores, top = read(values, target, from_logits, tolerance, backend)
+    scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)
 
 
-def _no_scores(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Return tensors of the shapes of scores `(..., 4, N)` and top classes `(..., N)`."""
-    *lead, n = values.shape[:-1]
-    scores = values.new_empty((*lead, _N_SCORES, n), dtype=wide_dtype(values.device))
-    return scores, values.new_empty((*lead, n), dtype=torch.int64)
-
-
-@operation(
-    "row_forward(Tensor values, Tensor target, bool from_logits, float tolerance, str backend) -> (Tensor, Tensor)",
-    fake=_no_scores,
-)
-def row_forward(
-    values: Tensor, target: Tensor, from_logits: bool, tolerance: float, backend: Backend
+def _forward(
+    backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float
 ) -> tuple[Tensor, Tensor]:
     """Return `Rows` as one tensor of scores `(..., 4, N)`, and the top classes `(..., N)`."""
-    *lead, n, _ = values.shape
-    top = torch.empty((*lead, n), dtype=torch.int64, device=values.device)
-    scores = torch.empty((_N_SCORES, *top.shape), dtype=wide_dtype(values.device), device=values.device)
-    source = source_of("rows", values, backend)
-    columns = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
-    for matrix, labels, of_rows, tops in _alongside(values, *columns):
-        source.forward(matrix, labels, from_logits, tolerance, of_rows, tops)
-    return scores.movedim(0, -2).contiguous(), top
+    values = values.detach()
+    lead = values.shape[:-1]
+    scores = torch.empty((_N_SCORES, *lead), dtype=wide_dtype(values.device), device=values.device)
+    top = torch.empty(lead, dtype=torch.int64, device=values.device)
+    source = source_of("rows", values.device.type, values.dtype, backend)
+    labels, of_rows, tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
+    for held, matrix in matrices(values):
+        source.forward(matrix, labels[held], from_logits, tolerance, of_rows[:, held], tops[held])
+    return scores.movedim(0, -2), top
 
 
-@operation(
-    "row_backward(Tensor values, Tensor target, Tensor scores, Tensor top, Tensor grads, bool from_logits, str backend)"
-    " -> Tensor",
-    fake=lambda values, *_: values.new_empty(values.shape),
-)
-def row_backward(
-    values: Tensor,
-    target: Tensor,
-    scores: Tensor,
-    top: Tensor,
-    grads: Tensor,
-    from_logits: bool,
-    backend: Backend,
-) -> Tensor:
-    """Return the gradient in `values` from what `row_forward` returned and the gradient in its scores."""
+def _gradient(
+    backend: Backend, arguments: list[Any], results: tuple[Tensor, Tensor], needed: list[int], grads: Tensor
+) -> list[Tensor]:
+    """Return the gradient in `values`."""
+    values, target, from_logits, _ = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    source = source_of("rows", values, backend)
-    found, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (scores, grads))
-    columns = target.reshape(-1), found, top.reshape(-1), upstream, out.view(-1, out.shape[-1]).T
-    for matrix, labels, of_rows, tops, of_scores, filled in _alongside(values, *columns):
+    source = source_of("rows", values.device.type, values.dtype, backend)
+    scores, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (results[0], grads))
+    columns = target.reshape(-1), scores, results[1].reshape(-1), upstream, out.view(-1, out.shape[-1]).T
+    for held, matrix in matrices(values.detach()):
+        labels, of_rows, tops, of_scores, filled = (x[..., held] for x in columns)
         source.backward(matrix, labels, from_logits, of_rows, tops, of_scores, filled.T)
-    return out
+    return [out for _ in needed]
 
 
-def source_of(op: Op, values: Tensor, backend: Backend) -> ModuleType:
-    """Return the implementation that reads the entries of `values`; numba's loops are float32."""
-    if values.dtype == torch.float64 and values.device.type == "cpu" and backend in ("auto", "numba"):
-        if backend == "numba":
-            raise ValueError(
-                f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Leave it at 'auto'."
-            )
-        backend = "torch"
-    return implementation(op, choose(op, values.device, backend).backend)
+_rows = fused(_forward, formula, _gradient)
 
 
-def _alongside(values: Tensor, *columns: Tensor) -> Iterator[list[Tensor]]:
-    """Cut `(..., N, C)` into matrices, each with what belongs to its rows in columns over all of them, by views."""
-    for rows, matrix in matrices(values.detach()):
-        whole = len(matrix) == columns[0].shape[-1]
-        yield [matrix, *(columns if whole else [x[..., rows] for x in columns])]
-
-
-def matrices(values: Tensor, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """Cut `(..., N, C)` into matrices that are views of it: which rows of all they hold, and the rows."""
+def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
+    """Cut `(..., N, C)` into matrices that are views of it: their places among all rows, and their rows."""
     if not values.numel():
-        return
+        return []
     if values.dim() == 2:
-        yield slice(start, start + len(values)), values
-        return
+        return [(slice(start, start + len(values)), values)]
     try:
         matrix = values.view(-1, values.shape[-1])
     except RuntimeError:  # no one stride leads from row to row
-        for part in values:
-            yield from matrices(part, start)
-            start += part.numel() // part.shape[-1]
-    else:
-        yield slice(start, start + len(matrix)), matrix
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    values, target, ctx.from_logits, _, ctx.backend = inputs
-    ctx.save_for_backward(values, target, *output)
-
-
-def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor, None, None, None, None]:
-    values, target, scores, top = ctx.saved_tensors
-    if torch.is_grad_enabled():  # the gradient will be differentiated
-        found = gradient(values, target, ctx.from_logits, grads)
-    else:
-        found = row_backward(values, target, scores, top, grads, ctx.from_logits, ctx.backend)
-    return found, None, None, None, None
-
-
-torch.library.register_autograd("torchcalib::row_forward", _backward, setup_context=_keep)
-
-
-class _RowOp(torch.autograd.Function):
-    """The operation for `torch.func` and forward mode, which know no derivative of a registered one."""
-
-    generate_vmap_rule = True
-    backward = staticmethod(_backward)
-
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        """Return scores and top classes."""
-        found: tuple[Tensor, Tensor] = row_forward.direct(*arguments)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep what the derivatives are made of."""
-        _keep(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:2], *output)  # the same tensors: the rule for `vmap` keeps one list of axes
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor, None]:
-        """Return the product of the gradient of each score with the tangent."""
-        values, target, _, _ = ctx.saved_tensors
-        units = torch.eye(_N_SCORES, dtype=wide_dtype(values.device), device=values.device).unsqueeze(-1)
-        ones = torch.ones_like(tangent[..., 0], dtype=units.dtype).unsqueeze(-2)
-        wide = tangent.to(units.dtype)
-        products = [
-            (gradient(values.to(units.dtype), target, ctx.from_logits, unit * ones) * wide).sum(-1) for unit in units
-        ]
-        return torch.stack(products, -2), None
+        n = values[0].numel() // values.shape[-1]
+        return [piece for k, part in enumerate(values) for piece in matrices(part, start + k * n)]
+    return [(slice(start, start + len(matrix)), matrix)]

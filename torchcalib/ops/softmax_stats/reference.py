@@ -17,6 +17,7 @@ from torch import Tensor
 from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xmul
 
 _CHUNK = 2**18  # entries: fewer pay for the calls, more for leaving the cache
+_CHUNK_ELSEWHERE = 2**24  # entries on other devices, where each call has a launch
 _COLUMN = 2**14  # rows: below the length from which torch divides a column among threads
 _FEW = 16  # classes up to which rows stand side by side
 _LANES = 64  # at least what any processor computes at once
@@ -82,67 +83,109 @@ def backward(
 ) -> None:
     """Fill in the gradient in `values`.
 
+    For logits it is q (a + b q + c (x - largest)) with a, b, c for each row, for probabilities b q + c (log q + 1). At
+    the label and at the top class, where 1 - q is a factor that float32 would lose, it is computed in the wide dtype.
+
     Args:
         values: see `forward`.
         target: see `forward`.
         from_logits: see `forward`.
-        scores: what `forward` found.
-        top: what `forward` found.
+        scores: results of `forward`.
+        top: results of `forward`.
         grads: gradient in `scores`.
         out: `(R, C)` of the dtype of `values`.
     """
-    factors_of = _logit_factors if from_logits else _probability_factors
-    fill = _logit_gradient if from_logits else _probability_gradient
-    for block in _blocks(len(values)):
-        x, h, first, upstream = values[block], target[block], top[block], grads[:, block]
-        known = (h >= 0) & (h < values.shape[-1])
-        label = h.masked_fill(~known, 0)
-        at_label, at_top = (x.gather(-1, at.unsqueeze(-1)).squeeze(-1).to(scores.dtype) for at in (label, first))
-        factors = factors_of(at_label, at_top, label == first, scores[:, block], upstream)
-        # A row whose gradients are all 0 is left out, and may hold anything.
-        untouched = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
-        fixed = torch.where(untouched, 0.0, torch.where(known, 1.0, torch.nan)).to(scores.dtype)
-        any_fixed = _may_be(fixed != 1)
-        dtype = _dtype(values)
-        for chunk in _chunks(x, (label, first, out[block], *(column.to(dtype) for column in (fixed, *factors)))):
-            at, place, into, constant, *own = chunk.columns
-            found = fill(chunk, at, place, own)
-            into.copy_(torch.where(constant == 1, found, constant) if any_fixed else found)
+    size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_ELSEWHERE) // values.shape[-1])
+    for start in range(0, len(values), size):
+        block = slice(start, start + size)
+        x, h, first, upstream = values[block].to(_dtype(values)), target[block], top[block], grads[:, block]
+        known = (h >= 0) & (h < x.shape[-1])
+        label, first = h.masked_fill(~known, 0).unsqueeze(-1), first.unsqueeze(-1)
+        at_label, at_top = (x.gather(-1, at).squeeze(-1).to(scores.dtype) for at in (label, first))
+        if from_logits:
+            found = _logit_gradient(x, label, first, at_label, at_top, scores[:, block], upstream)
+        else:
+            found = _probability_gradient(x, label, first, at_label, upstream)
+        # A row without an incoming gradient may hold anything, and one that holds +inf has the gradient 0.
+        flat = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
+        found = found.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
+        out[block] = found
 
 
-def gradient(values: Tensor, target: Tensor, from_logits: bool, grads: Tensor) -> Tensor:
-    """Return the gradient of `row_op.rows` in `values`, itself differentiable in `values` and `grads`.
+def _logit_gradient(
+    x: Tensor, label: Tensor, first: Tensor, at_label: Tensor, at_top: Tensor, scores: Tensor, grads: Tensor
+) -> Tensor:
+    log_prob, squared_error, neg_entropy, confidence = scores
+    of_log, of_square, of_entropy, of_confidence = grads
+    q_h = _of("exp", log_prob)
+    mean_shift = neg_entropy - _of("log", confidence)  # of x - largest, which log q is up to a constant
+    a = -of_log - of_confidence * confidence - 2 * of_square * (squared_error - 1 + q_h) - of_entropy * mean_shift
+    b, c = 2 * of_square, of_entropy
+    for_top = confidence * (a + b * confidence + of_confidence)
+    shift = (at_label - at_top).masked_fill(q_h == 0, 0)
+    for_label = torch.where((label == first).squeeze(-1), for_top, q_h * (a + b * q_h + c * shift)) + of_log - b * q_h
+    shifts = (x - x.gather(-1, first)).clamp_(min=_LOWEST)
+    q = shifts.softmax(-1)  # row by row, unlike exp
+    columns = (column.to(x.dtype).unsqueeze(-1) for column in (confidence, a, b, c, for_top, for_label))
+    confidence, a, b, c, for_top, for_label = columns
+    q = q.mul_(confidence / q.gather(-1, first))
+    found = shifts.mul_(c).add_(a).addcmul_(q, b).mul_(q)
+    return found.scatter_(-1, first, for_top).scatter_(-1, label, for_label)
+
+
+def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
+    of_log, of_square, of_entropy, of_confidence = grads
+    of_label = (of_log / q_h + of_entropy * (_of("log", q_h) + 1)).masked_fill(q_h == 0, 0)
+    columns = 2 * of_square, of_entropy, of_label + 2 * of_square * (q_h - 1), of_confidence
+    b, c, for_label, more_at_top = (column.to(x.dtype).unsqueeze(-1) for column in columns)
+    found = torch.log(x).add_(1).masked_fill_(x == 0, 0).mul_(c).addcmul_(x, b)
+    return found.scatter_(-1, label, for_label).scatter_add_(-1, first, more_at_top)
+
+
+def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
+    """Return the scores `(..., 4, N)` and the top classes `(..., N)` by operations that torch can differentiate.
+
+    Nothing cancels next to certainty: 1 - q of the top class and of the label is the sum of the other q. Rows without
+    a distribution have NaN scores and gradient 0.
 
     Args:
         values: `(..., N, C)`.
         target: `(..., N)` int64.
         from_logits: whether `values` are logits.
-        grads: gradient in the scores, `(..., 4, N)`.
+        tolerance: see `softmax_stats.rows`.
     """
     x = values.to(wide_dtype(values.device))
-    # A row of which nothing is asked may hold anything, as in `backward`; others keep how that changes with `grads`.
-    readable = x.amax(-1) > -torch.inf if from_logits else (x >= 0).all(-1)
-    x = x.masked_fill(((grads == 0).all(-2) & ~readable).unsqueeze(-1), 0)
-    of_log, of_square, of_entropy, of_confidence = grads.to(x.dtype).unsqueeze(-1).unbind(-3)
-    classes = torch.arange(x.shape[-1], device=x.device)
-    is_label = (classes == target.unsqueeze(-1)).to(x.dtype)
-    is_top = (classes == x.detach().argmax(-1, keepdim=True)).to(x.dtype)
-    if not from_logits:
-        certain = safe_log(x)
-        slope = xmul(torch.ones_like(x), certain + 1).masked_fill(x == 0, 0)
-        inverse = is_label / x.masked_fill(x == 0, 1) * (x != 0)
-        found = of_log * inverse + 2 * of_square * (x - is_label) + of_entropy * slope + of_confidence * is_top
+    broken = _unreadable(x, from_logits)
+    x = x.masked_fill(broken.unsqueeze(-1), 0)
+    known = (target >= 0) & (target < x.shape[-1])
+    label = target.masked_fill(~known, 0).unsqueeze(-1)
+    top = x.detach().argmax(-1, keepdim=True)
+    if from_logits:
+        x = spread_infinite_logits(x)
+        q = x.softmax(-1)
+        others = q.scatter(-1, top, 0)
+        log_top = torch.log1p(-others.sum(-1))
+        shift = x - x.gather(-1, top)  # log q - log q_top
+        log_prob = shift.gather(-1, label).squeeze(-1) + log_top
+        miss = q.scatter(-1, label, 0).sum(-1)
+        entropy = (others * shift.clamp(min=_LOWEST)).sum(-1) + log_top
     else:
-        log_q = spread_infinite_logits(x).log_softmax(-1)
-        q = log_q.exp()
-        log_q = log_q.masked_fill(q == 0, 0)
-        entropy = (q * log_q).sum(-1, keepdim=True)
-        miss = q - is_label
-        found = of_log * (is_label - q) + of_entropy * q * (log_q - entropy)
-        found = found + 2 * of_square * q * (miss - (q * miss).sum(-1, keepdim=True))
-        found = found + of_confidence * (q * is_top).sum(-1, keepdim=True) * (is_top - q)
-        found = found.masked_fill(x.amax(-1, keepdim=True) == torch.inf, 0)
-    return found.to(values.dtype)
+        q = x
+        q_label = q.gather(-1, label).squeeze(-1)
+        log_prob = safe_log(q_label)
+        miss = 1 - q_label
+        entropy = xmul(q, safe_log(q)).sum(-1)
+        broken = broken | ((q.sum(-1) - 1).abs() > tolerance) | ((q.amax(-1) > 1) & (tolerance < math.inf))
+    squared_error = miss.square() + q.scatter(-1, label, 0).square().sum(-1)
+    log_prob, squared_error = (score.masked_fill(~known, torch.nan) for score in (log_prob, squared_error))
+    scores = torch.stack((log_prob, squared_error, entropy, q.gather(-1, top).squeeze(-1)), -2)
+    return scores.masked_fill(broken.unsqueeze(-2), torch.nan), top.squeeze(-1)
+
+
+def _unreadable(x: Tensor, from_logits: bool) -> Tensor:
+    """Return which rows hold no distribution: NaN, only logits of -inf, or a probability below 0 or of +inf."""
+    most = x.amax(-1)
+    return ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))
 
 
 def _dtype(values: Tensor) -> torch.dtype:
@@ -192,11 +235,6 @@ def _columns(n: int, values: Tensor, label: Tensor, top: Tensor) -> tuple[Tensor
 
 def _padded(column: Tensor, extra: int) -> Tensor:
     return torch.nn.functional.pad(column, (0, extra)) if extra else column
-
-
-def _may_be(condition: Tensor) -> bool:
-    """Return whether a condition holds anywhere; True where an answer would have to be waited for."""
-    return condition.device.type != "cpu" or bool(condition.any())
 
 
 def _of(function: Literal["exp", "log", "log1p"], column: Tensor) -> Tensor:
@@ -295,49 +333,3 @@ def _of_probability_sums(sums: Tensor, hit: Tensor, tolerance: float) -> Tensor:
     if math.isfinite(tolerance):
         scores.masked_fill_(~(((total - 1).abs() <= tolerance) & (at_top <= 1)) | poison, torch.nan)
     return scores
-
-
-def _logit_factors(at_label: Tensor, at_top: Tensor, hit: Tensor, scores: Tensor, grads: Tensor) -> tuple[Tensor, ...]:
-    """Return q_top and a, b, c of the gradient q (a + b q + c (x - largest)), and the gradient at top and label.
-
-    These two are made here, in wide numbers: where 1 - q is a factor float32 would lose it.
-    """
-    log_prob, squared_error, neg_entropy, confidence = scores
-    of_log, of_square, of_entropy, of_confidence = grads
-    q_h = _of("exp", log_prob)
-    # Of the shifts x - largest, of which log q differs by a constant.
-    mean_shift = neg_entropy - _of("log", confidence)
-    a = -of_log - of_confidence * confidence - 2 * of_square * (squared_error - 1 + q_h) - of_entropy * mean_shift
-    b = 2 * of_square
-    own = of_log - b * q_h
-    at_top_ = confidence * (a + b * confidence + of_confidence)
-    shift = (at_label - at_top).masked_fill(q_h == 0, 0)
-    at_label_ = torch.where(hit, at_top_, q_h * (a + b * q_h + of_entropy * shift)) + own
-    return confidence, a, b, of_entropy, at_top_, at_label_
-
-
-def _logit_gradient(chunk: _Chunk, label: Tensor, first: Tensor, factors: list[Tensor]) -> Tensor:
-    """Return the gradient in rows of logits."""
-    x, q, found, dim, _ = chunk
-    confidence, a, b, c, at_top, at_label = factors
-    torch.sub(x, x.gather(dim, first), out=found).clamp_min_(_LOWEST)
-    _fill_proportional(found, dim, q)
-    q.mul_(confidence / q.gather(dim, first))
-    found.mul_(c).add_(a).addcmul_(q, b).mul_(q)
-    return found.scatter_(dim, first, at_top).scatter_(dim, label, at_label)
-
-
-def _probability_factors(q_h: Tensor, _: Tensor, __: Tensor, ___: Tensor, grads: Tensor) -> tuple[Tensor, ...]:
-    """Return b and c of the gradient b q + c (log q + 1), the gradient at the label, and what the top has more."""
-    of_log, of_square, of_entropy, of_confidence = grads
-    of_label = (of_log / q_h + of_entropy * (_of("log", q_h) + 1)).masked_fill(q_h == 0, 0)
-    return 2 * of_square, of_entropy, of_label + 2 * of_square * (q_h - 1), of_confidence
-
-
-def _probability_gradient(chunk: _Chunk, label: Tensor, first: Tensor, factors: list[Tensor]) -> Tensor:
-    """Return the gradient in rows of probabilities."""
-    x, q, found, dim, _ = chunk
-    b, c, at_label, more_at_top = factors
-    torch.log(x, out=found).add_(1).masked_fill_(x == 0, 0)
-    found.mul_(c).add_(torch.mul(x, b, out=q))
-    return found.scatter_(dim, label, at_label).scatter_add_(dim, first, more_at_top)

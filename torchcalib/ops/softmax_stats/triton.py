@@ -18,7 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchcalib.ops.softmax_stats.reference import backward
 from torchcalib.ops.triton_launch import check_launch
+
+__all__ = ["backward", "forward"]  # the gradient is plain torch, on every device
 
 check_launch()
 
@@ -55,19 +58,6 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
         _merge_parts[(triton.cdiv(n_rows, rows),)](
             values, *layout, kept, places, parts, *of_rows, from_logits, rows, held, num_warps=4
         )
-
-
-def backward(
-    values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
-) -> None:
-    """See `row_op_reference.backward`. Nothing waits for the device."""
-    n_rows, n_classes = values.shape
-    rows, block, warps = _shape_of_work(n_classes)
-    with torch.cuda.device_of(values):
-        _fill_gradient[(triton.cdiv(n_rows, rows), triton.cdiv(n_classes, block))](
-            values, *in_units(values), target, scores, scores.stride(0), top, grads, grads.stride(0), out, n_rows,
-            from_logits, rows, block, num_warps=warps,
-        )  # fmt: skip
 
 
 def in_units(values: Tensor) -> tuple[int, int, int, int]:
@@ -255,64 +245,3 @@ def _merge_parts(
         values, row * row_units * unit, column_stride, target, scores, score_stride, tops, row, present, tolerance,
         n_classes, largest, place, rest, squares, product, logits,
     )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["n_rows"])
-def _fill_gradient(
-    values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, grads, grad_stride,
-    out, n_rows, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Fill in a tile of the gradient. At the label and the top it is made in float64: see `row_op_reference`."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    n_classes, row_at = units * unit, row * row_units * unit
-    present = row < n_rows
-    label = tl.load(target + row, mask=present, other=0)
-    place = tl.load(tops + row, mask=present, other=0)
-    of_log = tl.load(grads + row, mask=present, other=0)
-    of_square = tl.load(grads + grad_stride + row, mask=present, other=0)
-    of_entropy = tl.load(grads + 2 * grad_stride + row, mask=present, other=0)
-    of_confidence = tl.load(grads + 3 * grad_stride + row, mask=present, other=0)
-    known = (label >= 0) & (label < n_classes)
-    at_top = tl.load(values + row_at + place * column_stride, mask=present, other=0)
-    at_label = tl.load(values + row_at + label * column_stride, mask=present & known, other=0)
-    hit = label == place
-    untouched = (of_log == 0) & (of_square == 0) & (of_entropy == 0) & (of_confidence == 0)
-
-    columns = tl.program_id(1) * block + tl.arange(0, block)
-    inside = (present & ~untouched)[:, None] & (columns < n_classes)[None, :]
-    far = columns.to(tl.int64)[None, :]
-    x = tl.load(values + row_at[:, None] + far * column_stride, mask=inside, other=0)
-    if x.dtype != tl.float64:
-        x = x.to(tl.float32)
-    is_label, is_top = far == label[:, None], far == place[:, None]
-    b = 2 * of_square
-    if logits:
-        log_prob = tl.load(scores + row, mask=present, other=0)
-        error = tl.load(scores + score_stride + row, mask=present, other=0)
-        entropy = tl.load(scores + 2 * score_stride + row, mask=present, other=0)
-        q_top = tl.load(scores + 3 * score_stride + row, mask=present, other=1)
-        q_h = tl.exp(log_prob)
-        a = -of_log - of_confidence * q_top - b * (error - 1 + q_h) - of_entropy * (entropy - tl.log(q_top))
-        own = of_log - b * q_h
-        for_top = q_top * (a + b * q_top + of_confidence)
-        shift = tl.where(q_h == 0, 0.0, at_label.to(tl.float64) - at_top.to(tl.float64))
-        for_label = tl.where(hit, for_top, q_h * (a + b * q_h + of_entropy * shift)) + own
-        d = x - at_top.to(x.dtype)[:, None]
-        d = tl.where(d < _LOWEST, _LOWEST, d)
-        q = tl.exp(d) * q_top.to(x.dtype)[:, None]
-        found = q * (a.to(x.dtype)[:, None] + b.to(x.dtype)[:, None] * q + of_entropy.to(x.dtype)[:, None] * d)
-        found = tl.where(is_top, for_top.to(x.dtype)[:, None], found)
-        untouched = untouched | (at_top == float("inf"))
-    else:
-        q_h = at_label.to(tl.float64)
-        safe = tl.where(q_h == 0, 1.0, q_h)
-        for_label = tl.where(q_h == 0, 0.0, of_log / safe + of_entropy * (tl.log(safe) + 1)) + b * (q_h - 1)
-        for_label = tl.where(hit, for_label + of_confidence, for_label)
-        slope = tl.where(x == 0, 0.0, tl.log(tl.where(x == 0, 1.0, x)) + 1)
-        found = b.to(x.dtype)[:, None] * x + of_entropy.to(x.dtype)[:, None] * slope
-        found = tl.where(is_top, found + of_confidence.to(x.dtype)[:, None], found)
-    found = tl.where(is_label, for_label.to(x.dtype)[:, None], found)
-    found = tl.where(known[:, None], found, float("nan"))
-    found = tl.where(untouched[:, None], 0.0, found)
-    reached = present[:, None] & (columns < n_classes)[None, :]
-    tl.store(out + row[:, None] * n_classes + far, found.to(out.dtype.element_ty), mask=reached)
