@@ -86,8 +86,7 @@ from torchcalib.metrics.smooth.spiegelhalter import Spiegelhalter, Spiegelhalter
 from torchcalib.metrics.tested import evidence
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import compare
-from torchcalib.reporting.comparison.data import Comparison
-from torchcalib.reporting.data import Report
+from torchcalib.reporting.data import Comparison, Report
 from torchcalib.reporting.function import report
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.monitoring.monitor import Monitor

@@ -15,7 +15,7 @@ from torchcalib.io.reader import printable
 from torchcalib.plots.canvas import LIGHT, Style, dress, height_in_points, new_axes, width_in_points
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.comparison.data import ComparedLine, Comparison, Difference
+    from torchcalib.reporting.data import ComparedLine, Comparison, Difference
 
 MAX_NAME = 28  # letters of a system's name that are written
 

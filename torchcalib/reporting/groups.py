@@ -26,12 +26,6 @@ LONGEST_NAME = 1000  # as in files
 _MOST_SUMS = 2**27  # 1 GiB
 _REPLICATES, _REPLICATES_IN_ALL = 199, 200_000
 
-GROUP_WORDS = (
-    "The groups whose ECE is furthest above its noise floor, what a calibrated model would show at their size. "
-    "p is that of a calibrated group, adjusted for the number of groups (Benjamini-Hochberg). "
-    "Shrunk is the error without noise, drawn to the mean of all groups as far as it is uncertain (empirical Bayes)."
-)
-
 
 class GroupBins:
     """Bins of every group, which goes by its name: a number is its digits. What `with_rows` and `+` return is new.

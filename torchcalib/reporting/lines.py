@@ -160,5 +160,13 @@ def _line(
 ) -> Line:
     """One line, from a metric's identity card."""
     return Line(
-        key, metric.__name__, group, float(value), metric.unit, metric.perfect, naive, metric.question, metric.source
+        key=key,
+        name=metric.__name__,
+        group=group,
+        unit=metric.unit,
+        perfect=metric.perfect,
+        question=metric.question,
+        source=metric.source,
+        value=float(value),
+        naive=naive,
     )

@@ -21,11 +21,19 @@ from torchcalib.metrics.ranked.ks import KS
 from torchcalib.metrics.ranked.reading import RankedMetric
 from torchcalib.metrics.ranked.tce import TCE
 from torchcalib.metrics.scores.engine import ScoreMetric
-from torchcalib.reporting.comparison.data import Better, ComparedLine, Comparison, Difference, Verdict
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.sentence import sentence_of
 from torchcalib.reporting.comparison.system import MOST_IN_ORDER, MOST_KEPT, REPLICATES_IN_ORDER, System
-from torchcalib.reporting.data import Line, LineInterval
+from torchcalib.reporting.data import (
+    Better,
+    ComparedLine,
+    Comparison,
+    Difference,
+    Line,
+    LineInterval,
+    Quantity,
+    Verdict,
+)
 from torchcalib.reporting.intervals import LEVEL, interval_of
 from torchcalib.reporting.lines import ERRORS, SCORES
 from torchcalib.reporting.metrics import MOST_BINS, MOST_COPIES, are_counts, check_size
@@ -369,7 +377,7 @@ def _compared(
     better = _BETTER.get(card.name, "lower")
     known = {name: None if card.name in _UNFIT or (drawn := replicates[name]) is None else drawn for name in lines}
     return ComparedLine(
-        **{f.name: getattr(card, f.name) for f in fields(ComparedLine) if hasattr(card, f.name)},
+        **{each.name: getattr(card, each.name) for each in fields(Quantity)},
         better=better,
         values={name: line.value for name, line in lines.items()},
         intervals={

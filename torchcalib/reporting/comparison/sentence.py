@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from torchcalib.inference.words import listed
-from torchcalib.reporting.comparison.data import ComparedLine, Difference
+from torchcalib.reporting.data import ComparedLine, Difference
 
 _CALIBRATION, _OTHERS = "ECE", ("Accuracy", "NLL", "Brier")
 """What tells whether one is better calibrated, of the confidence that is looked at first; and what else is told."""

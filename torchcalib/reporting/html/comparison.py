@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from matplotlib import style as matplotlib_style
 
+from torchcalib.inference.words import count
 from torchcalib.plots.differences import difference_plot
-from torchcalib.reporting.comparison.data import DIFFERENCE_WORDS, Comparison
-from torchcalib.reporting.html.page import both_themes, count, filled, group_of, pictures, write_folder
+from torchcalib.reporting.contents import DIFFERENCE_WORDS, bins_in_words, difference_table, sources_of
+from torchcalib.reporting.data import Comparison
+from torchcalib.reporting.html.page import both_themes, filled, pictures, write_folder
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -22,19 +23,21 @@ def render_comparison(comparison: Comparison) -> str:
     Returns:
         The page. The same comparison gives the same page.
     """
+    others = comparison.systems[1:]
     label = (
-        f"Differences of {', '.join(comparison.systems[1:])} to {comparison.baseline} with their 95 % intervals. "
+        f"Differences of {', '.join(others)} to {comparison.baseline} with their 95 % intervals. "
         "The tables hold their values."
     )
-    with matplotlib_style.context("default"):  # what the process has set must not show in a page
+    with matplotlib_style.context("default"):  # settings of the process must not change the page
         picture = both_themes(difference_plot, comparison, "differences", label)
     return filled(
         "comparison.html.jinja",
-        comparison=comparison,
+        results=comparison,
+        title=f"Comparison of {', '.join(comparison.systems)}",
         facts=_facts(comparison),
         picture=picture,
-        groups=[(name, list(lines)) for name, lines in groupby(comparison.lines, group_of)],
-        sources=list(dict.fromkeys(line.source for line in comparison.lines if line.source)),
+        tables=[difference_table(comparison, name) for name in others],
+        sources=sources_of(comparison),
         words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
@@ -43,7 +46,7 @@ def render_comparison(comparison: Comparison) -> str:
 def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]:
     """Write the comparison into a folder: `compare.json`, `compare.html`, `compare.png` and `compare.svg`.
 
-    A file is there whole or not at all; one of the same name is replaced.
+    Each file is complete or absent; one of the same name is replaced.
 
     Args:
         comparison: as made by `torchcalib.compare`.
@@ -65,8 +68,7 @@ def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """What was read, and how, as pairs of a name and words."""
-    settings = comparison.settings
+    """Return source, input and settings as pairs of a name and words."""
     is_multilabel = comparison.task == "multilabel"
     facts = [(name, _files(comparison.sources[name])) for name in comparison.systems if name in comparison.sources]
     facts.append(("task", comparison.task))
@@ -74,13 +76,13 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     if comparison.n_dropped:
         facts.append(("rows left out", count(comparison.n_dropped)))
     facts.append(("labels" if is_multilabel else "classes", count(comparison.num_classes)))
-    facts.append(("bins", f"{settings['n_bins']} of equal width, {'(a, b]' if settings['right'] else '[a, b)'}"))
-    facts.append(("replicates", f"{settings['n_replicates']:,}, the same for all systems"))
+    facts.append(("bins", bins_in_words(comparison.settings)))
+    facts.append(("replicates", f"{comparison.settings['n_replicates']:,}, the same for all systems"))
     return facts
 
 
 def _files(source: Mapping[str, Any]) -> str:
-    """Name the first files of a system, and how they were read."""
+    """Return the first files of a system, and the kind of its predictions."""
     files = [str(file) for file in source.get("files", [])]
     more = [f"and {len(files) - 3} more"] if len(files) > 3 else []
     return "; ".join([", ".join([*files[:3], *more]), *[str(source[k]) for k in ("predictions",) if k in source]])
