@@ -91,8 +91,7 @@ from torchcalib.reporting.function import report
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
-from torchcalib.reporting.ranks import gather_report
-from torchcalib.reporting.saving import load_report_state, save_report_state
+from torchcalib.reporting.saving import gather_report, load_report_state, save_report_state
 from torchcalib.special.beta import betainc
 from torchcalib.special.binomial import binomial_test
 

@@ -15,7 +15,7 @@ from torchcalib.io.finding import expanded, share_of
 from torchcalib.io.opening import NoSamplesError, PredictionFiles, existing
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.metrics import check_size
-from torchcalib.reporting.ranks import parts_of_ranks
+from torchcalib.reporting.saving import parts_of_ranks
 
 
 def add_to(commands: Any) -> None:

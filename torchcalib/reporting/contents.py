@@ -88,10 +88,45 @@ def input_line(results: "Results[Any]") -> str:
     """Return one line on the input: task, number of samples, classes and bins."""
     dropped = f" ({results.n_dropped:,} left out for NaN)" if results.n_dropped else ""
     outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
-    return f"{results.task}, n = {count(results.n)}{dropped}, {outputs}, {bins_in_words(results.settings)}"
+    return f"{results.task}, n = {count(results.n)}{dropped}, {outputs}, {_bins_in_words(results.settings)}"
 
 
-def bins_in_words(settings: Mapping[str, Any]) -> str:
+def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return source, input and settings as pairs of a name and words."""
+    settings = dict(results.settings)
+    is_multilabel = results.task == "multilabel"
+    found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
+    found.append(("task", results.task))
+    found.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
+    if settings.pop("nan_policy", "raise") == "drop" or results.n_dropped:
+        found.append(("left out for NaN", count(results.n_dropped)))
+    found.append(("labels" if is_multilabel else "classes", count(results.num_classes)))
+    if priors := getattr(results, "priors", ()):
+        low, high = percent(min(priors)), percent(max(priors))
+        share = "share of 1s, by label" if is_multilabel else "share, by class"
+        found.append((share, f"{low} each" if low == high else f"{low} to {high}"))
+    found.append(("bins", _bins_in_words(settings)))
+    for key, value in settings.items():
+        if value is not None and key not in ("n_bins", "right"):
+            found.append((str(key).replace("_", " "), formatted(value)))
+    return found
+
+
+def formatted(value: Any, most: int = 5) -> str:
+    """Format a setting; a long list by its first items."""
+    if value is None or value == [] or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{str(key).replace('_', ' ')} {formatted(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        more = [f"and {len(value) - most} more"] if len(value) > most else []
+        return ", ".join([formatted(item) for item in value[:most]] + more)
+    return str(value)
+
+
+def _bins_in_words(settings: Mapping[str, Any]) -> str:
     """Return number and kind of the bins."""
     return f"{count(settings['n_bins'])} equal-width bins {'(a, b]' if settings.get('right') else '[a, b)'}"
 

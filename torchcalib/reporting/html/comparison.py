@@ -1,15 +1,12 @@
 """A `Comparison` as a page, and as a folder of files."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib import style as matplotlib_style
 
-from torchcalib.inference.words import count
 from torchcalib.plots.differences import difference_plot
-from torchcalib.reporting.contents import DIFFERENCE_WORDS, bins_in_words, difference_table, sources_of
+from torchcalib.reporting.contents import DIFFERENCE_WORDS, difference_table, facts, formatted, sources_of
 from torchcalib.reporting.data import Comparison
 from torchcalib.reporting.html.page import both_themes, filled, pictures, write_folder
 
@@ -34,7 +31,7 @@ def render_comparison(comparison: Comparison) -> str:
         "comparison.html.jinja",
         results=comparison,
         title=f"Comparison of {', '.join(comparison.systems)}",
-        facts=_facts(comparison),
+        facts=facts(comparison, _sources(comparison)),
         picture=picture,
         tables=[difference_table(comparison, name) for name in others],
         sources=sources_of(comparison),
@@ -67,22 +64,10 @@ def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]
     return write_folder(files, out)
 
 
-def _facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return source, input and settings as pairs of a name and words."""
-    is_multilabel = comparison.task == "multilabel"
-    facts = [(name, _files(comparison.sources[name])) for name in comparison.systems if name in comparison.sources]
-    facts.append(("task", comparison.task))
-    facts.append(("labelled entries" if is_multilabel else "samples", count(comparison.n)))
-    if comparison.n_dropped:
-        facts.append(("rows left out", count(comparison.n_dropped)))
-    facts.append(("labels" if is_multilabel else "classes", count(comparison.num_classes)))
-    facts.append(("bins", bins_in_words(comparison.settings)))
-    facts.append(("replicates", f"{comparison.settings['n_replicates']:,}, the same for all systems"))
-    return facts
-
-
-def _files(source: Mapping[str, Any]) -> str:
-    """Return the first files of a system, and the kind of its predictions."""
-    files = [str(file) for file in source.get("files", [])]
-    more = [f"and {len(files) - 3} more"] if len(files) > 3 else []
-    return "; ".join([", ".join([*files[:3], *more]), *[str(source[k]) for k in ("predictions",) if k in source]])
+def _sources(comparison: Comparison) -> dict[str, str]:
+    """Return the files of each system, and the kind of its predictions."""
+    found = {}
+    for name, source in comparison.sources.items():
+        files = list(source.get("files", []))
+        found[name] = "; ".join([formatted(files, 3), *[str(source[k]) for k in ("predictions",) if k in source]])
+    return found

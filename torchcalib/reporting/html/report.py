@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import style as matplotlib_style
 
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.inference.words import count, percent
+from torchcalib.inference.words import count
 from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
@@ -20,8 +20,8 @@ from torchcalib.reporting.contents import (
     NAIVE_WORDS,
     RCL_SOURCE,
     bin_table,
-    bins_in_words,
     class_table,
+    facts,
     gain_table,
     group_table,
     history_table,
@@ -34,8 +34,6 @@ from torchcalib.reporting.html.page import both_themes, filled, pictures, write_
 from torchcalib.reporting.monitoring.history import History
 
 _LONGEST_NAME = 200  # letters of a group's name
-
-_TASKS = {"binary": "binary", "multiclass": "multi-class", "multilabel": "multi-label"}
 
 _EVENTS = {
     "positive_class": (
@@ -76,7 +74,7 @@ def render(report: Report) -> str:
         "report.html.jinja",
         results=report,
         title=" ".join(["Calibration report", *_of_file(report.source)]),
-        facts=_facts(report),
+        facts=facts(report, report.source),
         explanations=[NAIVE_WORDS, *[EVIDENCE_WORDS] * has_evidence, *[INTERVAL_WORDS] * has_intervals],
         lines=line_table(report),
         sources=sources_of(report),
@@ -191,45 +189,3 @@ def _of_file(source: Mapping[str, Any]) -> list[str]:
             more = [f"and {len(names) - 1} more"] if len(names) > 1 else []
             return ["of", Path(names[0]).name, *more]
     return []
-
-
-def _facts(report: Report) -> list[tuple[str, str]]:
-    """Return source, input and settings as pairs of a name and words."""
-    settings = dict(report.settings)
-    is_multilabel = report.task == "multilabel"
-    facts = [(_spaced(key), _words(value)) for key, value in report.source.items()]
-    facts.append(("task", _TASKS[report.task]))
-    facts.append(("labelled entries" if is_multilabel else "samples", count(report.n)))
-    if settings.pop("nan_policy", "raise") == "drop":
-        facts.append(("left out for NaN", count(report.n_dropped)))
-    facts.append(("labels" if is_multilabel else "classes", count(report.num_classes)))
-    if report.task == "binary":
-        facts.append(("share of y = 1", percent(report.priors[1])))
-    else:
-        low, high = percent(min(report.priors)), percent(max(report.priors))
-        share = "share of 1s, by label" if is_multilabel else "share, by class"
-        facts.append((share, f"{low} each" if low == high else f"{low} to {high}"))
-    facts.append(("bins", bins_in_words(settings)))
-    facts.append(("predictions", "logits" if settings.pop("from_logits", False) else "probabilities"))
-    if "order_based" in settings:
-        facts.append(("rank-based values", _words(settings.pop("order_based"))))
-    others = {key: value for key, value in settings.items() if key not in ("n_bins", "right")}
-    return facts + [(_spaced(key), _words(value)) for key, value in others.items() if value is not None]
-
-
-def _spaced(key: str) -> str:
-    return str(key).replace("_", " ")
-
-
-def _words(value: Any) -> str:
-    """Format a setting; a long list by its first items."""
-    if value is None or value == [] or value == ():
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{_spaced(key)} {_words(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        more = [f"and {len(value) - 5} more"] if len(value) > 5 else []
-        return ", ".join([_words(item) for item in value[:5]] + more)
-    return str(value)
