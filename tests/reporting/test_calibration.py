@@ -115,7 +115,7 @@ def test_weights_of_every_kind():
     report = report_of(preds, target, weights=weights, **given)
     check_against_functions(report, preds, target, tuple(CALIBRATORS)[:3], weights=weights, **given)
     (note,) = report.calibration.notes
-    assert note == "Isotonic calibration is not tried: it counts copies of a sample, and weights are no counts."
+    assert note == "Isotonic calibration is not tried: it needs weights that are counts of samples."
     builder = ReportBuilder(**given, with_intervals=False)
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])

@@ -97,10 +97,8 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
         if p.task not in calibrator.tasks:
             continue
         if calibrator.whole_weights and not counts:
-            notes += (
-                f"{_listed([name_of(calibrator)])} is not tried: it counts copies of a sample, and weights are no "
-                "counts.",
-            )
+            name = _listed([name_of(calibrator)])
+            notes += (f"{name} is not tried: it needs weights that are counts of samples.",)
         elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (
                 f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "

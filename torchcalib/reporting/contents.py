@@ -1,21 +1,19 @@
 """Tables and explanations of reports and comparisons, which pages, terminals and `str` show alike."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.inference.words import count, edge, gain, p_words, percent, significant
+from torchcalib.inference.words import count, decimals, edge, gain, p_words, percent, significant
 from torchcalib.io.reader import printable
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.tables import (
     Cell,
     Column,
-    Row,
-    Section,
     Table,
     fraction,
     interval,
@@ -32,6 +30,12 @@ WORST_CLASSES = 10
 NAIVE_WORDS = (
     "Perfect: the value of a predictor that is always right and certain. Naive: the value of a predictor that always "
     "predicts the class frequencies of this data."
+)
+
+CONFIDENCE_WORDS = (
+    "Scores are means over the data. For errors, confidence is the probability of y = 1 (positive class), the largest "
+    "probability of a sample (top label), or the probability of each class or label, followed by the mean over them "
+    "(class-wise)."
 )
 
 EVIDENCE_WORDS = (
@@ -67,13 +71,12 @@ GROUP_WORDS = (
 RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2."
 """Source of the relative calibration loss."""
 
-_EXPLANATIONS = {
-    "scores": "means over the data",
-    "positive class": "confidence is the probability of y = 1",
-    "top label": "confidence is the largest probability of a sample",
-    "class-wise": "each class or label separately, then the mean over them",
-}
-"""Explanations of groups of lines; other groups have none."""
+
+def explanations(report: "Report") -> list[str]:
+    """Return explanations of the columns and groups of `line_table`."""
+    has_evidence = any(line.p_value is not None for line in report.lines)
+    has_intervals = any(line.interval for line in report.lines)
+    return [NAIVE_WORDS, CONFIDENCE_WORDS, *[EVIDENCE_WORDS] * has_evidence, *[INTERVAL_WORDS] * has_intervals]
 
 
 def sources_of(results: "Results[Any]") -> list[str]:
@@ -133,134 +136,102 @@ def _bins_in_words(settings: Mapping[str, Any]) -> str:
 
 def line_table(report: "Report") -> Table:
     """Return every line of a report."""
-    has_evidence = any(line.p_value is not None for line in report.lines)
-    has_intervals = any(line.interval for line in report.lines)
-    evidence = [Column("noise floor")] * has_evidence
-    p_column = [Column("p", is_number=False)] * has_evidence
-    intervals = [Column("95 % interval", is_number=False)] * has_intervals
     columns = [
-        Column("name", is_number=False),
-        Column("value"),
-        *evidence,
-        *intervals,
-        *p_column,
-        Column("perfect", shown="wide"),
-        Column("naive"),
-        *_about_columns(),
+        Column("name", lambda line: Cell(line.name), is_number=False),
+        Column("value", lambda line: number(line.value, "main")),
+        Column("noise floor", lambda line: number(line.noise_floor)),
+        Column("95 % interval", lambda line: interval(line.interval), is_number=False),
+        Column("p", lambda line: p_value(line.p_value), is_number=False),
+        Column("perfect", lambda line: short(line.perfect), shown="wide"),
+        Column("naive", lambda line: short(line.naive)),
+        *_about(report),
     ]
-    sources = sources_of(report)
-
-    def row(line: Any) -> Row:
-        floor = [number(line.noise_floor)] * has_evidence
-        ends = [interval(line.interval)] * has_intervals
-        p = [p_value(line.p_value)] * has_evidence
-        cells = [Cell(line.name), number(line.value, "main"), *floor, *ends, *p, short(line.perfect), short(line.naive)]
-        return Row([*cells, *_about(line, sources)])
-
-    return Table(columns, _by_group(report.lines, row))
+    return Table.of(columns, _by_group(report.lines))
 
 
 def difference_table(comparison: "Comparison", name: str) -> Table:
     """Return every line of two systems, the baseline and another one, and their difference."""
-    first, sources = comparison.baseline, sources_of(comparison)
-    columns = [
-        Column("name", is_number=False),
-        Column(printable(first), wraps=True),
-        Column(printable(name), wraps=True),
-        Column("difference"),
-        Column("95 % interval", is_number=False),
-        Column("verdict", is_number=False),
-        Column("better is", is_number=False, shown="page"),
-        *_about_columns(),
-    ]
+    first = comparison.baseline
 
-    def row(line: Any) -> Row:
+    def difference(line: Any) -> Cell:
+        value = line.differences[name].value
+        return Cell(significant(value), value, f"{round(value, 6) + 0:+.6f}", "main")
+
+    def verdict(line: Any) -> Cell:
         found = line.differences[name]
-        told = found.verdict != "not told apart"
-        cells = [
-            Cell(line.name),
-            number(line.values[first]),
-            number(line.values[name]),
-            Cell(significant(found.value), found.value, f"{round(found.value, 6) + 0:+.6f}", "main"),
-            interval(found.interval),
-            Cell(found.verdict if found.interval else "", style=found.verdict if told else "quiet"),
-            Cell(line.better),
-        ]
-        return Row([*cells, *_about(line, sources)])
+        if found.interval is None:
+            return Cell()
+        return Cell(found.verdict, style="quiet" if found.verdict == "not told apart" else found.verdict)
 
-    return Table(columns, _by_group(comparison.lines, row), f"{printable(name)} against {printable(first)}")
-
-
-def _by_group(lines: Iterable[Any], row: Any) -> list[Section]:
-    """Return sections of lines of equal groups."""
-    return [
-        Section([row(line) for line in some], group, _EXPLANATIONS.get(group, ""))
-        for group, some in groupby(lines, attrgetter("group"))
+    columns = [
+        Column("name", lambda line: Cell(line.name), is_number=False),
+        Column(printable(first), lambda line: number(line.values[first]), wraps=True),
+        Column(printable(name), lambda line: number(line.values[name]), wraps=True),
+        Column("difference", difference),
+        Column("95 % interval", lambda line: interval(line.differences[name].interval), is_number=False),
+        Column("verdict", verdict, is_number=False),
+        Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"),
+        *_about(comparison),
     ]
+    return Table.of(columns, _by_group(comparison.lines), f"{printable(name)} against {printable(first)}")
 
 
-def _about_columns() -> list[Column]:
-    """Return the columns of `_about`."""
+def _by_group(lines: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return lines by their group."""
+    return {group: list(some) for group, some in groupby(lines, attrgetter("group"))}
+
+
+def _about(results: "Results[Any]") -> list[Column]:
+    """Return the columns that explain a line."""
+    sources = sources_of(results)
+
+    def source(line: "Quantity") -> Cell:
+        place = sources.index(line.source) + 1 if line.source else 0
+        return Cell(f"[{place}]", link=f"source-{place}") if place else Cell()
+
     return [
-        Column("unit", is_number=False, shown="wide"),
-        Column("question", is_number=False, shown="page"),
-        Column("source", is_number=False, shown="page"),
+        Column("unit", lambda line: Cell(line.unit), is_number=False, shown="wide"),
+        Column("question", lambda line: Cell(line.question, style="question"), is_number=False, shown="page"),
+        Column("source", source, is_number=False, shown="page"),
     ]
-
-
-def _about(line: "Quantity", sources: Sequence[str]) -> list[Cell]:
-    """Return the cells that explain a quantity."""
-    place = sources.index(line.source) + 1 if line.source else 0
-    source = Cell(f"[{place}]", link=f"source-{place}") if place else Cell()
-    return [Cell(line.unit), Cell(line.question, style="question"), source]
 
 
 def bin_table(table: BinTable, title: str = "") -> Table:
     """Return the bins of a reliability diagram."""
-    has_band = not bool(table.band_low.isnan().all())
+
+    def band(row: Mapping[str, float]) -> Cell:
+        low, high = row["band_low"], row["band_high"]
+        return Cell() if math.isnan(low) else Cell(f"{decimals(low)} to {decimals(high)}")
+
     columns = [
-        Column("bin", is_number=False),
-        Column("count"),
-        Column("share"),
-        Column("mean confidence"),
-        Column("frequency"),
-        *[Column("if calibrated, 95 %", shown="page")] * has_band,
-        Column("gap"),
-        Column("mean ECD (nats)"),
+        Column("bin", lambda row: Cell(f"{edge(row['lower'])} to {edge(row['upper'])}"), is_number=False),
+        Column("count", lambda row: Cell(count(row["n"]))),
+        Column("share", lambda row: Cell(percent(row["share"]))),
+        Column("mean confidence", _unless_empty(lambda row: fraction(row["confidence"]))),
+        Column("frequency", _unless_empty(lambda row: fraction(row["frequency"]))),
+        Column("if calibrated, 95 %", _unless_empty(band), shown="page"),
+        Column("gap", _unless_empty(lambda row: fraction(row["gap"], "+"))),
+        Column("mean ECD (nats)", _unless_empty(lambda row: fraction(row["ecd"], "+"))),
     ]
-
-    def row(found: Mapping[str, float]) -> Row:
-        cells = [Cell(f"{edge(found['lower'])} to {edge(found['upper'])}"), Cell(count(found["n"]), found["n"])]
-        cells.append(Cell(percent(found["share"])))
-        if not found["n"]:
-            return _empty(cells, len(columns))
-        means = [fraction(found["confidence"]), fraction(found["frequency"])]
-        band = [Cell(" to ".join(fraction(found[end]).page for end in ("band_low", "band_high")))] * has_band
-        return Row([*cells, *means, *band, fraction(found["gap"], "+"), fraction(found["ecd"], "+")])
-
-    return Table.of_rows(columns, map(row, _rows(table)), title)
+    return Table.of(columns, {"": _rows(table)}, title, is_quiet=lambda row: not row["n"])
 
 
 def tested_table(table: TCETable) -> Table:
     """Return the bins of a test-based reliability diagram."""
-    headers = ("count", "mean prediction", "empirical probability", "rejected", "share rejected")
-    columns = [Column("bin", is_number=False), *map(Column, headers)]
-
-    def row(found: Mapping[str, float]) -> Row:
-        n = found["n"]
-        cells = [Cell(f"{significant(found['lower'])} to {significant(found['upper'])}"), Cell(count(n), n)]
-        if not n:
-            return _empty(cells, len(columns))
-        means = [short(found["confidence"]), short(found["frequency"])]
-        return Row([*cells, *means, Cell(count(found["rejected"])), Cell(percent(found["rejected"] / n))])
-
-    return Table.of_rows(columns, map(row, _rows(table)))
+    columns = [
+        Column("bin", lambda row: Cell(f"{significant(row['lower'])} to {significant(row['upper'])}"), is_number=False),
+        Column("count", lambda row: Cell(count(row["n"]))),
+        Column("mean prediction", _unless_empty(lambda row: short(row["confidence"]))),
+        Column("empirical probability", _unless_empty(lambda row: short(row["frequency"]))),
+        Column("rejected", _unless_empty(lambda row: Cell(count(row["rejected"])))),
+        Column("share rejected", _unless_empty(lambda row: Cell(percent(row["rejected"] / row["n"])))),
+    ]
+    return Table.of(columns, {"": _rows(table)}, is_quiet=lambda row: not row["n"])
 
 
-def _empty(cells: list[Cell], n_columns: int) -> Row:
-    """Return the row of a bin without data."""
-    rest = [Cell()] * (n_columns - len(cells) - 1)
-    return Row([*cells, Cell("empty", style="quiet"), *rest], is_quiet=True)
+def _unless_empty(cell: Callable[[Any], Cell]) -> Callable[[Any], Cell]:
+    """Return a function that leaves cells of bins without data empty."""
+    return lambda row: cell(row) if row["n"] else Cell()
 
 
 def _rows(table: BinTable) -> list[dict[str, float]]:
@@ -271,44 +242,42 @@ def _rows(table: BinTable) -> list[dict[str, float]]:
 
 def gain_table(stage: "CalibrationStage") -> Table:
     """Return the scores before and after calibration by each calibrator."""
+    sections = {
+        score: [
+            (score, "none", raw, None),
+            *((score, found.calibrator, found.value, found.rcl) for found in stage.gains if found.score == score),
+        ]
+        for score, raw in stage.raw.items()
+    }
+
+    def bar(row: tuple[str, str, float, float | None]) -> Cell:
+        longest = max((value for _, _, value, _ in sections[row[0]] if math.isfinite(value)), default=0) or 1
+        return Cell(style="bar", bar=100 * row[2] / longest if math.isfinite(row[2]) else math.inf)
+
     columns = [
-        Column("calibrator", is_number=False),
-        Column("score"),
-        Column("gain"),
-        Column("shorter is better", is_number=False, shown="page"),
+        Column("calibrator", lambda row: Cell(row[1]), is_number=False),
+        Column("score", lambda row: number(row[2])),
+        Column("gain", lambda row: Cell() if row[3] is None else Cell(gain(row[3]), row[3], style="main")),
+        Column("shorter is better", bar, is_number=False, shown="page"),
     ]
-
-    def row(name: str, value: float, gained: Cell, longest: float) -> Row:
-        bar = 100 * value / longest if math.isfinite(value) else math.inf
-        return Row([Cell(name), number(value), gained, Cell(style="bar", bar=bar)])
-
-    sections = []
-    for score, raw in stage.raw.items():
-        gains = [found for found in stage.gains if found.score == score]
-        longest = max((x for x in (raw, *(found.value for found in gains)) if math.isfinite(x)), default=0) or 1
-        rows = [row("none", raw, Cell(), longest)]
-        for found in gains:
-            gained = Cell(gain(found.rcl), found.rcl, style="main")
-            rows.append(row(found.calibrator, found.value, gained, longest))
-        sections.append(Section(rows, score))
-    return Table(columns, sections, f"Cross-validated gain of a calibration stage, {stage.n_folds} folds")
+    return Table.of(columns, sections, f"Cross-validated gain of a calibration stage, {stage.n_folds} folds")
 
 
 def group_table(table: GroupTable, longest_name: int) -> Table:
     """Return the worst groups, with names of at most so many letters."""
-    headers = ("n", "ECE", "noise floor", "p", "shrunk")
-    columns = [Column("group", False, wraps=True), *map(Column, headers), Column("by chance", is_number=False)]
-
-    def row(name: str, found: Mapping[str, Any]) -> Row:
-        errors = [fraction(found["value"]), fraction(found["noise_floor"])]
-        cells = [Cell(name, style="name"), Cell(count(found["n"])), *errors, Cell(p_words(found["p_value"]))]
-        chance = Cell("within chance" if found["by_chance"] else "")
-        return Row([*cells, fraction(found["shrunk"]), chance], is_quiet=found["by_chance"])
-
-    rows = map(row, table.shown_names(longest_name), table.rows())
+    rows = [{**row, "name": name} for name, row in zip(table.shown_names(longest_name), table.rows(), strict=True)]
+    columns = [
+        Column("group", lambda row: Cell(row["name"], style="name"), is_number=False, wraps=True),
+        Column("n", lambda row: Cell(count(row["n"]))),
+        Column("ECE", lambda row: fraction(row["value"])),
+        Column("noise floor", lambda row: fraction(row["noise_floor"])),
+        Column("p", lambda row: Cell(p_words(row["p_value"]))),
+        Column("shrunk", lambda row: fraction(row["shrunk"])),
+        Column("", lambda row: Cell("within chance" if row["by_chance"] else ""), is_number=False),
+    ]
     of_all = f"The {len(table)} worst of {count(table.n_groups)} groups"
     title = of_all if len(table) < table.n_groups else "Groups, the worst first"
-    return Table.of_rows(columns, rows, title, is_wide=False)
+    return Table.of(columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["by_chance"])
 
 
 def class_table(report: "Report") -> Table | None:
@@ -317,22 +286,22 @@ def class_table(report: "Report") -> Table | None:
         return None
     kind, members, ones = ("label", "labels", "1s") if report.task == "multilabel" else ("class", "classes", "samples")
     order = sorted(enumerate(report.per_class), key=lambda item: math.inf if math.isnan(item[1]) else -item[1])
-    rows = [Row([Cell(str(k)), Cell(percent(report.priors[k])), number(ece)]) for k, ece in order[:WORST_CLASSES]]
+    columns = [
+        Column(kind, lambda row: Cell(str(row[0]))),
+        Column(f"share of {ones}", lambda row: Cell(percent(report.priors[row[0]]))),
+        Column("ECE", lambda row: number(row[1])),
+    ]
     title = f"{kind.capitalize()} by {kind}"
-    if len(rows) < len(order):
-        title = f"The {len(rows)} of {count(len(order))} {members} with the largest error"
-    return Table.of_rows([Column(kind), Column(f"share of {ones}"), Column("ECE")], rows, title, is_wide=False)
+    if len(order) > WORST_CLASSES:
+        title = f"The {WORST_CLASSES} of {count(len(order))} {members} with the largest error"
+    return Table.of(columns, {"": order[:WORST_CLASSES]}, title, is_wide=False)
 
 
 def history_table(history: History) -> Table:
     """Return every validation of a training."""
-    rows = [
-        Row(
-            [
-                Cell(str(getattr(row, history.unit))),
-                *(fraction(row.values.get(name, math.nan)) for name in history.names),
-            ]
-        )
-        for row in history.rows
-    ]
-    return Table.of_rows([Column(history.unit), *map(Column, history.names)], rows)
+
+    def column(name: str) -> Column:
+        return Column(name, lambda row: fraction(row.values.get(name, math.nan)))
+
+    columns = [Column(history.unit, lambda row: Cell(str(getattr(row, history.unit)))), *map(column, history.names)]
+    return Table.of(columns, {"": history.rows})

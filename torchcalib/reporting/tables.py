@@ -1,30 +1,14 @@
-"""Tables as data: columns, rows and formatted cells. `to_text` makes plain text of a table, `table.jinja` a page's.
+"""Tables as data: columns, rows and formatted cells. `to_text` renders plain text.
 
 A report, a comparison and a terminal describe each of their tables once, in `torchcalib.reporting.contents`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any, Literal, Self
 
 from torchcalib.inference.words import decimals, fixed, p_words, significant
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        header: above the column.
-        is_number: whether cells are aligned on the right.
-        shown: on which media. A narrow terminal has no `"wide"` column, and only a page has a `"page"` column.
-        wraps: whether long cells continue on the next line.
-    """
-
-    header: str
-    is_number: bool = True
-    shown: Literal["always", "wide", "page"] = "always"
-    wraps: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +36,30 @@ class Cell:
         """Text for other media than a page."""
         return self.page.replace("−", "-") if self.plain is None else self.plain
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is shown."""
+        return not self.page and self.bar is None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        header: above the column.
+        cell: function from the item of a row to its cell.
+        is_number: whether cells are aligned on the right.
+        shown: on which media. A narrow terminal has no `"wide"` column, and only a page has a `"page"` column.
+        wraps: whether long cells continue on the next line.
+    """
+
+    header: str
+    cell: Callable[[Any], Cell]
+    is_number: bool = True
+    shown: Literal["always", "wide", "page"] = "always"
+    wraps: bool = False
+
 
 @dataclass(frozen=True)
 class Row:
@@ -63,11 +71,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """Rows under a heading."""
+    """Rows under a heading, which may be empty."""
 
+    heading: str
     rows: Sequence[Row]
-    heading: str = ""
-    explanation: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Table:
     Attributes:
         columns: in order.
         sections: rows under headings.
-        title: what the table holds.
+        title: of the table.
         is_wide: whether the table takes the whole width of a page.
     """
 
@@ -87,20 +94,35 @@ class Table:
     is_wide: bool = True
 
     @classmethod
-    def of_rows(
-        cls, columns: Sequence[Column], rows: Iterable[Row], title: str = "", *, is_wide: bool = True
-    ) -> "Table":
-        """Return a table without headings of sections."""
-        return cls(columns, [Section(list(rows))], title, is_wide)
+    def of(
+        cls,
+        columns: Sequence[Column],
+        sections: Mapping[str, Iterable[Any]],
+        title: str = "",
+        *,
+        is_wide: bool = True,
+        is_quiet: Callable[[Any], bool] | None = None,
+    ) -> Self:
+        """Return the table of items by headings, without columns that are empty in every row."""
 
-    def limited_to(self, *shown: str) -> "Table":
+        def row(item: Any) -> Row:
+            return Row([column.cell(item) for column in columns], is_quiet is not None and is_quiet(item))
+
+        made = [Section(heading, [row(item) for item in items]) for heading, items in sections.items()]
+        rows = [each for section in made for each in section.rows]
+        full = [not rows or not all(each.cells[k].is_empty for each in rows) for k in range(len(columns))]
+        return cls(columns, made, title, is_wide)._with_columns(full)
+
+    def shown_on(self, *media: str) -> Self:
         """Return the table with the columns of some media alone."""
-        kept = [k for k, column in enumerate(self.columns) if column.shown in shown]
+        return self._with_columns([column.shown in media for column in self.columns])
+
+    def _with_columns(self, kept: Sequence[bool]) -> Self:
         sections = [
-            Section([Row([row.cells[k] for k in kept], row.is_quiet) for row in section.rows], section.heading)
+            Section(section.heading, [replace(row, cells=list(compress(row.cells, kept))) for row in section.rows])
             for section in self.sections
         ]
-        return Table([self.columns[k] for k in kept], sections, self.title)
+        return replace(self, columns=list(compress(self.columns, kept)), sections=sections)
 
 
 def number(value: float | None, style: str = "") -> Cell:
@@ -130,7 +152,7 @@ def interval(found: object) -> Cell:
 
 def to_text(table: Table) -> str:
     """Return a table as plain text in a font of equal widths."""
-    table = table.limited_to("always", "wide")
+    table = table.shown_on("always", "wide")
     cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
     texts = [[column.header for column in table.columns], *cells]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]

@@ -23,12 +23,10 @@ from torchcalib.io.reader import printable
 from torchcalib.io.source import Source
 from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
-    EVIDENCE_WORDS,
     GROUP_WORDS,
-    INTERVAL_WORDS,
-    NAIVE_WORDS,
     bin_table,
     difference_table,
+    explanations,
     gain_table,
     group_table,
     input_line,
@@ -94,9 +92,7 @@ def show(report: Report) -> None:
     console.print(f"[dim]{'input':12}[/dim] {input_line(report)}\n")
     console.print(f"[bold]{_shown(report.sentence)}[/bold]\n")
     console.print(f"{_shown(report.main_line)}\n")
-    has_intervals = any(line.interval for line in report.lines)
-    notes = [NAIVE_WORDS, EVIDENCE_WORDS, *[INTERVAL_WORDS] * has_intervals, *report.notes]
-    _print_table(console, line_table(report), notes)
+    _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
         console.print(f"\n[bold]{_shown(report.calibration.recommendation.text)}[/bold]\n")
         _print_table(console, gain_table(report.calibration), report.calibration.notes)
@@ -126,7 +122,7 @@ def show_comparison(comparison: Comparison) -> None:
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
     """Print a table, on a narrow terminal without its wide columns, and notes below it."""
     is_wide = console.width >= _WHOLE_WIDTH
-    table = table.limited_to("always", *["wide"] * is_wide)
+    table = table.shown_on("always", *["wide"] * is_wide)
     title = Text(table.title, "bold") if table.title else None
     drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.collapse_padding = not is_wide

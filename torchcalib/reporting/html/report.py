@@ -14,13 +14,11 @@ from torchcalib.plots.reliability import confidence_histogram, reliability_diagr
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
 from torchcalib.reporting.contents import (
-    EVIDENCE_WORDS,
     GROUP_WORDS,
-    INTERVAL_WORDS,
-    NAIVE_WORDS,
     RCL_SOURCE,
     bin_table,
     class_table,
+    explanations,
     facts,
     gain_table,
     group_table,
@@ -67,15 +65,13 @@ def render(report: Report) -> str:
         tests = [_tested(name, table) for name, table in report.tests.items()]
         training = _training(report.history) if report.history else None
     stage, groups = report.calibration, report.groups
-    has_evidence = any(line.p_value is not None for line in report.lines)
-    has_intervals = any(line.interval for line in report.lines)
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
     return filled(
         "report.html.jinja",
         results=report,
         title=" ".join(["Calibration report", *_of_file(report.source)]),
         facts=facts(report, report.source),
-        explanations=[NAIVE_WORDS, *[EVIDENCE_WORDS] * has_evidence, *[INTERVAL_WORDS] * has_intervals],
+        explanations=explanations(report),
         lines=line_table(report),
         sources=sources_of(report),
         calibration=stage,
