@@ -71,14 +71,12 @@ from torchcalib.metrics.test_based import GCE, TCE, gce, tce, tce_table
 from torchcalib.metrics.tested import evidence
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import compare
-from torchcalib.reporting.comparison.data import Comparison
-from torchcalib.reporting.data import Report
+from torchcalib.reporting.data import Comparison, Report
 from torchcalib.reporting.function import report
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
-from torchcalib.reporting.ranks import gather_report
-from torchcalib.reporting.saving import load_report_state, save_report_state
+from torchcalib.reporting.saving import gather_report, load_report_state, save_report_state
 from torchcalib.special.beta import betainc
 from torchcalib.special.binomial import binomial_test
 

@@ -115,7 +115,7 @@ def test_weights_of_every_kind():
     report = report_of(preds, target, weights=weights, **given)
     check_against_functions(report, preds, target, tuple(CALIBRATORS)[:3], weights=weights, **given)
     (note,) = report.calibration.notes
-    assert note == "Isotonic calibration is not tried: it counts copies of a sample, and weights are no counts."
+    assert note == "Isotonic calibration is not tried: it needs weights that are counts of samples."
     builder = ReportBuilder(**given, with_intervals=False)
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])
@@ -133,7 +133,7 @@ def test_remarks_of_fits_are_notes_of_the_section():
 
 
 LEFT_OUT = [
-    ("binary", [0.1, 0.6, 0.3, 0.9], [0.1, 0.5, 0.2, 1.0], "targets are shares"),
+    ("binary", [0.1, 0.6, 0.3, 0.9], [0.1, 0.5, 0.2, 1.0], "targets are soft"),
     ("binary", [0.1, 0.6, 0.3, 0.9], [1, 1, 1, 1], "all samples are of one class"),
     ("binary", [0.1], [1], "there is one of class 1"),
     ("multiclass", [[0.1, 0.6, 0.3]] * 4, [0, 1, 0, 2], "there is one of class 1, 2."),
@@ -146,7 +146,7 @@ def test_it_is_left_out_with_a_note():
         task, preds, target, words = case
         report = report_of(torch.tensor(preds), torch.tensor(target), task=task)
         assert report.calibration is report.recommendation is json.loads(report.to_json())["calibration"] is None
-        assert report.notes[-1].startswith("What a calibration stage would gain is left out: ")
+        assert report.notes[-1].startswith("The gain of a calibration stage is left out: ")
         assert words in report.notes[-1]
         assert math.isfinite(report["nll"])
 

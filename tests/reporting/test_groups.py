@@ -1,5 +1,6 @@
 """Groups in reports: the worst of them, over pieces, files, parts and ranks, by their names."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ import torchcalib as tc
 from torchcalib.cli import main
 from torchcalib.reporting import terminal
 from torchcalib.reporting.groups import MOST_GROUPS
-from torchcalib.reporting.html.page import filled
+from torchcalib.reporting.html.report import render
 
 GIVEN = {"task": "binary", **QUICK}
 NAMES = [f"site {letter}" for letter in "abcdefgh"]
@@ -132,7 +133,7 @@ def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys
     report = tc.report(p, y, groups=groups, group_names=[*alike, "m" * 1000, *NAMES[3:]], **GIVEN)
     terminal.show(report)
     column = "".join("".join(line[:25].split()) for line in capsys.readouterr().out.splitlines())
-    for text in (str(report), column, filled("groups.html.jinja", report=report, group_words="")):
+    for text in (str(report), column, render(replace(report, tables={}, tests={}))):
         assert all(text.count(name) == 1 for name in alike), "of what tells them apart nothing is left out"
         assert "m" * 900 not in text
 

@@ -74,8 +74,10 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
 
 
 def test_one_line_says_it_as_it_is_written_down():
-    line = Line("ece/top_label", "ECE", "top label", 0.021, "probability", 0, 0, "", "", 0.004, 0.0005)
-    score = Line("nll", "NLL", "scores", 0.6931472, "nats", 0, 1, "", "")
+    rest = {"perfect": 0, "question": "", "source": ""}
+    ece = {"key": "ece/top_label", "name": "ECE", "group": "top label", "unit": "probability", **rest}
+    line = Line(value=0.021, naive=0, noise_floor=0.004, p_value=0.0005, **ece)
+    score = Line(key="nll", name="NLL", group="scores", unit="nats", value=0.6931472, naive=1, **rest)
     signed = {"name": "ESCE", "value": -0.0109, "p_value": 0.0123, "interval": (-0.0174, -0.0041)}
     small = {"value": 0.00021, "noise_floor": 0.00018, "p_value": 0.41}
     for of, change, words in (

@@ -85,7 +85,7 @@ class Ranks:
         """Return the parts of all ranks on the first one, and nothing on the others."""
         if self.n_ranks == 1:
             return [] if part is None else [part]
-        from torchcalib.reporting.ranks import parts_of_ranks
+        from torchcalib.reporting.saving import parts_of_ranks
 
         return parts_of_ranks(part, self.group)
 

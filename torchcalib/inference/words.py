@@ -1,4 +1,7 @@
-"""Text of numbers, p-values and intervals."""
+"""Format numbers and test results for people: in sentences, tables and pages.
+
+`significant` and `decimals` are for tables and write `−` for the minus sign; `fixed` is for sentences and writes `-`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -70,3 +73,56 @@ def fixed(number: float, places: int) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return `"a, b and c"`."""
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])
+
+
+def significant(value: float) -> str:
+    """Format four significant digits; a value that is not finite in words.
+
+    Example:
+        >>> significant(-0.0109003), significant(12345.678), significant(3e-10)
+        ('−0.01090', '12,346', '≈ 0')
+    """
+    if 0 < abs(value) < 1e-6:
+        return "≈ 0"
+    is_whole = float(value).is_integer() or abs(value) >= 1e3
+    return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.4g}".rstrip("."))
+
+
+def decimals(value: float, plus: str = "") -> str:
+    """Format four decimals, with `plus` in front of a positive value."""
+    return _signed(value, f"{abs(value):.4f}", plus)
+
+
+def count(n: float) -> str:
+    """Format a count without decimals; a sum of fractional weights with two."""
+    return f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
+
+
+def percent(share: float) -> str:
+    """Format a share in percent."""
+    return "undefined" if math.isnan(share) else f"{share:.2%}"
+
+
+def edge(value: float) -> str:
+    """Format the edge of a bin without trailing zeros."""
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def gain(rcl: float) -> str:
+    """Format a relative calibration loss in percent; a score that is or becomes infinite in words."""
+    if not math.isfinite(rcl):
+        return "undefined" if math.isnan(rcl) else "−infinite"
+    return _signed(rcl, f"{abs(rcl):.1f}") + "%"
+
+
+def ends(low: float, high: float, digits: int = 4) -> str:
+    """Format the ends of an interval: significant digits, at most six decimals."""
+    return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 turns -0 into 0
+
+
+def _signed(value: float, digits: str, plus: str = "") -> str:
+    if math.isnan(value):
+        return "undefined"
+    if float(digits.replace(",", "")) == 0:
+        return digits
+    return ("−" if value < 0 else plus) + ("infinite" if math.isinf(value) else digits)

@@ -15,7 +15,7 @@ from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, rows_of_panels
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.comparison.data import ComparedLine, Comparison, Difference
+    from torchcalib.reporting.data import ComparedLine, Comparison, Difference
 
 MAX_NAME = 28
 """Longer names of systems are cut off."""

@@ -1,6 +1,6 @@
-"""Everything that is known about a set of predictions, as data: `report(preds, target, task=...)` gives a `Report`.
+"""Reports on predictions, comparisons of systems, and calibration during training.
 
-A report is built from sums and from samples in order, so `ReportBuilder` takes predictions piece by piece, of any
-number, in bounded memory. Builders add: what one of them holds is saved to a file, or sent to another rank, and merged.
-Drawing, pages and files are made further up, from the finished `Report`.
+Predictions become sums and ranked samples (`metrics`, `bounded`, `kept`, `groups`), these become lines with evidence
+and intervals (`lines`, `evidence`, `intervals`), and a `Report` or `Comparison` of them is data (`data`). Its tables
+are described once (`contents`, `tables`) and shown by `str`, `terminal` and `html`.
 """

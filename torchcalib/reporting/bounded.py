@@ -1,4 +1,4 @@
-"""Samples in bounded memory: whole as long as they are few, from there on as a sketch."""
+"""Ranked samples in bounded memory: exact up to a maximal number, a sketch above it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,23 +15,23 @@ from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.metrics.base import StreamingMetric
 
 MOST_SAMPLES = 2**24
-"""Samples that are kept whole, every label of a sample being one: 9 bytes each (5 of float32), with weights 8 more."""
+"""Largest number of exact samples, every label of a sample being one: 9 bytes each (5 for float32), 17 with weights."""
 
 RESOLUTION = 2048
 _RESOLUTION_IN_ALL = 2**15  # of the cells of all labels together: 110 MB
 
-_PIECE = 2**22  # samples that are put into cells at a time
+_PIECE = 2**22  # samples that are added to the sketch at a time
 
 
 class BoundedSample:
-    """Puts the samples that a metric holds into cells whenever there are more than `MOST_SAMPLES`.
+    """Moves the samples of a metric into a sketch whenever there are more than `MOST_SAMPLES`.
 
-    What is read from the cells is exact for data in which every probability has moved by less than 1 / `resolution` in
+    Values from the sketch are exact for data in which every probability has moved by less than 1 / `resolution` in
     log-odds, and with a resolution of 2,048 for float16 and bfloat16 probabilities as they are; see `LogitCells`. That
-    is the resolution, unless there are more than 16 labels, which have cells of their own: they share 2^15.
+    is the resolution up to 16 labels. Each label has its own cells, and more labels share a resolution of 2^15.
 
     Attributes:
-        resolution: cells for each unit of log-odds; None as long as all samples are whole.
+        resolution: cells for each unit of log-odds; None as long as all samples are exact.
     """
 
     def __init__(self, reduction: Reduction) -> None:
@@ -41,39 +41,38 @@ class BoundedSample:
         self._has_labels = True
 
     def n_whole(self, metric: StreamingMetric[RankedSample]) -> int:
-        """Number of samples, all of which the metric holds; more than `MOST_SAMPLES` if there are cells."""
-        held = sum(score.numel() for score in metric.state.scores)
-        return held if self.resolution is None else MOST_SAMPLES + 1
+        """Return the number of exact samples in the metric; more than `MOST_SAMPLES` if there is a sketch."""
+        return _size(metric) if self.resolution is None else MOST_SAMPLES + 1
 
     def relieve(self, metric: StreamingMetric[RankedSample], n_elsewhere: int = 0) -> None:
-        """Take the samples of a metric whose state is every sample, if they are too many to stay there.
+        """Move the samples of a metric into the sketch and reset the metric, if there are too many.
 
         Args:
-            metric: what holds them; it is reset.
-            n_elsewhere: samples that others hold, which are to be together with these.
+            metric: with all samples as its state.
+            n_elsewhere: number of samples that will be merged with these.
         """
-        held = sum(score.numel() for score in metric.state.scores)
+        held = _size(metric)
         if not held or held + n_elsewhere <= MOST_SAMPLES:
             return
-        sample = _held_by(metric)
+        sample = _sample_of(metric)
         self._has_labels &= _has_labels(sample)
         self.resolution = _resolution_of(sample.score.shape[:-1])
         self._cells = self._with(sample, self.resolution)
         metric.reset()
 
     def has_labels(self, metric: StreamingMetric[RankedSample]) -> bool:
-        """Whether all outcomes were labels so far, and none a share of votes."""
-        return self._has_labels and _has_labels(_held_by(metric))
+        """Return whether all outcomes were labels so far, and none a share."""
+        return self._has_labels and _has_labels(_sample_of(metric))
 
     def with_those_of(self, metric: StreamingMetric[RankedSample]) -> RankedSample:
-        """Return all samples that the metric has seen."""
-        sample = _held_by(metric)
+        """Return all samples of the metric and of the sketch."""
+        sample = _sample_of(metric)
         if self.resolution is None:
             return sample
         return self._recipe(sample, self.resolution).wrap(self._with(sample, self.resolution).sums)
 
     def __add__(self, other: "BoundedSample") -> "BoundedSample":
-        """Return the cells of both; what their metrics hold is for them to merge."""
+        """Return the sketch of both; their metrics are merged elsewhere."""
         both = BoundedSample(self._reduction)
         both.resolution = self.resolution or other.resolution
         cells = [bounded._cells for bounded in (self, other) if bounded._cells is not None]
@@ -82,7 +81,7 @@ class BoundedSample:
         return both
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values, of which `of_state` makes the same again: the cells that hold samples."""
+        """Return tensors and plain values for `of_state`: the cells that hold samples."""
         if self._cells is None:
             return {"cells": None}
         sums = self._cells.sums
@@ -91,26 +90,25 @@ class BoundedSample:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], reduction: Reduction, metric: StreamingMetric[RankedSample]) -> Self:
-        """Return what was saved, of samples such as those of `metric`, whose own state is checked beside it.
+        """Return the saved sketch, for samples like those of `metric`, whose state is checked here too.
 
         Raises:
-            ValueError: it is no such thing, or samples with values that none can have.
+            ValueError: for a state that no samples have.
         """
-        _check_values(_held_by(metric))
+        _check_values(_sample_of(metric))
         bounded = cls(reduction)
         if state["cells"] is None:
             return bounded
-        input_format = metric.input_format
-        lead = series_shape(reduction, input_format.read_as, input_format.num_classes)
-        resolution = _resolution_of(torch.Size(lead))
-        recipe = LogitCells(reduction, resolution, input_format.from_logits)
-        shape = recipe.shape(input_format.read_as, input_format.num_classes)
+        task, num_classes = metric.input_format.read_as, metric.input_format.num_classes
+        resolution = _resolution_of(torch.Size(series_shape(reduction, task, num_classes)))
+        recipe = LogitCells(reduction, resolution, metric.input_format.from_logits)
+        shape = recipe.shape(task, num_classes)
         places = saved_tensor(state, "places", torch.int64, (None,))
         cells = saved_tensor(state, "cells", torch.float64, (*shape[:-1], len(places)))
         if not bool(((places >= 0) & (places < shape[-1])).all() & (places.diff() > 0).all()):
-            raise ValueError("`places` must be cells in order")
+            raise ValueError("`places` must be increasing numbers of cells")
         if not bool((cells >= 0).all()):
-            raise ValueError("`cells` must be sums of what is not negative")
+            raise ValueError("`cells` must be sums of at least 0")
         sums = cells.new_zeros(shape).index_copy_(-1, places, cells)
         _check_values(recipe.wrap(sums))
         bounded.resolution, bounded._cells = resolution, BinStats(sums)
@@ -121,42 +119,46 @@ class BoundedSample:
         return LogitCells(self._reduction, resolution, sample.from_logits)
 
     def _with(self, sample: RankedSample, resolution: int) -> BinStats:
-        """The cells, with those of more samples."""
+        """Return the cells, with those of more samples."""
         recipe = self._recipe(sample, resolution)
         cells = self._cells
         for start in range(0, sample.score.shape[-1], width := max(1, _PIECE // sample.score.shape[:-1].numel())):
             piece = recipe.of_sample(sample.narrow(start, width))
             cells = piece if cells is None else cells + piece
-        assert cells is not None  # there is a resolution where there have been samples
+        assert cells is not None  # a resolution implies that there have been samples
         return cells
 
 
+def _size(metric: StreamingMetric[RankedSample]) -> int:
+    return sum(score.numel() for score in metric.state.scores)
+
+
 def _resolution_of(series: torch.Size) -> int:
-    """Cells for each unit of log-odds, where every one of these series has cells of its own."""
+    """Return the number of cells for each unit of log-odds, where each of these series has its own cells."""
     return max(1, min(RESOLUTION, _RESOLUTION_IN_ALL // series.numel()))
 
 
 def _check_values(sample: RankedSample) -> None:
-    """Raise where a sample has what no update would have let in: its numbers become places in tables."""
+    """Raise for values that no update accepts: they become indices."""
     score, positives, n = sample.score, sample.positives, 1 if sample.n is None else sample.n
     possible = score.isnan() | sample.from_logits | ((score >= 0) & (score <= 1))
     possible &= (positives >= 0) & (positives <= n)
     if sample.n is not None:
         possible &= (sample.n >= 0) & (sample.n == sample.n.round()) & (sample.n <= 2**53)
     if not bool(possible.all()):
-        raise ValueError("samples must have scores, outcomes and counts that can be, got others")
+        raise ValueError("samples must have scores in [0, 1], whole counts and 0 to count positives, got other values")
 
 
-def _held_by(metric: StreamingMetric[RankedSample]) -> RankedSample:
-    """The samples of a metric. Whether some that came on CUDA were bad is for others to say, which see the same."""
+def _sample_of(metric: StreamingMetric[RankedSample]) -> RankedSample:
+    """Return the samples of a metric. Bad rows from CUDA are reported elsewhere, by metrics of the same rows."""
     sample = metric.kind.statistic(metric.state)
-    if sample.n is None and _has_labels(sample):  # labels that were given as floating numbers
+    if sample.n is None and _has_labels(sample):  # labels of a floating dtype
         return replace(sample, positives=sample.positives.to(torch.uint8))
     return sample
 
 
 def _has_labels(sample: RankedSample) -> bool:
-    """Whether every outcome is 0 or 1."""
+    """Return whether every outcome is 0 or 1."""
     positives, all_of = sample.positives, 1 if sample.n is None else sample.n
     if not positives.is_floating_point():
         return True

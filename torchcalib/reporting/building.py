@@ -1,4 +1,4 @@
-"""From predictions, piece by piece, to a `Report`: what a builder holds, and how it adds."""
+"""Build a `Report` from predictions, piece by piece."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -9,44 +9,47 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
-from torchcalib.core.events import NamedReduction, reductions_of
+from torchcalib.core.events import reductions_of
 from torchcalib.core.inputs import InputFormat, check_option_names
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.io.saved import saved_value
 from torchcalib.io.source import Source
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
+from torchcalib.metrics.proper_scores import NLL
 from torchcalib.metrics.rollback import unchanged_on_error
 from torchcalib.reporting.bounded import BoundedSample
+from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.findings import Findings
+from torchcalib.reporting.evidence import evidence_of, with_evidence
 from torchcalib.reporting.groups import GroupBins
+from torchcalib.reporting.intervals import failure, with_intervals
 from torchcalib.reporting.kept import KeptSamples
-from torchcalib.reporting.lines import SCORES
+from torchcalib.reporting.lines import SCORES, Statistics, has_table
 from torchcalib.reporting.metrics import (
     MOST_BINS,
     MOST_COPIES,
     are_counts,
     check_saved_size,
-    has_table,
     metrics_of,
     sample_name,
     with_samples,
 )
+from torchcalib.reporting.sentence import sentence_of
 
 T = TypeVar("T", bound=Transform)
 
 
 class ReportBuilder:
-    """Takes predictions piece by piece and makes a `Report` of all of them. Arguments are those of `report`.
+    """Build a `Report` from predictions, piece by piece. Arguments are those of `report`.
 
-    What order-based numbers are read from is every sample, up to 2^24 of them, and a sketch from there on; see
-    `BoundedSample`. `report.settings["order_based"]` says which. To try calibrators, and for intervals, all predictions
-    are kept as they came, up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.reporting.kept`, and none from there
-    on.
+    Memory is bounded. Rank-based values are exact up to 2^24 samples and come from a sketch above that, see
+    `BoundedSample`; `report.settings["order_based"]` names the case. For calibrators and bootstrap intervals, all
+    predictions are kept up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.reporting.kept`, and none above that.
 
     Args:
-        source: what the predictions are read from; only for the report to say.
+        source: origin of the predictions, for the report.
     """
 
     def __init__(
@@ -71,9 +74,9 @@ class ReportBuilder:
         self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
         self._format = InputFormat(task, **self._options)
         self._task = self._format.read_as
-        self._metrics: CalibrationCollection | None = None  # made when the first piece tells how many classes there are
+        self._metrics: CalibrationCollection | None = None  # the first piece determines the number of classes
         self._num_classes: int | None = None
-        self._parts: frozenset[str] = frozenset()  # marks of the builders whose predictions are here
+        self._parts: frozenset[str] = frozenset()  # identifiers of the builders that were merged
         self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if has_table(self._task, r)}
         self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
         self._groups: GroupBins | None = None
@@ -87,9 +90,9 @@ class ReportBuilder:
         groups: Tensor | None = None,
         group_names: Sequence[str] | None = None,
     ) -> None:
-        """Add predictions, with groups or all without. If they are bad an error is raised and nothing is added.
+        """Add predictions, either always with groups or always without. Nothing is added if an error is raised.
 
-        Groups are told apart by their names, whatever their numbers are in this piece; a number is its digits.
+        A group is identified by its name, whatever its number is in this piece; a number is named by its digits.
         """
         self._format.check(preds, target, weights)
         preds, target, counted = self._format.with_missing_marked(preds, target, weights)
@@ -117,7 +120,7 @@ class ReportBuilder:
         groups: Tensor | None,
         names: Sequence[str] | None,
     ) -> GroupBins | None:
-        """The bins of groups with those of more rows."""
+        """Return the bins of groups with more rows."""
         if self._metrics is not None and (groups is None) != (self._groups is None):
             raise ValueError(
                 "`groups` must be given with all predictions of a report, or with none, got some of each. "
@@ -129,68 +132,113 @@ class ReportBuilder:
         return bins.with_rows(preds, target, weights, groups, names)
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
-        """Read everything off what was kept.
+        """Return the report of all predictions so far.
 
         Args:
-            source: what was read, by names of your own; by default what the builder's own `source` tells.
+            source: origin of the predictions, by names of your own; by default the builder's own `source`.
+
+        Raises:
+            ValueError: if nothing was added.
+        """
+        s = self._statistics()
+        p, why_not = self._kept_predictions()
+        evidence, notes = evidence_of(s, with_intervals=self._with_intervals)
+        lines, tables = s.lines(), s.tables()
+        (main,) = with_evidence([next(line for line in lines if line.key in evidence)], evidence)
+        sentence = sentence_of(self._task, {line.key: line.value for line in lines}, next(iter(tables.values())), main)
+        order_based, order_notes = self._order_notes(s)
+        notes += order_notes
+        lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
+        if self._with_intervals:
+            lines, interval_notes = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
+            notes += interval_notes
+        stage = None
+        if self._with_calibration and self._kept is not None:
+            if self._kept.has_shares:
+                p, why_not = None, "calibrators are fitted to labels, and targets are soft"
+            stage, stage_notes = calibration_stage(p, why_not)
+            notes += stage_notes
+        n_dropped = self._n_dropped()
+        if n_dropped:
+            what = "labels of samples" if self._task == "multilabel" else "samples"
+            notes += (
+                f"{n_dropped:,} {what} with NaN, or with infinities that leave no distribution, are left out "
+                "(nan_policy='drop'). Their effect on all values is unknown.",
+            )
+        options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
+        return Report(
+            task=self._task,
+            n=s.n,
+            n_dropped=n_dropped,
+            num_classes=s.num_classes,
+            priors=s.priors,
+            lines=tuple(lines),
+            tables=tables,
+            per_class=s.per_class,
+            sentence=sentence,
+            settings={**self._settings, **options, "order_based": order_based},
+            source=dict(source or ({} if self.source is None else self.source.in_words())),
+            tests=s.tests(),
+            calibration=stage,
+            notes=notes,
+            groups=None if self._groups is None else self._groups.table(),
+        )
+
+    def _statistics(self) -> Statistics:
+        """Return the sums and samples of all predictions.
 
         Raises:
             ValueError: if nothing was added.
         """
         metrics = self._metrics
-        shares = None if metrics is None else metrics["NLL"].statistic()
-        if metrics is None or shares is None or not bool((shares.total > 0).any()):
-            raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be reported.")
-        is_multilabel = self._task == "multilabel"
-        priors = tuple((shares.share[..., 1] if is_multilabel else shares.share).tolist())
-        in_order = self._samples if shares.total.sum() <= MOST_COPIES else {}
-        has_labels = all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items())
-        found = self._read_off(metrics, in_order, has_labels, priors)
-        resolution = next((sample.resolution for sample in in_order.values()), None)
-        order_based = found.say_order(resolution, bool(in_order), has_labels)
-        lines = found.finished_lines(self._kept, list(in_order) if has_labels else [])
-        tries = self._kept if self._with_calibration else None
-        calibration = None if tries is None else found.calibration(tries)
-        n_dropped = int(metrics["NLL"].kind.left_out(metrics["NLL"].state)[1])
-        found.say_dropped(n_dropped)
-        read_by = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
-        return Report(
+        scores = {} if metrics is None else {m: metrics[m.__name__].statistic() for m in SCORES}
+        if metrics is None or not bool((scores[NLL].total > 0).any()):
+            raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
+        is_countable = scores[NLL].total.sum() <= MOST_COPIES
+        in_order = self._samples if is_countable else {}
+        return Statistics(
             task=self._task,
-            n=float(shares.total.sum()),
-            n_dropped=n_dropped,
-            num_classes=shares.n.shape[0 if is_multilabel else -1],
-            priors=priors,
-            lines=lines,
-            tables=found.tables,
-            per_class=found.per_class,
-            sentence=found.sentence(),
-            settings={**self._settings, **read_by, "order_based": order_based},
-            source=dict(source or ({} if self.source is None else self.source.in_words())),
-            tests=found.tests,
-            calibration=calibration,
-            notes=found.notes,
-            groups=None if self._groups is None else self._groups.table(),
+            n_bins=self._settings["n_bins"],
+            scores=scores,
+            bins={r: metrics[r].statistic() for r in reductions_of(self._task)},
+            samples={r: sample.with_those_of(metrics[sample_name(r)]) for r, sample in in_order.items()},
+            has_labels=all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items()),
         )
 
-    def _read_off(
-        self,
-        metrics: CalibrationCollection,
-        in_order: Mapping[NamedReduction, BoundedSample],
-        has_labels: bool,
-        priors: tuple[float, ...],
-    ) -> Findings:
-        """Read off what was streamed."""
-        found = Findings(self._task, self._settings["n_bins"], self._with_intervals)
-        found.read_scores({m.__name__: metrics[m.__name__].statistic() for m in SCORES})
-        for reduction in reductions_of(self._task):
-            found.read_bins(metrics[reduction].statistic(), reduction)
-            if reduction in in_order:
-                sample = in_order[reduction].with_those_of(metrics[sample_name(reduction)])
-                found.read_order(sample, has_labels, reduction, priors)
-        return found
+    def _kept_predictions(self) -> tuple[Predictions | None, str]:
+        """Return the kept predictions for intervals and calibrators, or None and the reason, a clause."""
+        if self._kept is None or self._kept.why_not:
+            return None, "" if self._kept is None else self._kept.why_not
+        try:
+            return self._kept.read(), ""
+        except RuntimeError as error:  # memory, above all
+            return None, f"joining the predictions failed with {failure(error)}"
+
+    def _order_notes(self, s: Statistics) -> tuple[str, tuple[str, ...]]:
+        """Return how rank-based values were computed, and notes on them."""
+        if not s.samples:
+            return "left out", (
+                "ACE, TCE, KS, MCB, DSC and UNC are left out: they need weights that are counts of samples.",
+            )
+        notes: tuple[str, ...] = ()
+        if not s.has_labels:
+            notes = ("TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft.",)
+        resolution = next(sample.resolution for sample in self._samples.values())
+        if resolution is None:
+            return "exact", notes
+        names = "ACE, TCE, KS, MCB, DSC and UNC" if s.has_labels else "ACE and KS"
+        note = (
+            f"{names} are computed from a sketch, because there are many samples. They are exact for data in which "
+            f"every probability has moved by less than 1 / {resolution:,} in log-odds."
+        )
+        return f"sketch, {resolution:,} cells per unit of log-odds", (*notes, note)
+
+    def _n_dropped(self) -> int:
+        """Return the number of rows that `nan_policy="drop"` left out."""
+        return 0 if self._metrics is None else int(self._metrics["NLL"].kind.left_out(self._metrics["NLL"].state)[1])
 
     def why_no_calibration(self) -> str:
-        """Say, in a clause, why the samples so far were not kept for calibrators; empty if they were."""
+        """Return why there are no samples for calibrators, a clause; empty if there are."""
         if self._kept is None or not self._with_calibration:
             return "with_calibration is False"
         return self._kept.why_not or ("targets are shares, and no labels" if self._kept.has_shares else "")
@@ -220,23 +268,23 @@ class ReportBuilder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that it was made with, plain values all of them, but for the source."""
+        """The arguments of the builder as plain values, without the source."""
         options = {name: getattr(self._format, name) for name in InputOptions.__annotations__ if name != "weights"}
         wanted = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
         return {"task": self._format.task, **self._settings, **wanted, **options}
 
     def merge(self, other: "ReportBuilder") -> None:
-        """Add what another builder holds, as if its predictions had been added to this one, after those already here.
+        """Add the predictions of another builder, after those of this one.
 
-        The report is then that of all of them: counts are equal, bit for bit, and other sums up to rounding. If some
-        samples are too many only together, this is where they become a sketch, or are no longer kept.
+        The report is then that of all predictions: counts are equal bit for bit, and other sums up to rounding. Samples
+        that exceed a limit only together become a sketch, or are no longer kept.
 
         Args:
-            other: a builder of the same arguments; it stays as it is.
+            other: a builder with the same arguments; it does not change.
 
         Raises:
-            ValueError: it was made with others, read files that could not be read with these, or holds predictions that
-                are here already, as a copy of a part does; nothing is added then.
+            ValueError: if its arguments or the format of its files differ, or it holds predictions that are here
+                already, as a copy of a part does. Nothing is added then.
         """
         source = self._joined_source(other)
         if None not in (self._metrics, other._metrics) and (self._groups is None) != (other._groups is None):
@@ -263,14 +311,14 @@ class ReportBuilder:
         self.relieve()
 
     def __add__(self, other: "ReportBuilder") -> "ReportBuilder":
-        """Return a builder of what both hold; see `merge`."""
+        """Return a builder with the predictions of both; see `merge`."""
         both = ReportBuilder(**self.settings)
         both.merge(self)
         both.merge(other)
         return both
 
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
-        """The files of both, after a check that their reports can be added."""
+        """Return the files of both, after a check that their reports can be added."""
         mine, theirs = self.settings, other.settings
         if self._num_classes and other._num_classes:
             mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
@@ -280,19 +328,19 @@ class ReportBuilder:
             raise ValueError(
                 f"`other` must be made with the same arguments, got {found}. Make parts of one report alike."
             )
-        if self._metrics is None or other._metrics is None:  # one of them has seen nothing
+        if self._metrics is None or other._metrics is None:  # one of them is empty
             return self.source or other.source
         return None if self.source is None or other.source is None else self.source + other.source
 
     @property
     def held(self) -> tuple[int, int, int]:
-        """How much there is of what is bounded: samples and values that are kept, and samples in order."""
+        """Number of kept samples, of kept values, and of exact ranked samples, which are all bounded."""
         metrics, kept = self._metrics, self._kept
         in_order = [] if metrics is None else [s.n_whole(metrics[sample_name(r)]) for r, s in self._samples.items()]
         return (*((0, 0) if kept is None else (kept.n_samples, kept.n_values)), max(in_order, default=0))
 
     def relieve(self, elsewhere: tuple[int, int, int] = (0, 0, 0)) -> None:
-        """Let go of what is too much together with what other builders hold, which are to be merged with this one."""
+        """Apply the limits to the samples together with those elsewhere, which will be merged with these."""
         if self._kept is not None:
             self._kept.relieve(*elsewhere[:2])
         if self._metrics is not None:
@@ -300,7 +348,7 @@ class ReportBuilder:
                 sample.relieve(self._metrics[sample_name(reduction)], elsewhere[2])
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values, of which `of_state` makes the same again."""
+        """Return tensors and plain values for `of_state`."""
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
@@ -314,10 +362,10 @@ class ReportBuilder:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the builder that was saved, on the CPU. What was saved need not be trusted.
+        """Return the saved builder, on the CPU. The state need not be trusted.
 
         Raises:
-            Exception: of any kind, where it is no such thing.
+            Exception: of any kind, for a state that no builder has.
         """
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
@@ -332,7 +380,7 @@ class ReportBuilder:
         return builder
 
     def _take_metrics(self, state: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
-        """Take from what was saved all that is there only once predictions were added."""
+        """Load the part of a state that depends on the number of classes."""
         sums = saved_value(state, "metrics", dict)
         if self._format.task != "binary":
             self._num_classes = saved_value(state, "num_classes", int)
@@ -349,20 +397,20 @@ class ReportBuilder:
             self._groups = GroupBins.of_state(groups, self._ece_of_groups(self._num_classes))
 
     def _classes_of(self, preds: Tensor) -> int | None:
-        """How many classes or labels predictions have, where they have any."""
+        """Return the number of classes or labels; None for a binary task."""
         return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
 
     def _ece_of_groups(self, num_classes: int | None) -> ECE:
-        """The error that groups are put in order by: that of the main reduction."""
+        """Return the error of groups: that of the main reduction."""
         return ECE(**self._given(num_classes), **self._settings, reduction=reductions_of(self._task)[0])
 
     def _given(self, num_classes: int | None) -> dict[str, Any]:
-        """Arguments that all metrics have in common."""
+        """Return the common arguments of all metrics."""
         given: dict[str, Any] = {"task": self._format.task, **self._options}
         if num_classes is not None:
             given["num_labels" if self._format.task == "multilabel" else "num_classes"] = num_classes
         return given
 
     def _made_for(self, num_classes: int | None, device: torch.device | str = "cpu") -> CalibrationCollection:
-        """The metrics, once it is known how many classes or labels there are."""
+        """Return empty metrics for a number of classes or labels."""
         return metrics_of(self._task, self._given(num_classes), self._settings, self._samples, device)

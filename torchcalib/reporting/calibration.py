@@ -1,4 +1,4 @@
-"""What a calibration stage would gain: the calibrators that are tried on predictions that were kept."""
+"""Cross-validated gain of a calibration stage."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,35 +15,41 @@ from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
-from torchcalib.reporting.kept import KeptSamples
+from torchcalib.reporting.intervals import failure
 
 MOST_PRODUCTS = 2**31
 """Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
 
 CALIBRATORS: tuple[Calibrator[Any], ...] = (Temperature(), DPCalibration(), HistogramBinning(), Isotonic())
-"""What is tried, the simplest first."""
+"""Calibrators to try, the simplest first."""
 
 SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", Brier: "Brier score"}
 
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
 
-def calibration_stage(kept: KeptSamples) -> tuple[CalibrationStage | None, tuple[str, ...]]:
-    """Try every calibrator that applies; None, and a note of why, where this cannot be done."""
-    why_not = "calibrators are fitted to labels, and targets are shares" if kept.has_shares else kept.why_not
-    if not why_not:
+def calibration_stage(p: Predictions | None, why_not: str) -> tuple[CalibrationStage | None, tuple[str, ...]]:
+    """Try every applicable calibrator.
+
+    Args:
+        p: predictions with labels as targets; None if there are none.
+        why_not: why there are none, a clause.
+
+    Returns:
+        The stage, and no notes; or None and a note of the reason.
+    """
+    if p is not None:
+        why_not = _why_no_folds(p)
         try:
-            p = kept.read()
-            why_not = _why_no_folds(p)
             if not why_not:
                 return _stage(p), ()
-        except RuntimeError as error:  # no memory, above all: the rest of the report is worth having
-            why_not = f"trying calibrators failed with {type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-    return None, (f"What a calibration stage would gain is left out: {why_not}.",)
+        except RuntimeError as error:  # memory, above all: the rest of the report is still useful
+            why_not = f"trying calibrators failed with {failure(error)}"
+    return None, (f"The gain of a calibration stage is left out: {why_not}.",)
 
 
 def _stage(p: Predictions) -> CalibrationStage:
-    """Cross-validate. Every calibrator has the same folds, and one solve for all of them."""
+    """Cross-validate all calibrators on the same folds."""
     tried, notes = _applicable(p)
     at, n_folds = folds_of(p, FOLDS)
     raw = _scores(p)
@@ -68,7 +74,7 @@ def _stage(p: Predictions) -> CalibrationStage:
 
 
 def _rcl(raw: float, after: float) -> float:
-    """As `torchcalib.rcl` has it; NaN where there is nothing to gain."""
+    """Return the relative calibration loss as `torchcalib.rcl` defines it; NaN for a score of 0."""
     return float(100 * (1 - torch.tensor(after, dtype=torch.float64) / raw))
 
 
@@ -80,7 +86,7 @@ def _scores(p: Predictions) -> dict[str, float]:
 
 
 def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]:
-    """Return what is tried, and words for what is not although the task would allow it."""
+    """Return the calibrators to try, and notes on those that fit the task but not the data."""
     tried: list[Calibrator[Any]] = []
     notes: tuple[str, ...] = ()
     counts = p.weights is None or bool((p.weights == p.weights.round()).all())
@@ -88,13 +94,11 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
         if p.task not in calibrator.tasks:
             continue
         if calibrator.whole_weights and not counts:
-            notes += (
-                f"{_listed([calibrator.name])} is not tried: it counts copies of a sample, and weights are no counts.",
-            )
+            notes += (f"{_listed([calibrator.name])} is not tried: it needs weights that are counts of samples.",)
         elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (
                 f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "
-                "torchcalib.rcl, which uses it, says what it would gain.",
+                "torchcalib.rcl computes its gain.",
             )
         else:
             tried.append(calibrator)
@@ -102,7 +106,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
 
 
 def _why_no_folds(p: Predictions) -> str:
-    """Say what keeps a calibrator from being cross-validated: a class whose samples are none or one."""
+    """Return why calibrators cannot be cross-validated, a clause: a class has no sample or one. Empty if they can."""
     target = p.target.long().reshape(-1, p.target.shape[-1])
     present = torch.ones_like(target, dtype=torch.bool)
     if p.weights is not None:

@@ -1,4 +1,4 @@
-"""What chance has to do with the calibration errors of a report: from what was streamed, at any number of samples."""
+"""Noise floors, p-values and intervals of calibration errors, from accumulated statistics of any number of samples."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,37 +15,57 @@ from torchcalib.metrics.binned import ACE, BinnedMetric, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS, TestedRankedMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import ERRORS, GROUPS
+from torchcalib.reporting.lines import ERRORS, GROUPS, Statistics
 
 MOST_CELLS = 2**15
-"""Bins of all classes together up to which errors over them have intervals."""
+"""Number of bins of all classes together up to which binned errors have intervals."""
 
 MOST_IN_ORDER = 2**13
-"""Runs of samples in order, of all labels together, up to which what is read from them has evidence."""
+"""Number of runs of ranked samples, of all labels together, up to which rank-based errors have evidence."""
 
 _FEW_REPLICATES = 199
-"""Where there are fewer, a note says so: no p-value can be small."""
+"""With fewer replicates no p-value can be small, and a note is added."""
 
 _MOST_REPLICATES = 1039
-"""The least p-value is then below 0.001, and whole numbers of replicates lie outside of a 95 % interval."""
+"""The smallest p-value is then below 0.001, and 95 % intervals end at order statistics."""
 
 
 Found = tuple[dict[str, Evidence], tuple[str, ...]]
-"""Evidence by the keys of lines, and notes for the reader."""
+"""Evidence by the keys of lines, and notes on omissions."""
+
+
+def evidence_of(s: Statistics, *, with_intervals: bool) -> Found:
+    """Return the evidence of every calibration error, by the keys of lines, and notes on omissions.
+
+    Without intervals there is only that of errors over equal-width bins.
+    """
+    given: dict[str, Any] = {"task": s.task}
+    if s.task == "multilabel":
+        given["num_labels"] = s.num_classes
+    evidence: dict[str, Evidence] = {}
+    notes: tuple[str, ...] = ()
+    for reduction, bins in s.bins.items():
+        exclusive = s.task == "multiclass"
+        found = [evidence_of_bins(bins, reduction, with_intervals=with_intervals, exclusive=exclusive)]
+        if with_intervals and reduction in s.samples:
+            found.append(evidence_in_order(s.samples[reduction], s.has_labels, reduction, s.n_bins, given))
+        for of_lines, of_omissions in found:
+            evidence |= of_lines
+            notes += of_omissions
+    return evidence, notes
 
 
 def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool) -> Found:
-    """Return the evidence of errors over equal-width bins, by the keys of lines, and notes of what is left out.
+    """Return the evidence of errors over equal-width bins, by the keys of lines, and notes on omissions.
 
-    That of the ECE has its interval in any case, unless bins are too many: the sentence of a report goes by it, though
-    never by an average over classes that exclude each other. The mean of a signed error over these has none: it is 0
-    whatever the model.
+    The ECE always has an interval, unless there are too many bins, because the sentence of a report needs it; but not
+    the ECE of an average over exclusive classes. The mean of a signed error over these has no evidence: it is always 0.
 
     Args:
         b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
-        reduction: what the confidences are of.
-        with_intervals: whether to look for those of the others.
-        exclusive: whether classes exclude each other, as labels do not.
+        reduction: the kind of confidence.
+        with_intervals: whether the other errors have intervals.
+        exclusive: whether classes exclude each other, unlike labels.
     """
     has_most = b.n.numel() > MOST_CELLS
     averaged = reduction == "classwise"
@@ -71,14 +91,14 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
 def evidence_in_order(
     sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, given: Mapping[str, Any]
 ) -> Found:
-    """Return the evidence of errors of a sample in order, by the keys of lines, and notes of what is left out.
+    """Return the evidence of rank-based errors, by the keys of lines, and notes on omissions.
 
     Args:
         sample: `(N,)`, or `(L, N)` for labels.
-        has_labels: whether outcomes are labels; if not, what counts labels is left out.
-        reduction: what the scores are of.
+        has_labels: whether outcomes are labels; if not, TCE and MCB are left out.
+        reduction: the kind of confidence.
         n_bins: of the ACE.
-        given: arguments of metrics: the task, and how many labels.
+        given: arguments of metrics: the task, and the number of labels.
     """
     metrics: dict[str, BinnedMetric | TestedRankedMetric] = {
         "ace": ACE(**given, reduction=reduction, n_bins=n_bins),
@@ -87,7 +107,7 @@ def evidence_in_order(
     if has_labels:
         metrics |= {"tce": TCE(**given, reduction=reduction), "mcb": CORP(**given, reduction=reduction)}
     series = sample.score.shape[:-1]
-    length = int(sample.score.isnan().logical_not().sum(-1).max())  # left-out elements must not change what is drawn
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # absent elements must not change the replicates
     found, without, drawn = {}, [], {}
     for name, metric in metrics.items():
         n_cells = max([1, *series]) * (n_bins if name == "ace" else min(length, RUNS_ON_PATHS))
@@ -106,7 +126,7 @@ def evidence_in_order(
 
 
 def _of_few(drawn: Mapping[str, int], reduction: NamedReduction) -> tuple[str, ...]:
-    """Say which evidence is from few replicates, by how many there were."""
+    """Return notes on evidence from few replicates."""
     few = sorted({n for n in drawn.values() if n < _FEW_REPLICATES})
     names = [listed([what for what in drawn if drawn[what] == n]) for n in few]
     return tuple(
@@ -117,12 +137,12 @@ def _of_few(drawn: Mapping[str, int], reduction: NamedReduction) -> tuple[str, .
 
 
 def _replicates(affordable: int, at_least: int) -> int:
-    """Return how many replicates are drawn, of what costs more the fewer."""
+    """Return the number of replicates."""
     return min(max(affordable, at_least), _MOST_REPLICATES)
 
 
 def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True) -> list[Line]:
-    """Return lines with what was found of them."""
+    """Return lines with their evidence."""
     return [_with(line, found[line.key], with_intervals) if line.key in found else line for line in lines]
 
 
@@ -130,5 +150,5 @@ def _with(line: Line, evidence: Evidence, with_interval: bool) -> Line:
     floor, p_value, low, high = (
         float(x) for x in (evidence.noise_floor, evidence.p_value, evidence.low, evidence.high)
     )
-    interval = LineInterval(low, high) if with_interval and low <= high else None  # NaN where there is none
+    interval = LineInterval(low, high) if with_interval and low <= high else None  # NaN if there is no interval
     return replace(line, noise_floor=floor, p_value=p_value, interval=interval)

@@ -1,4 +1,4 @@
-"""Which groups of rows are worst: bins of every group, of which there may be more with every piece."""
+"""The worst groups of rows: bins of a growing number of groups."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,34 +17,27 @@ from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import GroupTable, resolved
 
 MOST_GROUPS = 10_000
-"""Groups of a report: more can neither be read nor told apart from chance."""
+"""Largest number of groups of a report; of more, none is significant."""
 
 WORST = 10
-"""Groups that are listed."""
+"""Number of groups in the table of a report."""
 
 LONGEST_NAME = 1000  # as in files
 _MOST_SUMS = 2**27  # 1 GiB
 _REPLICATES, _REPLICATES_IN_ALL = 199, 200_000
 
-GROUP_WORDS = (
-    "The groups whose ECE is furthest above its noise floor, what a calibrated model would show at their size. "
-    "p is that of a calibrated group, adjusted for the number of groups (Benjamini-Hochberg). "
-    "Shrunk is the error without noise, drawn to the mean of all groups as far as it is uncertain (empirical Bayes)."
-)
-
 
 class GroupBins:
-    """Bins of every group, which goes by its name: a number is its digits. What `with_rows` and `+` return is new.
+    """Bins of every group, by its name; a number is named by its digits. Methods return new objects.
 
     Args:
-        ece: the error that is read off the bins.
+        ece: error of the groups.
     """
 
     def __init__(self, ece: ECE) -> None:
         self._ece = ece
         self._recipe: EqualWidthBins = ece.recipe  # type: ignore[assignment]  # its bins are of equal width
-        task, num_classes = ece.input_format.read_as, ece.input_format.num_classes
-        self._shape = self._recipe.shape(task, num_classes)
+        self._shape = self._recipe.shape(ece.input_format.read_as, ece.input_format.num_classes)
         self._places: dict[str, int] = {}
         self._sums = torch.zeros(0, *self._shape, dtype=torch.float64)
         self._apart = torch.zeros(0, *self._shape[:-2], dtype=torch.float64)
@@ -52,14 +45,14 @@ class GroupBins:
     def with_rows(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, groups: Tensor, names: Sequence[str] | None
     ) -> Self:
-        """Return these bins and those of more rows.
+        """Return these bins with more rows.
 
         Args:
             preds: as for a report.
             target: as for a report.
             weights: as for a report.
-            groups: integers of the shape of samples, -1 for none; those of rows that are left out are not read.
-            names: of the groups by their numbers; None where the numbers are the names.
+            groups: integers of the shape of samples, -1 for none; ignored for rows without weight.
+            names: of the groups by their numbers; None if the numbers are the names.
 
         Raises:
             TypeError, ValueError: for bad input, and too many groups.
@@ -69,34 +62,33 @@ class GroupBins:
         p = input_format.read(preds, target, weights, batch_shape=())
         check_groups(groups, preds.device, input_format.samples_of(preds))
         numbers = groups.flatten().long()
-        if p.weights is not None:  # what is left out of all labels is no row
+        if p.weights is not None:  # a row without weight for any label has no group
             absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
             numbers = numbers.masked_fill(absent, NO_GROUP)
         check_group_range(numbers, 2**63 - 1 if names is None else len(names))
         present, place = torch.unique(numbers[numbers != NO_GROUP], return_inverse=True)
         called = [str(k) if names is None else names[k] for k in present.tolist()]
-        places = self._places_with(called)
-        where = torch.tensor([places[name] for name in called], dtype=torch.int64, device=numbers.device)
-        numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
-        sums, apart = self._padded(len(places))
+        made = self._with_groups(called)
         if called:
-            of_rows = SumsByGroup(self._recipe, len(places)).of(in_groups(p, numbers, len(places)))
+            where = torch.tensor([made._places[name] for name in called], device=numbers.device)
+            numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
+            of_rows = SumsByGroup(self._recipe, len(made._places)).of(in_groups(p, numbers, len(made._places)))
             assert of_rows.apart is not None  # the bins have noise
-            sums, apart = sums + of_rows.sums.detach().to(sums), apart + of_rows.apart.to(apart)
-        return self._made(places, sums, apart)
+            made._sums = made._sums + of_rows.sums.detach().to(made._sums)
+            made._apart = made._apart + of_rows.apart.to(made._apart)
+        return made
 
     def __add__(self, other: Self) -> Self:
         """Return the bins of both, groups of equal names together."""
-        places = self._places_with(list(other._places))
-        sums, apart = self._padded(len(places))
-        where = torch.tensor([places[name] for name in other._places], dtype=torch.int64)
-        return self._made(places, sums.index_add(0, where, other._sums), apart.index_add(0, where, other._apart))
+        made = self._with_groups(list(other._places))
+        where = torch.tensor([made._places[name] for name in other._places], dtype=torch.int64)
+        made._sums = made._sums.index_add(0, where, other._sums)
+        made._apart = made._apart.index_add(0, where, other._apart)
+        return made
 
     def table(self) -> GroupTable:
         """Return the worst groups."""
-        names = sorted(
-            self._places
-        )  # draws go by the number of a series: not in the order in which parts came together
+        names = sorted(self._places)  # random numbers depend on the place: not on the order of parts
         held = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
         places = torch.tensor([self._places[name] for name in names], dtype=torch.int64)
@@ -111,53 +103,45 @@ class GroupBins:
         return GroupTable.of(names, n, found, k=WORST)
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values, of which `of_state` makes the same again."""
+        """Return tensors and plain values for `of_state`."""
         return {"names": list(self._places), "sums": self._sums, "apart": self._apart}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], ece: ECE) -> Self:
-        """Return what was saved.
+        """Return the saved bins.
 
         Raises:
-            ValueError: it is no such thing.
+            ValueError: for a state that no bins have.
         """
         made = cls(ece)
         names = [saved_value({"name": name}, "name", str) for name in saved_value(state, "names", list)]
         check_names(names)
         if len(set(names)) < len(names):
             raise ValueError("names of groups must differ")
+        made = made._with_groups(names)
         made._sums = saved_tensor(state, "sums", torch.float64, (len(names), *made._shape))
         made._apart = saved_tensor(state, "apart", torch.float64, (len(names), *made._shape[:-2]))
-        made._places = made._places_with(names)
         return made
 
-    def _places_with(self, names: Sequence[str]) -> dict[str, int]:
-        """Where every group is, with those of more names behind the others."""
-        places = dict(self._places)
+    def _with_groups(self, names: Sequence[str]) -> Self:
+        """Return these bins with more groups, whose bins are empty."""
+        made = type(self)(self._ece)
+        made._places = dict(self._places)
         for name in names:
-            places.setdefault(name, len(places))
+            made._places.setdefault(name, len(made._places))
         most = min(MOST_GROUPS, _MOST_SUMS // math.prod(self._shape))
-        if len(places) > most:
+        if len(made._places) > most:
             raise ValueError(
-                f"`groups` must be at most {most:,} different ones in a report, got {len(places):,} and perhaps more. "
+                f"`groups` must be at most {most:,} different ones in a report, got {len(made._places):,} or more. "
                 "Report coarser groups; torchcalib.ByGroup takes any number."
             )
-        return places
-
-    def _padded(self, n_groups: int) -> tuple[Tensor, Tensor]:
-        """The sums, and `Sums.apart`, with zeros for more groups."""
-        more = n_groups - len(self._sums)
-        sums, apart = (torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in (self._sums, self._apart))
-        return sums, apart
-
-    def _made(self, places: dict[str, int], sums: Tensor, apart: Tensor) -> Self:
-        made = type(self)(self._ece)
-        made._places, made._sums, made._apart = places, sums, apart
+        more = len(made._places) - len(self._sums)
+        made._sums, made._apart = (torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in (self._sums, self._apart))
         return made
 
 
 def check_names(names: Sequence[str] | None) -> None:
-    """Raise unless these can be names of groups."""
+    """Raise for names that are no strings, or too long."""
     if names is None:
         return
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):

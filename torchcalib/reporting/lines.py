@@ -1,13 +1,13 @@
-"""The numbers of a report, each made of a metric's identity card."""
+"""From sums and samples to the lines of a report, whose names, units and sources are metric metadata."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.bins import TCETable
+from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
@@ -20,7 +20,6 @@ from torchcalib.reporting.data import Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)
-"""What is read from sums, in its order."""
 
 GROUPS: dict[NamedReduction, str] = {
     "positive_class": "positive class",
@@ -28,126 +27,186 @@ GROUPS: dict[NamedReduction, str] = {
     "classwise": "class-wise",
 }
 
-_SHARES = {"NLL": "NCE", "Brier": "NBS"}
-"""Scores as a share of what always predicting the class shares gets."""
+_RELATIVE = {"NLL": "NCE", "Brier": "NBS"}
+"""Names of scores that are divided by the score of the class frequencies."""
 
 _TESTED, _ALPHA = Binning("pava_bc"), 0.05
-"""TCE as it is by default."""
+"""Default bins and level of the TCE."""
 
 _PARTS = {
-    "mcb": "how much of the Brier score would the best rising recalibration take away",
-    "dsc": "how much has telling samples apart taken away, once recalibrated",
-    "unc": "what Brier score does always predicting the share of outcomes get",
+    "mcb": "how much would the best monotone recalibration decrease the Brier score",
+    "dsc": "how much does discrimination decrease the Brier score, after recalibration",
+    "unc": "what is the Brier score of the constant prediction of the outcome frequency",
 }
-"""Parts of the Brier score of an event, MCB - DSC + UNC, and what each answers."""
+"""Parts of the Brier score of an event, MCB - DSC + UNC, and the question that each answers."""
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
-    """A score, and its share of what the class shares alone would get where this means something; `(...)` each."""
+    """Return a score `(...)`, and its ratio to the score of the class frequencies where that is defined."""
     values = {metric.__name__.lower(): ScoreReading(metric.score, task).read(s)}
     if metric.score.normalizable:
-        values[_SHARES[metric.__name__].lower()] = ScoreReading(metric.score, task, normalize="prior").read(s)
+        values[_RELATIVE[metric.__name__].lower()] = ScoreReading(metric.score, task, normalize="prior").read(s)
     return values
 
 
-def score_lines(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> list[Line]:
-    """Lines of `score_values`, with what the class shares alone would get."""
-    (key, value), *share = score_values(metric, s, task).items()
-    lines = [_line(metric, "scores", key, value, float(ScoreReading(metric.score, task).of_prior(s)))]
-    for key, value in share:
-        question = f"{metric.__name__} as a share of what always predicting the class shares gets"
-        line = _line(metric, "scores", key, value, 1.0)
-        lines.append(replace(line, name=_SHARES[metric.__name__], unit="share of naive", question=question))
-    return lines
-
-
 def error_values(b: BinStats, reduction: NamedReduction) -> dict[str, Tensor]:
-    """Every error over equal-width bins `(...)`; class-wise the mean over classes."""
+    """Return every error over equal-width bins `(...)`; class-wise the mean over classes."""
     values = {m.__name__.lower(): m.from_bins(b) for m in ERRORS}
     values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
     classwise = reduction == "classwise"
     return {f"{name}/{reduction}": value.mean(-1) if classwise else value for name, value in values.items()}
 
 
-def error_lines(b: BinStats, reduction: NamedReduction) -> list[Line]:
-    """Lines of `error_values`. Predicting the class shares gets 0."""
-    *usual, debiased = error_values(b, reduction).items()
-    lines = [_line(m, GROUPS[reduction], *item) for m, item in zip(ERRORS, usual, strict=True)]
-    last = _line(RMSCE, GROUPS[reduction], *debiased)
-    return [*lines, replace(last, name="RMSCE debiased", question="the same, less what the noise of the bins adds")]
-
-
 def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int) -> dict[str, Tensor]:
-    """Every number of a sample in order, the mean over labels if it has any.
+    """Return every rank-based value, the mean over labels if there are any.
 
     Args:
         sample: `(..., N)`, or `(..., L, N)` for labels.
-        has_labels: whether outcomes are labels. If not, what counts labels is left out.
-        reduction: what the scores are of.
+        has_labels: whether outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
+        reduction: the kind of confidence.
         n_bins: of the ACE.
     """
     values = {
-        f"ace/{reduction}": _read(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction),
-        f"ks/{reduction}": _read(ks_from_sample, sample, reduction),
+        f"ace/{reduction}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction),
+        f"ks/{reduction}": _mean(ks_from_sample, sample, reduction),
     }
     return values | (label_values(sample, reduction) if has_labels else {})
 
 
 def label_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
-    """What counts labels: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
-    tce = _read(lambda s: tce_from_bins(_TESTED.of(s), alpha=_ALPHA, test="binomial", norm="l1"), sample, reduction)
-    parts = CORPDecomposition(*_read(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
+    """Return the rank-based values that need labels: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
+    tce = _mean(lambda s: tce_from_bins(_TESTED.of(s), alpha=_ALPHA, test="binomial", norm="l1"), sample, reduction)
+    parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
     return {f"tce/{reduction}": tce} | {f"{name}/{reduction}": getattr(parts, name) for name in _PARTS}
 
 
-def _read(read: Callable[[RankedSample], Tensor], sample: RankedSample, reduction: NamedReduction) -> Tensor:
-    value = by_pieces(read, sample)
-    return value.mean(sample.score.dim() - 2) if reduction == "classwise" else value
+def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, reduction: NamedReduction) -> Tensor:
+    values = by_pieces(value, sample)
+    return values.mean(sample.score.dim() - 2) if reduction == "classwise" else values
 
 
-def order_lines(
-    sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, likeliest: float
-) -> tuple[list[Line], TCETable | None]:
-    """Lines of `order_values`, and the table of the tested bins, all labels pooled; none if there are no labels.
+def has_table(task: Task, reduction: NamedReduction) -> bool:
+    """Return whether a reduction has one bin table and one sample, rather than one for each of C classes."""
+    return reduction != "classwise" or task == "multilabel"
 
-    Arguments are those of `order_values`; `likeliest` is the share of the most frequent class.
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums and samples of a set of predictions, which determine every line and table.
+
+    Attributes:
+        task: of the predictions.
+        n_bins: of the ACE.
+        scores: sums by class, for each score.
+        bins: of equal width, for each reduction.
+        samples: for each reduction with rank-based values, `(N,)`, or `(L, N)` for labels.
+        has_labels: whether all outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
     """
-    group, values = GROUPS[reduction], order_values(sample, has_labels, reduction, n_bins)
-    metrics: tuple[type[BinnedMetric | RankedMetric], ...] = (ACE, TCE, KS) if has_labels else (ACE, KS)
-    keys = [f"{m.__name__.lower()}/{reduction}" for m in metrics]
-    lines = [_line(m, group, key, values[key]) for m, key in zip(metrics, keys, strict=True)]
-    if not has_labels:
-        return lines, None
-    return [*lines, *_corp_lines(values, reduction, likeliest)], _tested(sample.pooled())
+
+    task: Task
+    n_bins: int
+    scores: Mapping[type[ScoreMetric], ScoreSum]
+    bins: Mapping[NamedReduction, BinStats]
+    samples: Mapping[NamedReduction, RankedSample]
+    has_labels: bool
+
+    @property
+    def n(self) -> float:
+        """Sum of all weights."""
+        return float(self.scores[NLL].total.sum())
+
+    @property
+    def priors(self) -> tuple[float, ...]:
+        """Share of every class, or of 1s for every label."""
+        share = self.scores[NLL].share
+        return tuple((share[..., 1] if self.task == "multilabel" else share).tolist())
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes or labels."""
+        return 2 if self.task == "binary" else len(self.priors)
+
+    @property
+    def per_class(self) -> tuple[float, ...]:
+        """Class-wise ECE of every class or label."""
+        return tuple(ece_from_bins(self.bins["classwise"]).tolist()) if "classwise" in self.bins else ()
+
+    def tables(self) -> dict[NamedReduction, BinTable]:
+        """Return the bin tables, all labels pooled."""
+        tables = {}
+        for reduction, bins in self.bins.items():
+            if has_table(self.task, reduction):
+                pooled = replace(bins, sums=bins.sums.sum(0)) if self.task == "multilabel" else bins
+                tables[reduction] = BinTable.of(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
+        return tables
+
+    def tests(self) -> dict[NamedReduction, TCETable]:
+        """Return the bins of the TCE with the decisions of its test, all labels pooled; none without labels."""
+        samples = self.samples if self.has_labels else {}
+        return {r: _TESTED.of(s.pooled()).test_table(alpha=_ALPHA, test="binomial") for r, s in samples.items()}
+
+    def lines(self) -> list[Line]:
+        """Return every line, without evidence."""
+        lines = [line for metric, s in self.scores.items() for line in self._score_lines(metric, s)]
+        for reduction, bins in self.bins.items():
+            lines += _error_lines(bins, reduction)
+            if reduction in self.samples:
+                lines += self._order_lines(self.samples[reduction], reduction)
+        return lines
+
+    def _score_lines(self, metric: type[ScoreMetric], s: ScoreSum) -> list[Line]:
+        (key, value), *relative = score_values(metric, s, self.task).items()
+        lines = [_line(metric, "scores", key, value, float(ScoreReading(metric.score, self.task).of_prior(s)))]
+        for key, value in relative:
+            question = f"{metric.__name__} divided by that of always predicting the class frequencies"
+            line = _line(metric, "scores", key, value, 1.0)
+            lines.append(replace(line, name=_RELATIVE[metric.__name__], unit="share of naive", question=question))
+        return lines
+
+    def _order_lines(self, sample: RankedSample, reduction: NamedReduction) -> list[Line]:
+        values = order_values(sample, self.has_labels, reduction, self.n_bins)
+        metrics: tuple[type[BinnedMetric | RankedMetric], ...] = (ACE, TCE, KS) if self.has_labels else (ACE, KS)
+        keys = [f"{m.__name__.lower()}/{reduction}" for m in metrics]
+        lines = [_line(m, GROUPS[reduction], key, values[key]) for m, key in zip(metrics, keys, strict=True)]
+        return [*lines, *self._corp_lines(values, reduction)] if self.has_labels else lines
+
+    def _corp_lines(self, values: Mapping[str, Tensor], reduction: NamedReduction) -> list[Line]:
+        """Return MCB, DSC and UNC of the Brier score of the event.
+
+        A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then. The
+        top label of the class frequencies is right as often as the most frequent class occurs.
+        """
+        unc = float(values[f"unc/{reduction}"])
+        is_top, likeliest = reduction == "top_label", max(self.priors)
+        perfect = {"mcb": 0.0} | dict.fromkeys(("dsc", "unc"), 0.0 if is_top else unc)
+        naive = {"mcb": 0.0, "dsc": 0.0, "unc": likeliest * (1 - likeliest) if is_top else unc}
+        lines = []
+        for name, question in _PARTS.items():
+            line = _line(CORP, GROUPS[reduction], key := f"{name}/{reduction}", values[key], naive[name])
+            lines.append(replace(line, name=name.upper(), unit=Brier.unit, perfect=perfect[name], question=question))
+        return lines
 
 
-def _tested(sample: RankedSample) -> TCETable:
-    """What the TCE, as it is by default, says of every bin."""
-    return _TESTED.of(sample).test_table(alpha=_ALPHA, test="binomial")
-
-
-def _corp_lines(values: Mapping[str, Tensor], reduction: NamedReduction, likeliest: float) -> list[Line]:
-    """MCB, DSC and UNC of the Brier score of the event.
-
-    One who is right and sure every time has DSC = UNC. A top label that is always right is no uncertain event: both
-    are 0 then. Who always predicts the class shares is right at the top as often as the most frequent class comes up.
-    """
-    unc = float(values[f"unc/{reduction}"])
-    always_right = 0.0 if reduction == "top_label" else unc
-    never_told_apart = likeliest * (1 - likeliest) if reduction == "top_label" else unc
-    perfect = {"mcb": 0.0, "dsc": always_right, "unc": always_right}
-    naive = {"mcb": 0.0, "dsc": 0.0, "unc": never_told_apart}
-    lines = []
-    for name, question in _PARTS.items():
-        line = _line(CORP, GROUPS[reduction], key := f"{name}/{reduction}", values[key], naive[name])
-        lines.append(replace(line, name=name.upper(), unit=Brier.unit, perfect=perfect[name], question=question))
-    return lines
+def _error_lines(b: BinStats, reduction: NamedReduction) -> list[Line]:
+    """Return the lines of `error_values`. The class frequencies have errors of 0."""
+    *usual, debiased = error_values(b, reduction).items()
+    lines = [_line(m, GROUPS[reduction], *item) for m, item in zip(ERRORS, usual, strict=True)]
+    last = _line(RMSCE, GROUPS[reduction], *debiased)
+    return [*lines, replace(last, name="RMSCE debiased", question="RMSCE without the bias of noisy bins")]
 
 
 def _line(
     metric: type[ScoreMetric | BinnedMetric | RankedMetric], group: str, key: str, value: Tensor, naive: float = 0.0
 ) -> Line:
-    """One line, from a metric's identity card."""
+    """Return a line with the metadata of a metric."""
     return Line(
-        key, metric.__name__, group, float(value), metric.unit, metric.perfect, naive, metric.question, metric.source
+        key=key,
+        name=metric.__name__,
+        group=group,
+        unit=metric.unit,
+        perfect=metric.perfect,
+        question=metric.question,
+        source=metric.source,
+        value=float(value),
+        naive=naive,
     )

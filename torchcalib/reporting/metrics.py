@@ -1,4 +1,4 @@
-"""The metrics that a report is read from: what there is of them, and how much at most."""
+"""The metrics that a report accumulates, and limits on their size."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,10 @@ from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.ranked import KS
-from torchcalib.reporting.lines import SCORES
+from torchcalib.reporting.lines import SCORES, has_table
 
-MOST_BINS = 1000  # more can neither be drawn nor read
-MOST_COPIES = 2**53  # every whole number up to here is one of float64
+MOST_BINS = 1000  # more are neither visible nor readable
+MOST_COPIES = 2**53  # integers up to here are exact in float64
 _MOST_SUMS = 2**27  # 1 GiB
 
 
@@ -28,17 +28,17 @@ def metrics_of(
     in_order: Iterable[NamedReduction],
     device: torch.device | str = "cpu",
 ) -> CalibrationCollection:
-    """Return the metrics that a report is read from: every score by class, bins of every reduction, and samples.
+    """Return the metrics of a report: every score by class, bins of every reduction, and ranked samples.
 
     Args:
-        task: as which predictions are read.
-        given: arguments that all metrics have in common, among them how many classes or labels.
-        bins: those of the bins.
-        in_order: reductions whose samples are kept.
-        device: where the states are.
+        task: of the predictions.
+        given: common arguments of all metrics, among them the number of classes or labels.
+        bins: arguments of the bins.
+        in_order: reductions with ranked samples.
+        device: of the states.
 
     Raises:
-        ValueError: their sums would take too much memory.
+        ValueError: if the sums take too much memory.
     """
     num_outputs = given.get("num_classes", given.get("num_labels"))
     if num_outputs is not None:
@@ -54,18 +54,18 @@ def metrics_of(
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
-    """Raise where the sums of a report of so many classes or labels would take more than a gigabyte."""
+    """Raise if the sums of a report with so many classes or labels take more than a gigabyte."""
     per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
     if task != "binary" and num_outputs * per_output > _MOST_SUMS:
         what = "labels" if task == "multilabel" else "classes"
         raise ValueError(
             f"`preds` must have at most {_MOST_SUMS // per_output:,} {what} with {n_bins} bins, got {num_outputs:,}: "
-            f"sums of each are kept. Check that {what} are the axis they are taken for, or compute single metrics."
+            f"the report keeps sums of each. Check the class axis, or compute single metrics."
         )
 
 
 def check_saved_size(task: Task, num_classes: int | None, bins: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
-    """Raise before memory is taken for more classes than were saved."""
+    """Raise before memory is allocated for more classes than were saved."""
     recipes = [EqualWidthBins(reduction, **bins, with_noise=True) for reduction in reductions_of(task)]
     needed = sum(math.prod(recipe.shape(task, num_classes)) for recipe in recipes)
     there = sum(value.numel() for value in sums.values() if isinstance(value, Tensor))
@@ -73,25 +73,20 @@ def check_saved_size(task: Task, num_classes: int | None, bins: Mapping[str, Any
         raise ValueError(f"{num_classes} classes in bins are {needed:,} numbers, got {there:,}")
 
 
-def has_table(task: Task, reduction: NamedReduction) -> bool:
-    """Class-wise bins of a multi-class task make no table, which would be one for each of C classes."""
-    return reduction != "classwise" or task == "multilabel"
-
-
 def sample_name(reduction: NamedReduction) -> str:
-    """Name of the metric that holds every sample."""
+    """Return the name of the metric with the ranked samples."""
     return f"sample of {reduction}"
 
 
 def with_samples(metrics: CalibrationCollection, reductions: Iterable[NamedReduction]) -> CalibrationCollection:
-    """Return the metrics without those that hold samples of other reductions."""
+    """Return the metrics without ranked samples of other reductions."""
     names = {sample_name(reduction) for reduction in reductions}
     left = {name: m for name, m in metrics.items() if name in names or not isinstance(m, KS)}
     return metrics if len(left) == len(metrics) else CalibrationCollection(left)
 
 
 def are_counts(weights: Tensor | None) -> bool:
-    """Whether every weight is a number of copies, as far as it is a weight at all."""
+    """Return whether every weight is a whole number."""
     if weights is None:
         return True
     w = weights.detach().double()

@@ -1,63 +1,58 @@
-"""What the numbers of a report say, in one plain sentence."""
+"""The main findings of a report and of a comparison, in a sentence or two."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
-from torchcalib.inference.words import fixed, in_clauses, places_of
-from torchcalib.reporting.data import Line
+from torchcalib.inference.words import ends, fixed, in_clauses, listed, places_of
+from torchcalib.reporting.data import ComparedLine, Difference, Line
 
 LEVEL = 0.05
-"""A p-value from which on a model is not said to be miscalibrated."""
+"""p-value from which on miscalibration is not significant."""
 
 SLIGHT, BAD = 0.02, 0.1
-"""Errors, without what chance adds, below and above which probabilities are slightly and badly off."""
+"""ECE above the noise floor below which miscalibration is slight, and from which on it is bad."""
 
 
 def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: Line) -> str:
-    """What the numbers say, in one plain sentence.
+    """Return the verdict on calibration, its evidence, and the NLL.
 
     Args:
-        task: what was predicted.
+        task: of the predictions.
         values: of lines, by their keys.
-        table: of the bins that the ECE is of.
+        table: of the bins of the ECE.
         ece: the line of the ECE, with its evidence.
     """
-    claimed, came_true = float(table.mean("confidence")), float(table.mean("frequency"))
-    claim = {
-        "binary": f"it gives P(y=1) = {claimed:.1%} on average and y = 1 in {came_true:.1%} of samples",
-        "multiclass": f"it claims to be right with {claimed:.1%} on average and is right in {came_true:.1%} of samples",
-        "multilabel": f"it gives its labels {claimed:.1%} on average and {came_true:.1%} of them hold",
+    confidence, frequency = float(table.mean("confidence")), float(table.mean("frequency"))
+    means = {
+        "binary": f"mean P(y=1) is {confidence:.1%}, and y = 1 in {frequency:.1%} of samples",
+        "multiclass": f"mean confidence is {confidence:.1%}, accuracy {frequency:.1%}",
+        "multilabel": f"mean probability of labels is {confidence:.1%}, and {frequency:.1%} of them are present",
     }[task]
-    verdict, apart = _found(task, ece, came_true - claimed)
-    nce = values["nce"]
-    if math.isfinite(nce):
-        worth = f"; its NLL is {nce:.0%} of what always predicting the class shares gets"
-    else:  # a single class in the data, or a probability of 0 for something that happened
-        worth = "; its NLL is infinite, for it gave probability 0 to something that happened" * math.isinf(
-            values["nll"]
-        )
-    return f"{verdict}: {claim}, {apart}{worth}."
+    verdict, error = _verdict(task, ece, frequency - confidence)
+    score = ""
+    if math.isfinite(values["nce"]):  # undefined for data of one class
+        score = f"; NLL is {values['nce']:.0%} of that of the class frequencies"
+    elif math.isinf(values["nll"]):
+        score = "; NLL is infinite, because an outcome with predicted probability 0 occurred"
+    return f"{verdict}: {means}; {error}{score}."
 
 
-def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
-    """The verdict, and the ECE with what there is to know of it, as two clauses."""
+def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
+    """Return the verdict, and the ECE with its evidence, as two clauses."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
     low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
     places = places_of(ece.value, floor, high)
-    name = "ECE, mean over labels" if task == "multilabel" else "ECE"
-    apart = f"with frequency and probability {fixed(ece.value, places)} apart"
+    name = "mean ECE of labels" if task == "multilabel" else "ECE"
+    error = f"{name} is {fixed(ece.value, places)}"
     excess = ece.value - floor
     if excess <= 0 or not p_value < LEVEL:
-        by_chance = f"which a calibrated model of this size shows too: {in_clauses(floor, p_value, places=places)}"
+        known = f"{error} ({in_clauses(floor, p_value, places=places)})"
         if not (high >= BAD or floor >= BAD):
-            return "As far as this sample can tell the probabilities can be trusted", f"{apart} ({name}, {by_chance})"
-        off = f"; so might one that is off by {fixed(high, places)}" * (high >= BAD)
-        return (
-            "This sample is too small to tell whether the probabilities can be trusted",
-            f"{apart} ({name}, {by_chance}{off})",
-        )
+            return "This sample shows no significant miscalibration", known
+        possible = f", but {fixed(high, places)} is not excluded" * (high >= BAD)
+        return "This sample is too small to detect miscalibration", f"{known}{possible}"
     degree = "slightly" if excess < SLIGHT else "clearly" if excess < BAD else "badly"
     if abs(difference) < ece.value / 2:
         direction = "off, too high in some ranges and too low in others"
@@ -66,5 +61,42 @@ def _found(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     else:
         direction = "too high" if difference < 0 else "too low"
     verdict = f"The {'model is' if task == 'multiclass' else 'probabilities are'} {degree} {direction}"
-    known = in_clauses(floor, p_value, low, high, places=places)
-    return verdict, f"{apart} ({name}, {known})"
+    return verdict, f"{error} ({in_clauses(floor, p_value, low, high, places=places)})"
+
+
+_CALIBRATION, _OTHERS = "ECE", ("Accuracy", "NLL", "Brier")
+"""Names of the lines of a verdict on calibration, and of further verdicts."""
+
+
+def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) -> str:
+    """Return whether the second system is better calibrated than the first, and other significant differences."""
+    ece = next(line for line in lines if line.name == _CALIBRATION).differences[second]
+    by = f"its ECE is {_by(ece)}"
+    if ece.verdict != "not told apart":
+        sentences = [f"{second} is {ece.verdict} calibrated than {first}: {by}"]
+    elif ece.interval is None:
+        sentences = [f"Calibration of {second} and {first} is not distinguishable: {by}, without an interval"]
+    elif ece.interval.low > 0 or ece.interval.high < 0:
+        part = f"of which {ece.chance:+.2g} may be due to sampling noise"
+        sentences = [f"Calibration of {second} and {first} is not distinguishable: {by}, {part}"]
+    else:
+        sentences = [f"Calibration of {second} and {first} does not differ significantly: {by}"]
+    others = {line.name: line.differences[second] for line in lines if line.name in _OTHERS}
+    for verdict in ("better", "worse"):
+        names = [f"{name} ({_by(found, ', 95 % {}')})" for name, found in others.items() if found.verdict == verdict]
+        sentences += [f"It is {verdict} in {listed(names)}"] if names else []
+    alike = [name for name, found in others.items() if found.verdict == "not told apart"]
+    sentences += [f"There is no significant difference in {listed(alike)}"] if alike else []
+    return ". ".join(sentences) + "."
+
+
+def _by(found: Difference, interval: str = " (95 % {})") -> str:
+    """Return `"lower by 0.012 (95 % 0.008 to 0.016)"`, with the sign of the interval that the words have."""
+    if math.isnan(found.value):
+        return "undefined"
+    words = f"{'higher' if found.value > 0 else 'lower'} by {abs(found.value):.3g}" if found.value else "equal"
+    if found.interval is None or (found.value == found.interval.low == found.interval.high):
+        return words
+    low, high = found.interval.low, found.interval.high
+    both = (low, high) if found.value >= 0 else (-high, -low)
+    return words + interval.format(ends(*both, digits=3))

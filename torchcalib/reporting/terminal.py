@@ -1,4 +1,4 @@
-"""Draws a `Report`, and work in progress, on a terminal."""
+"""Print reports, comparisons and progress on a terminal."""
 
 import io
 import os
@@ -6,60 +6,66 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 try:
     from rich import box
+    from rich import table as rich_table
     from rich.console import Console
     from rich.live import Live
     from rich.markup import escape
     from rich.progress import Progress
-    from rich.table import Table
     from rich.text import Text
 except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
-from torchcalib.core.bins import BinTable
-from torchcalib.inference.words import fixed, p_words
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
-from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting.comparison.data import DIFFERENCE_WORDS, Comparison
-from torchcalib.reporting.data import EVIDENCE_WORDS, INTERVAL_WORDS, CalibrationStage, Report
-from torchcalib.reporting.groups import GROUP_WORDS
+from torchcalib.reporting.contents import (
+    DIFFERENCE_WORDS,
+    GROUP_WORDS,
+    bin_table,
+    difference_table,
+    explanations,
+    gain_table,
+    group_table,
+    input_line,
+    line_table,
+)
+from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
-
-MEANS = ("confidence", "frequency", "gap", "ecd")
+from torchcalib.reporting.tables import Table
 
 _WIDTH = 120
-_WHOLE_WIDTH = 110  # which a table of numbers with all its columns takes
-_NAME_WIDTH = 24  # of a system, above a column of its numbers
+_WHOLE_WIDTH = 110  # of a table of lines with all its columns
+_NAME_WIDTH = 24  # of a column of names
+_STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Stop quietly, with success, when the reader has seen enough: whatever was to be written is written."""
+        """Exit with success when the reader closes the pipe early; all files are written by then."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
 
 
 def _console() -> Console:
-    stream = sys.stdout or io.StringIO()  # a process may be started without
+    stream = sys.stdout or io.StringIO()  # a process may have no stdout
     width = None if stream.isatty() else _WIDTH
     return _Console(file=stream, width=width, highlight=False, emoji=False)  # a file may be called :bomb:
 
 
 class Advance(Protocol):
-    """Moves a progress bar."""
+    """A function that advances a progress bar."""
 
     def __call__(self, rows: int, description: str | None = None) -> None:
-        """Advance it by a number of rows, and say anew what is being done, if that has changed."""
+        """Advance the bar by a number of rows, and change its description if one is given."""
 
 
 @contextmanager
 def progress(total: int, description: str, shown: bool = True) -> Iterator[Advance]:
-    """Show a progress bar on stderr, if that is a terminal; yields a function that advances it by a number of rows."""
+    """Show a progress bar on stderr if that is a terminal; yield a function that advances it."""
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
         task = bar.add_task(_shown(description), total=total)
@@ -71,186 +77,80 @@ def progress(total: int, description: str, shown: bool = True) -> Iterator[Advan
 
 
 def _shown(text: object) -> str:
-    """Write what others have named: it is neither markup nor does it steer the terminal."""
+    """Escape markup and control characters in text from files and callers."""
     return escape(printable(str(text)))
 
 
 def show(report: Report) -> None:
-    """Print what was read, the sentence, the numbers and the main bin table."""
+    """Print the input, the sentence, the lines, the gain of calibrators, the main bin table and the worst groups."""
     console = _console()
     console.print()
     for name, value in report.source.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        if shown:
-            console.print(f"[dim]{name:12}[/dim] {_shown(shown)}", soft_wrap=True)
-    bins = f"{report.settings['n_bins']} equal-width bins {'(a, b]' if report.settings['right'] else '[a, b)'}"
-    outputs = f"{report.num_classes} {'labels' if report.task == 'multilabel' else 'classes'}"
-    dropped = f" ({report.n_dropped:,} left out for NaN)" if report.n_dropped else ""
-    console.print(f"[dim]{'read as':12}[/dim] {report.task}, n = {report.n:,.10g}{dropped}, {outputs}, {bins}")
-    console.print()
-    console.print(f"[bold]{escape(report.sentence)}[/bold]")
-    console.print()
-    console.print(_shown(report.main_line))
-    console.print()
-
-    console.print(_number_table(report, console.width))
-    console.print("[dim]naive: what always predicting the class shares of this data gets[/dim]")
-    console.print(f"[dim]{EVIDENCE_WORDS}[/dim]")
-    if any(line.interval for line in report.lines):
-        console.print(f"[dim]{INTERVAL_WORDS}[/dim]")
-    for note in report.notes:
-        console.print(f"[dim]{_shown(note)}[/dim]")
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if text:
+            console.print(f"[dim]{name:12}[/dim] {_shown(text)}", soft_wrap=True)
+    console.print(f"[dim]{'input':12}[/dim] {input_line(report)}\n")
+    console.print(f"[bold]{_shown(report.sentence)}[/bold]\n")
+    console.print(f"{_shown(report.main_line)}\n")
+    _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
-        console.print()
-        console.print(f"[bold]{escape(report.calibration.recommendation.text)}[/bold]")
-        console.print()
-        console.print(_gain_table(report.calibration))
-        for note in report.calibration.notes:
-            console.print(f"[dim]{_shown(note)}[/dim]")
+        console.print(f"\n[bold]{_shown(report.calibration.recommendation.text)}[/bold]\n")
+        _print_table(console, gain_table(report.calibration), report.calibration.notes)
     console.print()
-    console.print(_bin_table(report.main_table, f"bins: {next(iter(report.tables)).replace('_', ' ')}"))
+    _print_table(console, bin_table(report.main_table, f"Bins: {next(iter(report.tables)).replace('_', ' ')}"))
     if report.groups is not None:
         console.print()
-        console.print(_group_table(report.groups))
-        console.print(f"[dim]{GROUP_WORDS}[/dim]")
-
-
-def _number_table(report: Report, width: int) -> Table:
-    """Every number; on a narrow terminal without what is perfect, and the unit."""
-    has_intervals = any(line.interval for line in report.lines)
-    whole = width >= _WHOLE_WIDTH
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not whole)
-    drawn.add_column("number", no_wrap=True)
-    for header in ("value", "noise floor" if whole else "noise\nfloor"):
-        drawn.add_column(header, justify="right", no_wrap=True)
-    for header in (*["95 % interval"] * has_intervals, "p"):
-        drawn.add_column(header, no_wrap=True)
-    for header in (*["perfect"] * whole, "naive"):
-        drawn.add_column(header, justify="right", no_wrap=True)
-    if whole:
-        drawn.add_column("unit", no_wrap=True)
-    group = ""
-    for line in report.lines:
-        if line.group != group:
-            drawn.add_section()
-            drawn.add_row(Text(printable(line.group), "bold"))
-            group = line.group
-        row = [line.name, fixed(line.value, 6)]
-        row += ["" if line.noise_floor is None else fixed(line.noise_floor, 6)]
-        row += [str(line.interval or "")] * has_intervals
-        row += ["" if line.p_value is None else p_words(line.p_value)]
-        row += [*[f"{line.perfect:.4g}"] * whole, f"{line.naive:.4g}", *[line.unit] * whole]
-        drawn.add_row(*row)
-    return drawn
-
-
-def _bin_table(table: BinTable, title: str) -> Table:
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("bin", "n", "share", *MEANS):
-        drawn.add_column(header, justify="right", no_wrap=True)
-    columns = {name: column.tolist() for name, column in table.to_dict().items()}
-    for k, n in enumerate(columns["n"]):
-        row = {name: column[k] for name, column in columns.items()}
-        means = (
-            [f"{row[name]:+.4f}" if name == "gap" else f"{row[name]:.4f}" for name in MEANS]
-            if n
-            else ["-"] * len(MEANS)
-        )
-        edges = f"{row['lower']:.4f} - {row['upper']:.4f}"
-        drawn.add_row(edges, f"{n:,.10g}", f"{row['share']:.4f}", *means, style="" if n else "dim")
-    return drawn
-
-
-def _group_table(table: GroupTable) -> Table:
-    title = f"groups: the worst {len(table)} of {table.n_groups:,}"
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    drawn.add_column("group", max_width=_NAME_WIDTH, overflow="fold")
-    for header in ("n", "ECE", "noise floor", "p", "shrunk"):
-        drawn.add_column(header, justify="right", no_wrap=True)
-    drawn.add_column("", no_wrap=True)
-    for name, row in zip(table.shown_names(3 * _NAME_WIDTH), table.rows(), strict=True):
-        errors = [f"{row[name]:.4f}" for name in ("value", "noise_floor")]
-        said = "within chance" if row["by_chance"] else ""
-        numbers = [f"{row['n']:,.10g}", *errors, p_words(row["p_value"]), f"{row['shrunk']:.4f}", said]
-        drawn.add_row(Text(name), *numbers, style="dim" if said else "")
-    return drawn
-
-
-def _gain_table(stage: CalibrationStage) -> Table:
-    drawn = Table(
-        title=f"what a calibration stage would gain, in {stage.n_folds} folds",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for header in ("", "calibrator"):
-        drawn.add_column(header, no_wrap=True)
-    for header in ("score", "gain"):
-        drawn.add_column(header, justify="right", no_wrap=True)
-    for score, raw in stage.raw.items():
-        drawn.add_section()
-        drawn.add_row(score, "none", f"{raw:.6f}", "")
-        for gain in stage.gains:
-            if gain.score == score:
-                drawn.add_row("", gain.calibrator, f"{gain.value:.6f}", f"{round(gain.rcl, 2) + 0:.2f} %")
-    return drawn
+        _print_table(console, group_table(report.groups, 3 * _NAME_WIDTH), [GROUP_WORDS])
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Print what was read, what it says, and a table for each system but the first."""
+    """Print the input, the findings, and a table for each system but the first."""
     console = _console()
     console.print()
     for name, source in comparison.sources.items():
         files = ", ".join(source["files"])
         console.print(f"[dim]{_shown(name)}:[/dim] {_shown(files)}; {_shown(source['predictions'])}", soft_wrap=True)
-    outputs = f"{comparison.num_classes} {'labels' if comparison.task == 'multilabel' else 'classes'}"
-    bins = f"{comparison.settings['n_bins']} equal-width bins {'(a, b]' if comparison.settings['right'] else '[a, b)'}"
-    console.print(f"[dim]{'read as':12}[/dim] {comparison.task}, n = {comparison.n:,.10g}, {outputs}, {bins}")
+    console.print(f"[dim]{'input':12}[/dim] {input_line(comparison)}")
     for sentence in comparison.sentences.values():
         console.print(f"\n[bold]{_shown(sentence)}[/bold]")
     for name in comparison.systems[1:]:
         console.print()
-        console.print(_difference_table(comparison, name))
-    console.print(f"[dim]{DIFFERENCE_WORDS}[/dim]")
-    for note in (comparison.caution, *comparison.notes):
+        _print_table(console, difference_table(comparison, name))
+    _print_notes(console, [DIFFERENCE_WORDS, comparison.caution, *comparison.notes])
+
+
+def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
+    """Print a table, on a narrow terminal without its wide columns, and notes below it."""
+    is_wide = console.width >= _WHOLE_WIDTH
+    table = table.shown_on("always", *["wide"] * is_wide)
+    title = Text(table.title, "bold") if table.title else None
+    drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.collapse_padding = not is_wide
+    for column in table.columns:
+        header = Text(column.header if is_wide else column.header.replace(" ", "\n", 1))
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        width = _NAME_WIDTH if column.wraps else None
+        drawn.add_column(header, justify=justify, no_wrap=not column.wraps, max_width=width, overflow="fold")
+    for section in table.sections:
+        drawn.add_section()
+        if section.heading:
+            drawn.add_row(Text(printable(section.heading), "bold"))
+        for row in section.rows:
+            cells = [Text(printable(cell.text), _STYLES.get(cell.style, "")) for cell in row.cells]
+            drawn.add_row(*cells, style="dim" if row.is_quiet else "")
+    console.print(drawn)
+    _print_notes(console, notes)
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
         console.print(f"[dim]{_shown(note)}[/dim]")
 
 
-def _difference_table(comparison: Comparison, name: str) -> Table:
-    first = comparison.baseline
-    title = Text(printable(f"{name} against {first}"), "bold")
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("", "number"):
-        drawn.add_column(header, no_wrap=True)
-    for header in (first, name):
-        drawn.add_column(Text(printable(header)), justify="right", max_width=_NAME_WIDTH, overflow="fold")
-    drawn.add_column("difference", justify="right", no_wrap=True)
-    drawn.add_column("95 % interval", no_wrap=True)
-    drawn.add_column("says", no_wrap=True)
-    group = ""
-    for line in comparison.lines:
-        if line.group != group:
-            drawn.add_section()
-        found = line.differences[name]
-        numbers = [fixed(x, 6) for x in (line.values[first], line.values[name])]
-        verdict = "" if found.interval is None else found.verdict
-        color = {"better": "bold", "worse": "bold"}.get(verdict, "dim")
-        drawn.add_row(
-            "" if line.group == group else line.group,
-            line.name,
-            *numbers,
-            f"{round(found.value, 6) + 0:+.6f}",
-            "" if found.interval is None else str(found.interval),
-            Text(verdict, color),
-        )
-        group = line.group
-    return drawn
-
-
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
-    """Print which calibrator was saved, why this one, and how it is used."""
+    """Print which calibrator was saved, why, and how to use it."""
     console = _console()
-    why = "as recommended" if stage.recommendation.best else "though no calibrator is worth its trouble here"
+    why = "as recommended" if stage.recommendation.best else "though no calibrator is worthwhile here"
     console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.load_calibrator({str(path)!r})"
@@ -260,15 +160,15 @@ def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> N
 
 
 def show_state(path: Path, source: Source | None) -> None:
-    """Print that a part of a report was saved, of what, and how it is used."""
+    """Print that a part of a report was saved, and how to use it."""
     console = _console()
     held = "" if source is None else f" of {source.shape[0]:,} rows"
     console.print(f"\n[bold]saved the state[/bold]{held}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
-    console.print("[dim]torchcalib merge takes it, and others like it, and makes one report of them[/dim]")
+    console.print("[dim]torchcalib merge makes one report of it and other parts[/dim]")
 
 
 def show_paths(paths: Sequence[Path]) -> None:
-    """Print what was written, if anything; the page first."""
+    """Print which files were written, the page first."""
     if not paths:
         return
     console = _console()
@@ -279,16 +179,16 @@ def show_paths(paths: Sequence[Path]) -> None:
 
 
 def show_warnings(history: History) -> None:
-    """Print what a monitor has said."""
+    """Print the warnings of a monitor."""
     console = _console()
     for row in history.warnings:
         console.print(f"\n[bold red]warning:[/bold red] {_shown(row.warning)}", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:
-    """Print a table row by row, as the rows come."""
+    """Print a table, row by row as validations end."""
     console = _console()
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     with Live(table, console=console, refresh_per_second=10, auto_refresh=console.is_terminal):
         for row in rows:
             if not table.columns:

@@ -170,14 +170,14 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
     probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     weights = torch.rand(30, generator=g, dtype=torch.float64)
     soft = tc.compare({"a": probs, "b": probs.roll(1, 0)}, votes, task="multiclass", **FEW)
-    assert "TCE, MCB and DSC are left out: they count labels, and targets are shares." in soft.notes
+    assert "TCE, MCB and DSC are left out: they need labels, and targets are soft." in soft.notes
     expected = tc.brier_score(probs, votes, task="multiclass", normalize="prior").item()
     assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
     assert soft["nbs"].differences["b"].interval is not None
     for limits, given, key, has_interval, words in (
-        ({}, {"weights": weights}, "ks/top_label", None, "weights are no counts"),
-        ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise: with so many classes the sums are too many"),
-        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is uncertain by some 16%"),
+        ({}, {"weights": weights}, "ks/top_label", None, "weights that are counts of samples"),
+        ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise: with so many classes there are too many sums"),
+        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is uncertain by about 16%"),
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():
@@ -195,9 +195,9 @@ def test_bad_input_is_an_error_that_names_the_system():
         ({"systems": {"a": HALVES, "": HALVES}}, "must have names"),
         ({"systems": {"a": HALVES, "b": HALVES[:3]}}, "must have one shape for all systems"),
         ({"systems": {"a": HALVES, "b": HALVES * 3}}, "system 'b': "),
-        ({"from_logits": {"a": True}}, "`from_logits` must say it of 'a', 'b'"),
+        ({"from_logits": {"a": True}}, "`from_logits` must be given for 'a', 'b'"),
         ({"n_replicates": 20}, "`n_replicates` must be at least 39"),
-        ({"weights": torch.zeros(4)}, "at least one sample that counts"),
+        ({"weights": torch.zeros(4)}, "at least one sample with a positive weight"),
     ]
     wrong = (ValueError, TypeError)
     assert_refused([(words, partial(tc.compare, **{**given, **change}), wrong, [words]) for change, words in rows])

@@ -1,4 +1,4 @@
-"""What pages have in common: numbers in words, and the dark picture that is made of the light one."""
+"""Numbers in tables, and the dark picture that is made of the light one."""
 
 import math
 import re
@@ -10,6 +10,7 @@ from helpers.systems import compared
 from helpers.tables import small_blocks
 
 from torchcalib import plots
+from torchcalib.inference import words
 from torchcalib.plots import DARK
 from torchcalib.reporting.html import page as pages
 from torchcalib.reporting.monitoring.history import History, HistoryRow
@@ -42,11 +43,11 @@ def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
 @pytest.mark.parametrize(
     ("write", "written"),
     [
-        (pages.gain, {8.4163: "8.4%", -0.02: "0.0%", -4.44: "−4.4%", math.nan: "undefined", -math.inf: "−infinite"}),
-        (pages.number, {0.0: "0", -1.0: "−1", 0.5: "0.5000", -0.0109003639: "−0.01090", 999.96: "1000"}),
-        (pages.number, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.234e-05", math.inf: "infinite"}),
-        (partial(pages.four_decimals, signed=True), {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000"}),
-        (pages.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
+        (words.gain, {8.4163: "8.4%", -0.02: "0.0%", -4.44: "−4.4%", math.nan: "undefined", -math.inf: "−infinite"}),
+        (words.significant, {0.0: "0", -1.0: "−1", 0.5: "0.5000", -0.0109003639: "−0.01090", 999.96: "1000"}),
+        (words.significant, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.234e-05", math.inf: "infinite"}),
+        (partial(words.decimals, plus="+"), {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000"}),
+        (words.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
     ],
 )
 def test_numbers_are_written_with_the_digits_that_tell_something(write, written):

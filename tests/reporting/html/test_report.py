@@ -15,9 +15,10 @@ import torch
 from helpers.reports import QUICK, TASKS, full
 
 import torchcalib as tc
+from torchcalib.inference.words import significant
 from torchcalib.reporting import html
-from torchcalib.reporting.html import page as pages
-from torchcalib.reporting.html.report import _worst_classes, render, save_report
+from torchcalib.reporting.contents import class_table
+from torchcalib.reporting.html.report import render, save_report
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
@@ -89,7 +90,7 @@ def test_every_number_and_picture_is_on_the_page(task):
     numbers |= {x for table in r.tables.values() for x in table.frequency[table.n > 0].tolist()}
     assert set(map(str, numbers)) <= set(page(task).values_of("value"))
     for line in r.lines:
-        assert all(text in words for text in (pages.number(line.value), line.question, line.source)), line.key
+        assert all(text in words for text in (significant(line.value), line.question, line.source)), line.key
         if line.interval is not None and line.interval.low > 0.001:
             assert f"{line.interval.low:.4g} to {line.interval.high:.4g}" in words, line.key
     spans = [attributes for tag, attributes in page(task).elements if tag == "span" and "style" in attributes]
@@ -118,16 +119,16 @@ def test_names_of_others_are_escaped():
 def test_infinite_and_undefined_values_are_words_with_an_explanation():
     r = tc.report(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]]), task="multilabel", n_bins=5, **QUICK)
     undefined = (replace(r.lines[0], value=math.nan), r.main_line)
-    assert "Infinite: a probability of 0 was given to something that happened." in shown(r).text
-    assert "Undefined: the data do not say" in shown(r, lines=undefined).text
+    assert "Infinite: a probability of 0 was predicted for an outcome that occurred." in shown(r).text
+    assert "Undefined: the data do not determine the value" in shown(r, lines=undefined).text
     assert "calibration stage" not in shown(calibration=None).text.lower()
 
 
 def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
     r = full("multiclass")
     values = (0.3, math.nan, 0.5) + (0.1,) * 9
-    worst = _worst_classes(replace(r, per_class=values))
-    assert [index for index, _, _ in worst] == [2, 0, 3, 4, 5, 6, 7, 8, 9, 10]
+    (worst,) = class_table(replace(r, per_class=values)).sections
+    assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (2, 0, 3, 4, 5, 6, 7, 8, 9, 10)]
     assert [task for task in TASKS if "worst" in page(task).values_of("id")] == ["multiclass", "multilabel"]
 
 

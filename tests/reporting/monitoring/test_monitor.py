@@ -132,7 +132,7 @@ def test_the_warning_has_numbers_epochs_and_advice():
     assert row.epoch == 3
     p, log_odds = 1 / (1 + math.exp(-2.5)), 2.5
     by_hand = 0.75 * (p - 1) * log_odds + 0.25 * p * log_odds
-    assert f"in epoch 3 the outcomes surprise the model by {by_hand:.3g} nats more" in row.warning
+    assert f"in epoch 3 the cross-entropy exceeds the entropy of the predictions by {by_hand:.3g} nats" in row.warning
     assert row.warning.endswith("has not risen since: keep the model of epoch 2 (early stopping).")
     assert epochs_of([0, 3], threshold=math.inf)[1] == []
 
@@ -148,11 +148,11 @@ def test_the_advice_follows_nll_and_accuracy():
         monitor.end_epoch()
 
     epoch(0.5, 20)
-    still_falls = r"claims to be right with 88.1% .* right in 80.0% of samples. Its NLL still falls: train on, and cal"
+    still_falls = r"Mean confidence is 88.1%, accuracy 80.0%. The NLL still falls: continue the training, and cal"
     with pytest.warns(tc.OverConfidenceWarning, match=still_falls):
         epoch(2.0, 32)
     epoch(1.4, 32)
-    rises = r"Its NLL was least in epoch 3, .*, while its accuracy has risen from 80.0% to 82.5%: .* or calibrate this"
+    rises = r"The NLL was lowest in epoch 3, .*, while the accuracy has risen from 80.0% to 82.5%: .* or calibrate this"
     with pytest.warns(tc.OverConfidenceWarning, match=rises):
         epoch(5.0, 33)
     _, warned = epochs_of([0, 3], metrics={"ecd": tc.ECD(task="binary", from_logits=True)})

@@ -1,9 +1,9 @@
-"""From the predictions of several systems to a `Comparison`."""
+"""Compare systems that predicted the same targets."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import replace
 from functools import reduce
 from typing import Any, get_args
 
@@ -14,36 +14,26 @@ from torchcalib.core.arguments import NanPolicy, Task, check_choice, check_count
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.bootstrap import Interval
-from torchcalib.metrics.binned import ACE, BinnedMetric
-from torchcalib.metrics.proper_scores import ScoreMetric
-from torchcalib.metrics.ranked import KS, RankedMetric
-from torchcalib.metrics.test_based import TCE
-from torchcalib.reporting.comparison.data import Better, ComparedLine, Comparison, Difference, Verdict
+from torchcalib.metrics.proper_scores import NLL
+from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
-from torchcalib.reporting.comparison.sentence import sentence_of
-from torchcalib.reporting.comparison.system import MOST_IN_ORDER, MOST_KEPT, REPLICATES_IN_ORDER, System
-from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.intervals import LEVEL, interval_of
-from torchcalib.reporting.lines import ERRORS, SCORES
+from torchcalib.reporting.comparison.system import (
+    MOST_IN_ORDER,
+    MOST_KEPT,
+    REPLICATES_IN_ORDER,
+    System,
+    expected_ece,
+)
+from torchcalib.reporting.data import Comparison
+from torchcalib.reporting.intervals import LEVEL
 from torchcalib.reporting.metrics import MOST_BINS, MOST_COPIES, are_counts, check_size
+from torchcalib.reporting.sentence import comparison_sentence
 
 N_REPLICATES = 999
-"""24 of them lie below an interval, and 24 above."""
+"""24 of them lie below the interval, and 24 above."""
 
-_DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
-_METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
-_BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m in _METRICS}
-_BETTER["DSC"] = "higher"
-"""What is better in a number, by its name; in one that is not here, what is lower."""
-
-_SIZED = ("ECE", "MCE", "RMSCE", "ACE", "KS")
-"""What is a size of chance gaps where there are no others. A replicate doubles their variance, and so makes the number
-of a calibrated system larger by sqrt(2) - 1 of what it is: from the bias of replicates follows what chance adds. Of
-ECE that is known without, and better: a bin without a single outcome has replicates without any, too."""
-
-_UNFIT = ("RMSCE debiased",)
-"""What takes off the noise of its bins, and does not know of that of a replicate, which repeats samples."""
+_NO_VERDICT = ("UNC",)
+"""Names of lines that depend on the data alone."""
 
 
 def compare(
@@ -62,42 +52,41 @@ def compare(
     positive_classes: Sequence[int] | None = None,
     class_axis: int = -1,
 ) -> Comparison:
-    """Compare systems that predicted the same targets, number by number, with paired bootstrap intervals.
+    """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
-    The numbers are those of `torchcalib.report`: scores (accuracy, NLL, Brier, ECD, and NLL and Brier as a share of
-    what the class shares get), of every reduction errors over equal-width bins, and of one series of confidences, and
-    of labels, what is read from samples in order. UNC is left out: it is a matter of the data.
+    The values are those of `torchcalib.report`: scores (accuracy, NLL, Brier, ECD, and NLL and Brier divided by those
+    of the class frequencies), errors over equal-width bins for every reduction, and rank-based errors for one series of
+    confidences, or for labels. UNC is omitted because it does not depend on the system.
 
-    A difference is that of a system to the first one. ECD and ESCE have a sign, and what counts is how far they are
-    from 0: their difference is one of sizes. It has a 95 % percentile interval of replicates that all systems share,
-    which is narrow where they err on the same samples. Where replicates have a bias that matters (a quarter of their
-    standard deviation) it is moved by that, so that it lies about the difference of numbers that chance makes too
-    large. `"better"` and `"worse"` are said where 0 lies outside, and would still if the part that chance gaps may have
-    in the difference of an error (`Difference.chance`) were taken off: of two calibrated systems the one whose
-    confidences are further from 0 and 1 has the larger ECE.
+    A difference is the value of a system minus that of the first one. For signed metrics (ECD and ESCE) it is the
+    difference of absolute values. It has a 95 % percentile interval from replicates that all systems share, which is
+    narrow where they err on the same samples. A bias of the replicates that exceeds a quarter of their standard
+    deviation is subtracted from the interval. The verdict is `"better"` or `"worse"` if the interval excludes 0, also
+    after subtracting the part that is due to sampling noise in bins (`Difference.chance`): of two calibrated systems,
+    the one with the less extreme confidences has the larger ECE.
 
-    Replicates draw rows, which are the entries of the first axis: all pixels of an image together. From some thousand
-    rows on they draw random groups of rows, 8,192, and fewer where sums are many (class-wise errors of 1,000 classes
-    have 128): memory and time stay bounded. `notes` says so where an interval is thereby less certain, and where there
-    is none: of class-wise errors with more than 65,536 sums (classes times bins times 3), of what is read from samples
-    in order above 2^14 samples (for labels: samples times labels), and of RMSCE debiased, which does not fit a
-    bootstrap. Above 2^20 samples what is read from their order is left out.
+    Replicates draw rows, the entries of the first axis: all pixels of an image together. From some thousand rows on
+    they draw random groups of rows, 8,192, and fewer where there are many sums (class-wise errors of 1,000 classes have
+    128), so that memory and time stay bounded. `notes` lists intervals that are therefore less certain, and those that
+    are omitted: class-wise errors with more than 65,536 sums (classes times bins times 3), rank-based errors above 2^14
+    samples (for labels: samples times labels), and RMSCE debiased, for which the bootstrap is invalid. Above 2^20
+    samples there are no rank-based errors.
 
     Args:
         systems: predictions by the name of their system, the baseline first: probabilities (or logits), binary `(N,)`,
             multi-class `(N, C)`, multi-label `(N, L)`; further axes are samples too. Two at least.
-        target: labels or soft targets of all; see `torchcalib.nll`.
+        target: labels or soft targets of all systems; see `torchcalib.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
-        n_replicates: of the intervals; of what is read from samples in order at most 199.
-        seed: of the draws, which are the same on every device.
-        nan_policy: `"drop"` leaves out rows in which a system has no number (NaN, an infinite probability, logits of
-            which all are -inf), of all systems, and counts them in `Comparison.n_dropped`; `"raise"` raises.
+        n_replicates: of the intervals; for rank-based errors at most 199.
+        seed: of the replicates, which are the same on every device.
+        nan_policy: `"drop"` leaves out rows for which a system predicts NaN, an infinite probability, or logits that
+            are all -inf, in all systems, and counts them in `Comparison.n_dropped`; `"raise"` raises.
         from_logits: whether predictions are logits; one for all or, by name, for each.
-        weights: of samples, `(N,)`; like what follows, see `torchcalib.InputOptions`. They are those of all systems.
+        weights: of samples, `(N,)`, for all systems; for this and the rest see `torchcalib.InputOptions`.
         ignore_index: rows with this target are dropped.
-        positive_classes: multi-class input is read as binary, these classes against the rest.
+        positive_classes: evaluate multi-class input as binary, these classes against the rest.
         class_axis: the axis of classes or labels.
 
     Returns:
@@ -105,7 +94,7 @@ def compare(
         `torchcalib.save_comparison`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold, and of which system.
+        TypeError, ValueError: for bad input; the message names the rule and the system.
 
     Gradient:
         None.
@@ -143,9 +132,9 @@ def compare(
 
 
 class ComparisonBuilder:
-    """Takes the predictions of all systems piece by piece and makes a `Comparison`. Arguments are those of `compare`.
+    """Build a `Comparison` from predictions of all systems, piece by piece. Arguments are those of `compare`.
 
-    Memory does not grow with the number of rows, except for up to 2^20 samples whose order is read.
+    Memory is bounded: sums by group of rows, and up to 2^20 samples for rank-based errors.
     """
 
     def __init__(
@@ -170,7 +159,7 @@ class ComparisonBuilder:
         declared = from_logits if isinstance(from_logits, Mapping) else dict.fromkeys(self._names, from_logits)
         if set(declared) != set(self._names):
             raise ValueError(
-                f"`from_logits` must say it of {', '.join(map(repr, self._names))}, "
+                f"`from_logits` must be given for {', '.join(map(repr, self._names))}, "
                 f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for all, or one for each."
             )
         for value in declared.values():
@@ -193,7 +182,7 @@ class ComparisonBuilder:
         self._are_counts = self._are_labels = True
 
     def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add the predictions that all systems made of the same rows. If any are bad nothing is added."""
+        """Add the predictions of all systems for the same rows. If any are bad, nothing is added."""
         width = self._checked_width(preds, target, weights)
         n_dropped = 0
         if self._drop:
@@ -214,53 +203,52 @@ class ComparisonBuilder:
         self._are_labels &= _are_labels(one)
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
-        """Read everything off what was kept.
+        """Return the comparison of all predictions so far.
 
         Raises:
             ValueError: if nothing was added.
         """
-        n = float(self._systems[self._names[0]].n.sum()) if self._systems else 0.0
-        if not n > 0:
-            raise ValueError("`preds` must hold at least one sample that counts, got none. Nothing can be compared.")
-        kept = next(iter(self._systems.values())).samples.values()
-        ordered = self._are_counts and not any(sample.is_full for sample in kept) and n <= MOST_COPIES
-        task = self._formats[self._names[0]].read_as
-        of_systems = {name: system.lines(ordered, self._are_labels) for name, system in self._systems.items()}
-        draws = Draws(self._seed, self._n_replicates, self._systems[self._names[0]].n.device)
-        replicates = {
-            name: system.replicates(draws, ordered, self._are_labels) for name, system in self._systems.items()
-        }
-        chance = {name: system.chance() for name, system in self._systems.items()}
+        kept = [sample for system in self._systems.values() for sample in system.samples.values()]
+        ordered = self._are_counts and not any(sample.is_full for sample in kept)
+        found = {name: system.statistics(ordered, self._are_labels) for name, system in self._systems.items()}
+        first = found.get(self._names[0])
+        if first is None or not first.n > 0:
+            raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
+        if ordered and first.n > MOST_COPIES:
+            ordered = False
+            found = {name: replace(s, samples={}) for name, s in found.items()}
+        draws = Draws(self._seed, self._n_replicates, first.scores[NLL].n.device)
+        replicates = {n: system.replicates(draws, ordered, self._are_labels) for n, system in self._systems.items()}
+        chance = {name: expected_ece(s) for name, s in found.items()}
         lines = tuple(
-            _compared(
-                dict(zip(self._names, same, strict=True)),
-                {name: r.get(same[0].key) for name, r in replicates.items()},
-                {name: c.get(same[0].key) for name, c in chance.items()},
-            )
-            for same in zip(*of_systems.values(), strict=True)
+            compared_line(dict(zip(self._names, same, strict=True)), replicates, chance)
+            for same in zip(*(s.lines() for s in found.values()), strict=True)
+            if same[0].name not in _NO_VERDICT
         )
+        notes = self._notes(ordered, max((sample.size for sample in kept), default=0))
+        scores = replicates[self._names[0]].get("brier")  # missing where there is only one row
+        if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
+            rows = "rows (entries of the first axis) are so few that some replicates hold none"
+            notes.append(f"There are no intervals: {rows}.")
         return Comparison(
-            task=task,
-            n=n,
+            task=first.task,
+            n=first.n,
             n_dropped=self._n_dropped,
-            num_classes=2 if task == "binary" else self._width or 2,
+            num_classes=first.num_classes,
             systems=self._names,
             lines=lines,
-            sentences={name: sentence_of(lines, self._names[0], name) for name in self._names[1:]},
+            sentences={name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]},
             settings=self._settings,
             sources=dict(sources or {}),
-            notes=(
-                *self._notes(ordered, [sample.size for sample in kept]),
-                *_of_empty(replicates[self._names[0]], self._n_rows),
-            ),
+            notes=tuple(notes),
         )
 
     def _checked_width(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> int:
-        """Check all that can be told without looking at values; return the number of classes or labels."""
+        """Check shapes and types; return the number of classes or labels."""
         if set(preds) != set(self._names):
             raise ValueError(
                 f"`preds` must hold predictions of {', '.join(map(repr, self._names))}, got "
-                f"{', '.join(map(repr, preds)) or 'none'}. Name them as they were named at first."
+                f"{', '.join(map(repr, preds)) or 'none'}. Use the names of the first piece."
             )
         for name in self._names:
             with _of_system(name):
@@ -276,13 +264,13 @@ class ComparisonBuilder:
         if self._width not in (None, width):
             raise ValueError(
                 f"`preds` must have {self._width} entries on its class axis, got shape {tuple(first.shape)}. "
-                "Give every piece all classes, as the first one has them."
+                "Every piece must have all classes of the first one."
             )
         check_size(how.read_as, width, self._binning.n_bins)
         return width
 
     def _rows_of(self, preds: Tensor) -> int:
-        """Entries of the first axis, which replicates draw."""
+        """Return the number of entries of the first axis, the units of the bootstrap."""
         how = self._formats[self._names[0]]
         if how.task == "binary":
             return len(preds)
@@ -291,7 +279,7 @@ class ComparisonBuilder:
     def _without_missing_rows(
         self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Weights that are 0 where any system, or the target, is missing; and of how many more rows."""
+        """Return weights that are 0 where a prediction or target is missing, and the number of rows left out."""
 
         def missing_of(name: str) -> Tensor:
             how = self._formats[name]
@@ -303,43 +291,38 @@ class ComparisonBuilder:
             return (~missing).long(), int(missing.sum())
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
-    def _notes(self, ordered: bool, sizes: Sequence[int]) -> tuple[str, ...]:
+    def _notes(self, ordered: bool, size: int) -> list[str]:
+        """Return notes on omissions and uncertain intervals, given the number of samples of an order."""
         names = "ACE, TCE, KS, MCB and DSC"
         notes = []
         if self._n_dropped:
-            notes.append(
-                f"{self._n_dropped:,} rows are left out of all systems, because the predictions of one of them are no "
-                "numbers there."
-            )
+            notes.append(f"{self._n_dropped:,} rows are left out of all systems: one of them predicts NaN there.")
         if not ordered:
             why = f"there are more than {MOST_KEPT:,} samples"
             if not self._are_counts:
-                why = "they count copies of a sample, and weights are no counts"
+                why = "they need weights that are counts of samples"
             notes.append(f"{names} are left out: {why}.")
         else:
             if not self._are_labels:
-                notes.append("TCE, MCB and DSC are left out: they count labels, and targets are shares.")
-            if max(sizes) > MOST_IN_ORDER:
-                notes.append(
-                    f"There is no interval of {names}, which are read from samples in order, above "
-                    f"{MOST_IN_ORDER:,} samples."
-                )
+                notes.append("TCE, MCB and DSC are left out: they need labels, and targets are soft.")
+            if size > MOST_IN_ORDER:
+                notes.append(f"There is no interval of {names}, which are rank-based, above {MOST_IN_ORDER:,} samples.")
             elif self._n_replicates > REPLICATES_IN_ORDER:
                 notes.append(f"Intervals of {names} come from {REPLICATES_IN_ORDER} replicates.")
-        for n_groups, name in next(iter(self._systems.values())).few_groups.items():
+        for n_groups, lines in next(iter(self._systems.values())).few_groups.items():
             if n_groups == 1 < self._n_rows:
-                notes.append(f"There is no interval of {name}: with so many classes the sums are too many.")
+                notes.append(f"There is no interval of {lines}: with so many classes there are too many sums.")
             elif n_groups < self._n_rows:
                 notes.append(
-                    f"Intervals of {name} are drawn from {n_groups:,} random groups of rows, and their width is "
-                    f"uncertain by some {math.sqrt(0.5 / n_groups):.0%}."
+                    f"Intervals of {lines} are drawn from {n_groups:,} random groups of rows, and their width is "
+                    f"uncertain by about {math.sqrt(0.5 / n_groups):.0%}."
                 )
-        return tuple(notes)
+        return notes
 
 
 @contextmanager
 def _of_system(name: str) -> Iterator[None]:
-    """Say in an error of input which system it is of."""
+    """Name the system in errors about its input."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -349,7 +332,7 @@ def _of_system(name: str) -> Iterator[None]:
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not name.strip():
-            raise TypeError(f"`systems` must have names, got {name!r}. Name each with some words.")
+            raise TypeError(f"`systems` must have names, got {name!r}. Name each one.")
     if len(names) < 2:
         raise ValueError(f"`systems` must be two at least, got {len(names)}. Use torchcalib.report for one.")
     if len(set(names)) < len(names):
@@ -357,80 +340,8 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _compared(
-    lines: Mapping[str, Line], replicates: Mapping[str, Tensor | None], chance: Mapping[str, float | None]
-) -> ComparedLine:
-    """One number of all systems, which are given in order, and what chance gaps would add to each if that is known."""
-    first, *others = lines
-    part = {n: None if (a := chance[first]) is None or (b := chance[n]) is None else b - a for n in others}
-    card = lines[first]
-    better = _BETTER.get(card.name, "lower")
-    known = {name: None if card.name in _UNFIT or (drawn := replicates[name]) is None else drawn for name in lines}
-    return ComparedLine(
-        **{f.name: getattr(card, f.name) for f in fields(ComparedLine) if hasattr(card, f.name)},
-        better=better,
-        values={name: line.value for name, line in lines.items()},
-        intervals={
-            name: None if (drawn := known[name]) is None else _if_known(interval_of(line, drawn))
-            for name, line in lines.items()
-        },
-        differences={
-            name: _difference(better, card.name, (lines[first], lines[name]), (known[first], known[name]), part[name])
-            for name in others
-        },
-    )
-
-
-def _difference(
-    better: Better,
-    name: str,
-    lines: tuple[Line, Line],
-    replicates: tuple[Tensor | None, Tensor | None],
-    by_chance: float | None,
-) -> Difference:
-    a, b = (torch.tensor(line.value, dtype=torch.float64) for line in lines)
-    value = _less(b, a, better)
-    if replicates[0] is None or replicates[1] is None:
-        return Difference(float(value), None, None, "not told apart")
-    drawn = Interval(value, _less(replicates[1], replicates[0], better), LEVEL)
-    bias = float(drawn.bias)
-    if not abs(bias) > float(drawn.standard_error) / 4:  # nor does NaN or what has no end matter
-        bias = 0.0
-    found = _if_known(LineInterval(float(drawn.low) - bias, float(drawn.high) - bias))
-    if found is None:
-        return Difference(float(value), None, None, "not told apart")
-    chance = float(drawn.bias) / (math.sqrt(2) - 1) if name in _SIZED else None
-    if by_chance is not None:
-        chance = by_chance
-    verdict: Verdict = "not told apart"
-    values = [line.value for line in lines]
-    # Rows are read in float32 at least: what is 0 by its nature, such as ESCE class-wise, is so up to that.
-    rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
-    if found.low - max(0.0, chance or 0.0) > rounding or found.high - min(0.0, chance or 0.0) < -rounding:
-        verdict = "better" if (found.low > 0) == (better == "higher") else "worse"
-    return Difference(float(value), found, chance, verdict)
-
-
-def _of_empty(replicates: Mapping[str, Tensor], n_rows: int) -> tuple[str, ...]:
-    """A note, where some replicates hold no row, of which no number is known."""
-    scores = replicates.get("brier")  # of one row there are no replicates at all
-    if n_rows > 1 and (scores is None or not bool(scores.isnan().any())):
-        return ()
-    return ("There are no intervals: rows (entries of the first axis) are so few that some replicates hold none.",)
-
-
-def _if_known(found: LineInterval) -> LineInterval | None:
-    """An interval, or none where some replicates have no number: they hold no row, or infinity less infinity."""
-    return None if math.isnan(found.low) or math.isnan(found.high) else found
-
-
-def _less(b: Tensor, a: Tensor, better: Better) -> Tensor:
-    """By how much b is more than a; of numbers that have a sign, by how much it is further from 0."""
-    return b.abs() - a.abs() if better == "nearer to 0" else b - a
-
-
 def _are_labels(p: Predictions) -> bool:
-    """Whether no target that counts is a share of votes."""
+    """Return whether all targets with weight are labels."""
     if p.hard:
         return True
     shares = p.target != p.target.round()

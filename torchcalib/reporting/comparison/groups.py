@@ -1,12 +1,11 @@
-"""Sums and samples of groups of rows, from which replicates of any number are drawn once all rows have been seen.
+"""Bootstrap of random groups of rows, in bounded memory.
 
-Every row belongs to a random group, and a replicate weighs each group by a Poisson variable of mean 1. As long as there
-are far more groups than rows this is the bootstrap of rows. From there on it is a bootstrap of random groups, of
-which each is as good a sample as any other, so that it estimates the same spread from as many units as there are
-groups. What is kept does not grow with the rows, nor does their number of replicates cost anything as they come.
+Each row belongs to a random group, and a replicate weights each group by a Poisson variable of mean 1. With far more
+groups than rows this is the bootstrap of rows. With more rows than groups it is a bootstrap of random groups, which
+estimates the same variance from as many units as there are groups. Replicates are made from the sums of the groups.
 
-Groups and weights follow from seed and row alone: systems that predict the same rows have the same replicates, so that
-what two of them have in common drops out of the difference; and how rows are cut into pieces makes no difference.
+Groups and weights depend on seed and row number alone. Systems that predict the same rows therefore have the same
+replicates, and errors that they share cancel in their difference. The partition of rows into pieces has no effect.
 """
 
 import math
@@ -26,16 +25,16 @@ from torchcalib.ops.segments import weighed_sums
 S = TypeVar("S", bound=Sums)
 
 MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
-"""The spread that G groups tell is off by 1 / sqrt(2 G) of it, one standard deviation: 1 % and 6 %."""
+"""The standard error of a standard deviation from G groups is 1 / sqrt(2 G) of it: 1 % and 6 %."""
 
-_MOST_NUMBERS = 2**20  # of the sums of all groups, above which groups are fewer, but not fewer than the fewest
-_TOO_MANY = 2**23  # above which there are no groups at all: 64 MB
+_MOST_NUMBERS = 2**20  # of all sums together; with more numbers a group there are fewer groups, down to the fewest
+_TOO_MANY = 2**23  # numbers of all sums, above which there are no groups: 64 MB
 
-_DEAL = -1  # the stream of the draw that deals rows to groups; those from 0 on are replicates
+_DEAL = -1  # random stream of the assignment of rows to groups; streams from 0 on are replicates
 
 
 def words_of(seed: int, first: int, n: int, device: torch.device) -> Tensor:
-    """Return a random number in [0, 2^32) for each of n rows from row `first` on, which tells its group, `(n,)`."""
+    """Return random numbers in [0, 2^32) that determine the groups of n rows from row `first` on, `(n,)`."""
     counters = torch.arange(first, first + n, device=device)
     return random_words(seed, torch.full((1,), _DEAL, device=device), counters)[0]
 
@@ -46,12 +45,12 @@ def group_of(words: Tensor, n_groups: int) -> Tensor:
 
 
 class Draws:
-    """How often every group counts in every replicate, drawn once for each number of groups.
+    """Weights of groups in replicates, drawn once for each number of groups.
 
     Args:
-        seed: of the draws.
+        seed: of the weights.
         n: number of replicates.
-        device: where they are wanted.
+        device: of the weights.
     """
 
     def __init__(self, seed: int, n: int, device: torch.device) -> None:
@@ -70,17 +69,17 @@ class Draws:
 
 
 class GroupedSums(Generic[S]):
-    """Sums that a statistic is made of, of every group of rows.
+    """Sums of a statistic by group of rows.
 
     Attributes:
-        n_groups: G; 1 where the sums are too many to have them by group, which leaves out replicates.
+        n_groups: G; 1 if there are too many sums for groups, so that there are no replicates.
     """
 
     def __init__(self, recipe: ScoreRecipe | EqualWidthBins, like: Predictions) -> None:
         shape = recipe.shape(like.task, like.samples[0] if like.task == "multilabel" else like.num_classes)
         size = math.prod(shape)
         few = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
-        self.recipe: SumsRecipe[S] = recipe  # type: ignore[assignment]  # which of the two it is, is S
+        self.recipe: SumsRecipe[S] = recipe  # type: ignore[assignment]  # S is the statistic of the recipe
         self.n_groups = few if few * size <= _TOO_MANY else 1
         self._cells = recipe.cells
         *self._lead, self._n_columns, self._n_cells = shape
@@ -89,7 +88,7 @@ class GroupedSums(Generic[S]):
         self._sums = torch.zeros(*self._lead, self._n_columns, width, dtype=wide_dtype(device), device=device)
 
     def add(self, p: Predictions, words: Tensor) -> None:
-        """Add rows, given the numbers that tell their groups."""
+        """Add rows, given the random numbers that determine their groups."""
         cells = self._cells(p)
         group = group_of(words, self.n_groups).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
@@ -114,10 +113,10 @@ class GroupedSums(Generic[S]):
 
 
 class GroupedSample:
-    """Samples that are put in order, each with its group: whole, up to a number.
+    """Ranked samples with their groups, up to a maximal number.
 
     Attributes:
-        is_full: whether there were more than that number, so that none is kept any more.
+        is_full: whether there were more samples than that, so that none are kept.
     """
 
     def __init__(self, recipe: ExactSample, most: int) -> None:
@@ -126,7 +125,7 @@ class GroupedSample:
         self._pieces: list[tuple[RankedSample, Tensor]] = []
 
     def add(self, p: Predictions, words: Tensor) -> None:
-        """Add rows, given the numbers that tell their groups."""
+        """Add rows, given the random numbers that determine their groups."""
         sample = self._recipe.of(p)
         self._n += sample.score.numel()
         self.is_full |= self._n > self._most

@@ -1,16 +1,14 @@
 """A `Comparison` as a page, and as a folder of files."""
 
 import math
-from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from matplotlib import style as matplotlib_style
 
 from torchcalib.plots.differences import difference_plot
-from torchcalib.reporting.comparison.data import DIFFERENCE_WORDS, Comparison
-from torchcalib.reporting.html.page import both_themes, count, filled, group_of, pictures, write_folder
+from torchcalib.reporting.contents import DIFFERENCE_WORDS, difference_table, facts, formatted, sources_of
+from torchcalib.reporting.data import Comparison
+from torchcalib.reporting.html.page import both_themes, filled, pictures, write_folder
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -22,19 +20,21 @@ def render_comparison(comparison: Comparison) -> str:
     Returns:
         The page. The same comparison gives the same page.
     """
+    others = comparison.systems[1:]
     label = (
-        f"Differences of {', '.join(comparison.systems[1:])} to {comparison.baseline} with their 95 % intervals. "
+        f"Differences of {', '.join(others)} to {comparison.baseline} with their 95 % intervals. "
         "The tables hold their values."
     )
-    with matplotlib_style.context("default"):  # what the process has set must not show in a page
+    with matplotlib_style.context("default"):  # settings of the process must not change the page
         picture = both_themes(difference_plot, comparison, "differences", label)
     return filled(
         "comparison.html.jinja",
-        comparison=comparison,
-        facts=_facts(comparison),
+        results=comparison,
+        title=f"Comparison of {', '.join(comparison.systems)}",
+        facts=facts(comparison, _sources(comparison)),
         picture=picture,
-        groups=[(name, list(lines)) for name, lines in groupby(comparison.lines, group_of)],
-        sources=list(dict.fromkeys(line.source for line in comparison.lines if line.source)),
+        tables=[difference_table(comparison, name) for name in others],
+        sources=sources_of(comparison),
         words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
@@ -43,7 +43,7 @@ def render_comparison(comparison: Comparison) -> str:
 def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]:
     """Write the comparison into a folder: `compare.json`, `compare.html`, `compare.png` and `compare.svg`.
 
-    A file is there whole or not at all; one of the same name is replaced.
+    Each file is complete or absent; one of the same name is replaced.
 
     Args:
         comparison: as made by `torchcalib.compare`.
@@ -64,23 +64,10 @@ def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]
     return write_folder(files, out)
 
 
-def _facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """What was read, and how, as pairs of a name and words."""
-    settings = comparison.settings
-    is_multilabel = comparison.task == "multilabel"
-    facts = [(name, _files(comparison.sources[name])) for name in comparison.systems if name in comparison.sources]
-    facts.append(("task", comparison.task))
-    facts.append(("labelled entries" if is_multilabel else "samples", count(comparison.n)))
-    if comparison.n_dropped:
-        facts.append(("rows left out", count(comparison.n_dropped)))
-    facts.append(("labels" if is_multilabel else "classes", count(comparison.num_classes)))
-    facts.append(("bins", f"{settings['n_bins']} of equal width, {'(a, b]' if settings['right'] else '[a, b)'}"))
-    facts.append(("replicates", f"{settings['n_replicates']:,}, the same for all systems"))
-    return facts
-
-
-def _files(source: Mapping[str, Any]) -> str:
-    """Name the first files of a system, and how they were read."""
-    files = [str(file) for file in source.get("files", [])]
-    more = [f"and {len(files) - 3} more"] if len(files) > 3 else []
-    return "; ".join([", ".join([*files[:3], *more]), *[str(source[k]) for k in ("predictions",) if k in source]])
+def _sources(comparison: Comparison) -> dict[str, str]:
+    """Return the files of each system, and the kind of its predictions."""
+    found = {}
+    for name, source in comparison.sources.items():
+        files = list(source.get("files", []))
+        found[name] = "; ".join([formatted(files, 3), *[str(source[k]) for k in ("predictions",) if k in source]])
+    return found

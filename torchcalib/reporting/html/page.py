@@ -1,10 +1,9 @@
-"""What pages have in common: templates, pictures for light and dark, numbers in words, the folder they go to."""
+"""Shared parts of HTML pages: templates, light and dark pictures, and the folder with the files."""
 
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,19 +11,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from torchcalib.inference.words import p_words
-from torchcalib.io.errors import printable
+from torchcalib.inference.words import count, significant
 from torchcalib.io.saved import write_whole
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")
 
-group_of = attrgetter("group")
-"""The group of a line, by which tables have sections."""
-
 
 def write_folder(files: Mapping[str, bytes], out: str | Path) -> tuple[Path, ...]:
-    """Write files into a folder, which is made if it is missing; each is there whole or not at all.
+    """Write files into a folder, which is made if it is missing. Each file is complete or absent.
 
     Raises:
         NotADirectoryError: if `out`, or something above it, is a file.
@@ -45,12 +40,12 @@ def pictures(name: str, ax: Axes) -> dict[str, bytes]:
 
 
 def filled(template: str, **values: Any) -> str:
-    """Return a page: a template with values, among them the colours of both themes."""
+    """Return a page: a template with its values and the colours of both themes."""
     return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
 
 
 def _environment() -> Environment:
-    # Escape everything, whatever a template is called: names of files and classes come from others.
+    # Escape everything in every template: names of files and classes are not trusted.
     made = Environment(
         loader=PackageLoader("torchcalib.reporting", "html"),
         autoescape=True,
@@ -58,88 +53,37 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        number=number,
-        four_decimals=four_decimals,
-        count=count,
-        percent=percent,
-        edge=edge,
-        gain=gain,
-        p_value=p_words,
-        printable=printable,
-    )
+    made.filters.update(count=count, significant=significant)
+    made.tests.update(infinite=math.isinf)
     return made
 
 
 def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
-    """Draw a picture, and return it for light and for dark, as two elements of a page.
+    """Draw a picture and return its light and its dark version, as two elements of a page.
 
     Args:
         draw: takes the table and a `style`.
-        table: what is drawn.
-        prefix: of ids, which no other picture of the page has.
-        label: what the picture shows, for those who cannot see it.
+        table: data of the picture.
+        prefix: of ids, unique on the page.
+        label: description for screen readers.
     """
     light = to_svg(draw(table, style=LIGHT))
-    themes = (("light", light), ("dark", _in_the_dark(light)))
+    themes = (("light", light), ("dark", _darkened(light)))
     return Markup("\n").join(_inline(svg, f"{prefix}-{theme}-", label, theme) for theme, svg in themes)
 
 
-def _in_the_dark(svg: str) -> str:
-    """Return a picture in `LIGHT` as it is in `DARK`; drawing it again would take as long. Text stays as it is."""
+def _darkened(svg: str) -> str:
+    """Replace the colours of `LIGHT` by those of `DARK`, which is faster than drawing again. Text is unchanged."""
     colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
     known = re.compile("|".join(colours))
     return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)
 
 
 def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
-    """Turn a file into an element of the page: it scales, has a name, and shares no id with another picture."""
+    """Turn an SVG file into an element of the page that scales, has a label, and has unique ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
     (box,) = re.findall(r'viewBox="[^"]*"', svg)
     opening = Markup('<svg class="{}" role="img" aria-label="{}" {} xmlns:xlink="http://www.w3.org/1999/xlink">')
     return opening.format(theme, label, Markup(box)) + Markup(svg[svg.index(">") + 1 :].strip())
-
-
-def number(value: float) -> str:
-    """Write four significant digits, or words for what is no number."""
-    if 0 < abs(value) < 1e-6:
-        return "≈ 0"
-    is_whole = float(value).is_integer() or abs(value) >= 1e3
-    return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.4g}".rstrip("."))
-
-
-def four_decimals(value: float, signed: bool = False) -> str:
-    """Write four decimals, for columns; with `signed` a plus too."""
-    return _signed(value, f"{abs(value):.4f}", "+" if signed else "")
-
-
-def _signed(value: float, digits: str, plus: str = "") -> str:
-    if math.isnan(value):
-        return "undefined"
-    if float(digits.replace(",", "")) == 0:
-        return digits
-    return ("−" if value < 0 else plus) + ("infinite" if math.isinf(value) else digits)
-
-
-def count(n: float) -> str:
-    """Write a count without decimals; a sum of fractional weights with two."""
-    return f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
-
-
-def percent(share: float) -> str:
-    """Write a share in percent."""
-    return "undefined" if math.isnan(share) else f"{share:.2%}"
-
-
-def gain(rcl: float) -> str:
-    """Write what a calibrator gains in percent, or words where the score is or becomes infinite."""
-    if not math.isfinite(rcl):
-        return "undefined" if math.isnan(rcl) else "−infinite"
-    return _signed(rcl, f"{abs(rcl):.1f}") + "%"
-
-
-def edge(value: float) -> str:
-    """Write the edge of a bin, as short as it is."""
-    return f"{value:.4f}".rstrip("0").rstrip(".")

@@ -1,5 +1,4 @@
-"""What happens to calibration while a model trains: `Monitor` takes validation batches, epoch by epoch.
+"""Calibration during training: `Monitor` takes validation batches and keeps a `History` of all epochs.
 
-It keeps a `History`, which is data only, and says in words when over-confidence grows. No training framework is known
-here; `torchcalib.integrations` are the ways into theirs.
+It is independent of training frameworks; `torchcalib.integrations` connects it to them.
 """

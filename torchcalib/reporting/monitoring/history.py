@@ -1,12 +1,12 @@
-"""What was measured in every epoch, as data."""
+"""Values of all validations of a training, as data."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 VERSION = 1
-"""Of the layout of `History.to_dict`."""
+"""Version of `History.to_dict`."""
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class HistoryRow:
     """One validation.
 
     Attributes:
-        epoch: in which epoch it was, in the numbering of who trains.
-        step: how far training had come: the epoch again, or a finer count such as optimizer steps. Rows are in its
+        epoch: number of the epoch.
+        step: progress of the training: the epoch again, or a finer count such as optimizer steps. Rows are in this
             order.
-        values: what was measured, by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
-        warning: what was said of it; empty if there was nothing to say.
+        values: by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
+        warning: of over-confidence; empty for none.
     """
 
     epoch: int
@@ -40,58 +40,53 @@ class History:
         ((0.9, 0.7), 2)
     """
 
-    rows: tuple[HistoryRow, ...] = field(default=())
+    rows: tuple[HistoryRow, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all that was measured."""
+        """Names of all values."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.values))
 
     def column(self, name: str) -> tuple[float, ...]:
-        """Return the values of this name, one for each row; NaN where there is none."""
+        """Return the values of this name, one for each row; NaN for a row without."""
         return tuple(row.values.get(name, math.nan) for row in self.rows)
 
     @property
     def best(self) -> HistoryRow | None:
-        """The row of the least NLL, the first on ties; None if there is none."""
+        """The row of the lowest NLL, the first on ties; None if there is no NLL."""
         known = [row for row in self.rows if not math.isnan(row.values.get("nll", math.nan))]
         return min(known, key=lambda row: row.values["nll"], default=None)
 
     @property
     def warnings(self) -> tuple[HistoryRow, ...]:
-        """Rows of which something was said."""
+        """Rows with a warning."""
         return tuple(row for row in self.rows if row.warning)
 
     @property
     def unit(self) -> str:
-        """What tells rows apart: `"epoch"`, or `"step"` where some epoch has several."""
+        """The field that identifies rows: `"epoch"`, or `"step"` where some epoch has several."""
         return "epoch" if len({row.epoch for row in self.rows}) == len(self.rows) else "step"
 
     def with_row(self, row: HistoryRow) -> Self:
-        """Return the history with another row, in place of those that are not before it.
+        """Return the history up to this row, and this row.
 
-        A training that goes back to a checkpoint goes the same steps again: what was seen of them before is no part of
-        the history of the model that it ends with.
+        Later rows are removed: a training that returns to a checkpoint repeats their steps.
         """
         return type(self)((*(known for known in self.rows if known.step < row.step), row))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain Python values, for a checkpoint or a file."""
-        rows = [
-            {"epoch": row.epoch, "step": row.step, "values": dict(row.values), "warning": row.warning}
-            for row in self.rows
-        ]
-        return {"version": VERSION, "rows": rows}
+        return {"version": VERSION, "rows": [{**vars(row), "values": dict(row.values)} for row in self.rows]}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the history that `to_dict` was called on.
+        """Return the history of `to_dict`.
 
         Raises:
-            ValueError: for what `to_dict` of this version does not return.
+            ValueError: for another version.
         """
         version = saved.get("version")
         if version != VERSION:

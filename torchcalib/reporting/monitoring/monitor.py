@@ -28,18 +28,18 @@ def usual_metrics(
     n_bins: int = 15,
     **options: Any,
 ) -> dict[str, StreamingMetric[Any]]:
-    """Return what a `Monitor` measures if it is not told otherwise, by name.
+    """Return the default metrics of a `Monitor`, by name.
 
-    `accuracy`, `nll`, `nce` (NLL as a share of what the class shares get), `brier`, `ecd`, `ece`, `esce` and `mce`: all
-    of them sums, in constant memory, from one reading of the input. Add to them what else is to be watched:
+    These are `accuracy`, `nll`, `nce` (NLL divided by that of the class frequencies), `brier`, `ecd`, `ece`, `esce` and
+    `mce`. Their memory is constant. To add others:
     `{**usual_metrics(task="binary"), "tce": TCE(task="binary", resolution=2048)}`.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C of a multi-class task; needed.
-        num_labels: L of a multi-label task; needed.
+        num_classes: C, required for a multi-class task.
+        num_labels: L, required for a multi-label task.
         n_bins: of ECE, ESCE and MCE.
-        **options: other arguments that all metrics take: `from_logits`, `ignore_index`, `class_axis` ...
+        **options: other arguments of all metrics: `from_logits`, `ignore_index`, `class_axis` ...
     """
     given: dict[str, Any] = {"task": task, "num_classes": num_classes, "num_labels": num_labels, **options}
     return {
@@ -55,18 +55,18 @@ def usual_metrics(
 
 
 class _Sums(ECE):
-    """The bins themselves as the value, so that a table of them meets over ranks together with all numbers."""
+    """The sums of bins as a value, which `compute` synchronises over ranks with all other values."""
 
     def _value(self, statistic: Any) -> Tensor:
         return statistic.sums  # type: ignore[no-any-return]
 
 
 _BINS = "bins of the table"
-"""Name of the member that holds them, which no one else gives to a metric."""
+"""Name of the metric with the sums of bins, which no user gives to a metric."""
 
 
 class Monitor:
-    """Takes the batches of a validation, and at its end says what they amount to, and what has changed.
+    """Evaluate calibration in each validation of a training, and warn of growing over-confidence.
 
         monitor = torchcalib.Monitor(task="multiclass", num_classes=10, from_logits=True)
         for epoch in range(1, 31):
@@ -75,33 +75,31 @@ class Monitor:
                 monitor.update(model(x), y)
             values = monitor.end_epoch(epoch)  # {"val/nll": 0.31, "val/ece": 0.04, ...}
 
-    All that is logged is a float under a name that early stopping can take: `val/nll` and `val/ece` are the better the
-    smaller. If `torch.distributed` is running, the statistics of all ranks meet in one collective in `end_epoch`, which
-    every rank must call; a rank without data is fine.
+    All values are floats under names that early stopping can use; lower `val/nll` and `val/ece` are better. If
+    `torch.distributed` is running, one collective in `end_epoch` synchronises all ranks: every rank must call it, also
+    a rank without data.
 
-    It warns when over-confidence grows beyond a threshold. Over-confidence is the ECD (positive: outcomes surprise the
-    model more than it expects) where it is above 0, and it is held against its least value so far; see
-    `torchcalib.reporting.monitoring.over_confidence.crossings`. Under-confidence is not warned of: every training
-    begins with it.
+    Over-confidence is max(ECD, 0), and a warning is given if it exceeds its lowest value so far by more than a
+    threshold; see `torchcalib.reporting.monitoring.over_confidence.crossings`. There is no warning of
+    under-confidence, with which every training begins.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C of a multi-class task; needed, for a rank without data cannot know it.
-        num_labels: L of a multi-label task; needed.
-        n_bins: of all that is read from bins.
-        metrics: what to measure, by name, in place of `usual_metrics`. Without `ecd` there is no warning, and without
-            `nll` no best epoch.
-        prefix: put before every name that is returned.
-        postfix: put behind it.
-        threshold: by how much over-confidence must have grown to be warned of, in nats (0.1: what happens gets a tenth
-            less probability than the model expects); `math.inf` for no warning.
-        **options: other arguments that all metrics take: `from_logits`, `ignore_index`, `class_axis`, `nan_policy` ...;
-            with `nan_policy="drop"` the rows that were left out are among the values, as `n_dropped`.
+        num_classes: C, required for a multi-class task, because a rank without data cannot infer it.
+        num_labels: L, required for a multi-label task.
+        n_bins: of all binned errors.
+        metrics: by name, in place of `usual_metrics`. Without `ecd` there is no warning, and without `nll` no best
+            epoch.
+        prefix: of the names of all returned values.
+        postfix: of these names.
+        threshold: growth of over-confidence that gives a warning, in nats; `math.inf` for no warning.
+        **options: other arguments of all metrics: `from_logits`, `ignore_index`, `class_axis`, `nan_policy` ...; with
+            `nan_policy="drop"` the value `n_dropped` counts the rows that were left out.
 
     Attributes:
-        input_format: how batches are read.
-        history: what was measured so far.
-        bin_table: of the last validation, over all ranks, what a reliability diagram is drawn from; None before.
+        input_format: of the batches.
+        history: all validations so far.
+        bin_table: of the last validation, over all ranks, for a reliability diagram; None before.
 
     Raises:
         TypeError, ValueError: for arguments that do not fit the task.
@@ -132,10 +130,10 @@ class Monitor:
         for needing, name in (("multiclass", "num_classes"), ("multilabel", "num_labels")):
             if task == needing and sizes[name] is None:
                 raise ValueError(
-                    f"`{name}` must be given for task={task!r}, got None. A rank without data cannot find it out."
+                    f"`{name}` must be given for task={task!r}, got None. A rank without data cannot infer it."
                 )
         if not threshold >= 0:
-            raise ValueError(f"`threshold` must be a number of nats of at least 0, got {threshold!r}.")
+            raise ValueError(f"`threshold` must be a number of nats of at least 0, got {threshold!r}. Pass 0.1, say.")
         if metrics is not None and not isinstance(metrics, Mapping):
             raise TypeError(
                 f"`metrics` must be metrics by their names, got {type(metrics).__name__}. "
@@ -158,37 +156,39 @@ class Monitor:
         self._metrics.update(preds, target, weights=weights)
 
     def end_epoch(self, epoch: int | None = None, *, step: int | None = None) -> dict[str, float]:
-        """Read everything off what was added, record it in `history`, and begin anew.
+        """Compute all values, append them to `history`, and reset the metrics.
 
         Args:
-            epoch: which it was; by default the one after the last.
-            step: how far training has come, where there are several validations in an epoch; by default `epoch`.
+            epoch: its number; by default the one after the last.
+            step: progress of the training, for several validations in an epoch; by default `epoch`.
 
         Returns:
             The values, by their names with prefix and postfix. NaN without data.
 
         Warns:
-            OverConfidenceWarning: on the first rank, if over-confidence has grown beyond the threshold.
+            OverConfidenceWarning: on the first rank, if over-confidence has grown by more than the threshold.
         """
         last = self.history.rows[-1].epoch if self.history.rows else 0
         epoch = last + 1 if epoch is None else epoch
         values = self._compute()
         self.reset()
-        self.history = self._judged(self.history.with_row(HistoryRow(epoch, epoch if step is None else step, values)))
+        self.history = self._with_warning(
+            self.history.with_row(HistoryRow(epoch, epoch if step is None else step, values))
+        )
         if (warning := self.history.rows[-1].warning) and rank_and_size()[0] == 0:
             warnings.warn(warning[:1].upper() + warning[1:], OverConfidenceWarning, stacklevel=2)
         return self._named(values)
 
     def compute(self) -> dict[str, float]:
-        """Return what `end_epoch` would, and record nothing; `reset` begins anew."""
+        """Return the values of `end_epoch` without changing history or metrics."""
         return self._named(self._compute())
 
     def reset(self) -> None:
-        """Forget the batches since the last epoch ended. The history stays."""
+        """Remove the batches since the end of the last epoch. The history stays."""
         self._metrics.reset()
 
     def to(self, device: torch.device | str) -> None:
-        """Move what is summed: where ranks meet by NCCL a rank without data needs it on its GPU."""
+        """Move the metrics. With NCCL, a rank without data needs them on its GPU."""
         if self._metrics[_BINS].device != torch.device(device):
             self._metrics.to(device)
 
@@ -197,7 +197,7 @@ class Monitor:
         return self.history.to_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a saved history.
+        """Continue a saved history.
 
         Raises:
             ValueError: for one of another version.
@@ -206,7 +206,7 @@ class Monitor:
 
     def _compute(self) -> dict[str, float]:
         with warnings.catch_warnings():
-            # A rank without data is nothing to warn of.
+            # A rank without data is allowed.
             warnings.filterwarnings("ignore", "The ``compute`` method of metric")
             values = self._metrics.compute()
         sums = values[_BINS]
@@ -219,8 +219,8 @@ class Monitor:
             named["n_dropped"] = float(self._metrics[_BINS].n_dropped())
         return named
 
-    def _judged(self, history: History) -> History:
-        """Put what there is to say of the last row into it."""
+    def _with_warning(self, history: History) -> History:
+        """Add a warning to the last row if over-confidence has grown."""
         if not crossings(history.column("ecd"), self.threshold)[-1]:
             return history
         *before, now = history.rows
