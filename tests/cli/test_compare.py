@@ -1,4 +1,4 @@
-"""`torchcalib compare`: files of any format and size, systems by their names, and errors of one line."""
+"""`torchcalib compare`: files of any format and size, names of systems, and one-line errors."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsy
 
 TARGETS = systems("multiclass", 90)[1].numpy()
 LOGITS = systems("multiclass", 90)[0]["sure"].numpy()
-UNLIKE = {  # what the second file holds
+UNLIKE = {  # changes of the second file, by part of the error
     f"must have the same targets, got {TARGETS[41]} in `a` and {3 - TARGETS[41]} in `b` in row 42, the first that": {
         "targets": np.where(np.arange(90) == 41, 3 - TARGETS, TARGETS)
     },
@@ -62,9 +62,7 @@ UNLIKE = {  # what the second file holds
 }
 
 
-def test_it_gives_every_system_a_name_of_its_own_and_refuses_what_does_not_fit_in_one_line(
-    tmp_path, capsys, monkeypatch
-):
+def test_systems_have_unique_names_and_unlike_systems_are_one_line_errors(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)
     for folder in ("x", "y"):

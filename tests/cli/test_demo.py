@@ -1,4 +1,4 @@
-"""The demo: a network that becomes over-confident, its curve, and the report that the curve ends in."""
+"""The demo: training until over-confidence, its curve, and the report of the last epoch."""
 
 import json
 from functools import partial

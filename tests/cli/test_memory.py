@@ -1,4 +1,4 @@
-"""A file that is larger than memory is streamed, in every format."""
+"""Files of every format are streamed, so that they may be larger than memory."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from processes import quick_environment
 CLASSES = 1000
 MB = 2**20
 
-# In a process of its own, which has written none of the files.
+# Runs in a separate process, which has not written the files.
 SCRIPT = """
 import ctypes, json, sys, threading, time
 from pathlib import Path
@@ -23,15 +23,15 @@ from torchcalib.cli import main
 
 MB = 2**20
 torchcalib.cli.report.PIECE_BYTES = MB // 2
-torchcalib.io.tables._BLOCK = MB // 16  # a row must fit in; arrow reads some thirty of them ahead
+torchcalib.io.tables._BLOCK = MB // 16  # must contain a row; arrow reads about thirty blocks ahead
 
 def resident():
-    # of memory that is no mapped file, which the system takes back as it likes
+    # Mapped files do not count, because the system can free their memory.
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
 
 def in_use():
-    # without what allocators keep of files that were read before, which would hide as much of the next one
+    # Allocators keep memory of earlier files, which would hide memory of the next one.
     ctypes.CDLL(None).malloc_trim(0)
     pyarrow.default_memory_pool().release_unused()
     return resident()
@@ -54,7 +54,7 @@ def peak_of(files):
 
 few, many = json.loads(sys.argv[1])
 for files in few.values():
-    peak_of(files)  # what is imported and compiled
+    peak_of(files)  # imports and compilation
 print(json.dumps({name: peak_of(files) for name, files in many.items()}), file=sys.stderr)
 """
 
@@ -66,7 +66,7 @@ def write(folder, n):
     """Write logits that are all 0 in every format, and return the files of each."""
     folder.mkdir()
     arrays = {"logits": np.zeros((n, CLASSES), np.float32), "targets": np.arange(n) % CLASSES}
-    few = CLASSES // 3  # in text, where a number takes as much as in binary
+    few = CLASSES // 3  # the decimal text of a number is longer than its binary form
     for suffix in FORMATS[1:]:
         some = {"logits": arrays["logits"][:, :few], "targets": np.arange(n) % few} if suffix == "csv" else arrays
         WRITERS[suffix](folder / f"a.{suffix}", some)
@@ -78,14 +78,13 @@ def write(folder, n):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read in the way of Linux")
 @pytest.mark.extended
-def test_a_file_takes_far_less_memory_than_it_is_large(tmp_path):
-    """Pieces are made small, and files with them, so that this takes seconds: a file of any size takes as much."""
+def test_memory_is_far_smaller_than_the_file(tmp_path):
+    """Small pieces allow small files: the memory does not depend on the size of the file."""
     megabytes = 96
     files = write(tmp_path / "few", 250), write(tmp_path / "many", megabytes * MB // (4 * CLASSES))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(files)],
-        # Large blocks go back to the system as soon as they are freed: what the allocator keeps of them differs from
-        # run to run by as much as is looked for.
+        # Freed blocks go back to the system at once. Otherwise the memory kept by the allocator varies too much.
         env=quick_environment(MALLOC_MMAP_THRESHOLD_=str(MB // 16)),
         capture_output=True,
         text=True,

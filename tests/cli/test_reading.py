@@ -1,4 +1,4 @@
-"""The commands read the targets that `report()` and `compare()` read, from every format, and give the same numbers."""
+"""The commands give the numbers of `report()` and `compare()`, for all kinds of targets and formats."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ TARGETS = {  # task, predictions and targets
     "shares of yes": ("binary", RATES, RNG.random(N)),
     "0 or 1 for each label": ("multilabel", PROBS, (RNG.random((N, 3)) < PROBS).astype(np.int64)),
 }
-TENSORS = {  # of more than two axes, which tables have no layout for
+TENSORS = {  # more than two axes, which tables cannot represent
     "votes for each label": ("multilabel", PROBS, RNG.multinomial(4, [0.5, 0.5], (N, 3))),
     "votes of classes for each pixel": ("multiclass", PIXELS, RNG.multinomial(3, np.ones(3) / 3, (N, 2))),
     "binary maps": ("binary", MAPS, (RNG.random((N, 2, 3)) < MAPS).astype(np.int64)),
@@ -43,7 +43,7 @@ def pieces_of_few_rows(monkeypatch):
 
 
 def agrees_with_report(folder, suffix, task, preds, target, **weights):
-    """Equal words; numbers to 1e-12, for the pieces of a file are summed in another order."""
+    """Assert equal text, and numbers to 1e-12: pieces are summed in another order."""
     pytest.importorskip({"safetensors": "safetensors"}.get(suffix, "pyarrow" if "npz" != suffix != "pt" else "numpy"))
     WRITERS[suffix](folder / f"a.{suffix}", {"probs": preds, "targets": target, **weights})
     saved = folder / "state.pt"
@@ -62,7 +62,7 @@ def test_the_command_gives_the_report_of_the_function_for_every_target_and_forma
     agrees_with_report(tmp_path, suffix, *{**TARGETS, **TENSORS}[name])
 
 
-def test_weights_and_votes_of_every_dtype_are_read_as_the_function_reads_them(tmp_path):
+def test_the_command_gives_the_report_of_the_function_for_every_dtype(tmp_path):
     def check(dtype):
         weights = (np.arange(N) % 3).astype(dtype)
         agrees_with_report(tmp_path, "npz", "multiclass", PROBS, LABELS, weights=weights)
@@ -75,7 +75,7 @@ def test_weights_and_votes_of_every_dtype_are_read_as_the_function_reads_them(tm
 
 
 @pytest.mark.parametrize("name", ["votes of classes", "one-hot labels", "votes for no and yes"])
-def test_systems_are_compared_on_votes_as_the_function_compares_them(tmp_path, name, monkeypatch):
+def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, name, monkeypatch):
     monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
     compared = []
     monkeypatch.setattr("torchcalib.reporting.html.save_comparison", lambda one, folder: compared.append(one) or ())
@@ -91,7 +91,7 @@ def test_systems_are_compared_on_votes_as_the_function_compares_them(tmp_path, n
         assert dict(line.values) == pytest.approx(dict(expected[line.key].values), rel=1e-12, abs=1e-12), line.key
 
 
-ASKED = [  # what is asked for where targets may be labels, one-hot labels or votes
+AMBIGUOUS = [  # predictions, targets, task, and part of the error
     (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or vote counts)"),
     (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
     (PROBS, TARGETS["votes of classes"][2], "", "The task must be given if shapes are ambiguous"),
@@ -107,7 +107,7 @@ ASKED = [  # what is asked for where targets may be labels, one-hot labels or vo
 ]
 
 
-def test_what_may_be_meant_in_two_ways_is_asked_and_never_guessed(tmp_path, capsys):
+def test_ambiguous_targets_are_errors(tmp_path, capsys):
     def check(case):
         preds, target, task, words = case
         write_npz(tmp_path / "a.npz", {"probs": preds, "targets": target})
@@ -116,4 +116,4 @@ def test_what_may_be_meant_in_two_ways_is_asked_and_never_guessed(tmp_path, caps
         assert words in error
         assert error.count("\n") == 1
 
-    check_each(ASKED, check)
+    check_each(AMBIGUOUS, check)

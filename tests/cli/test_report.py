@@ -1,4 +1,4 @@
-"""`torchcalib report`: what it prints, the files it writes, and errors of one line."""
+"""`torchcalib report`: its output, its files, and one-line errors."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_recorded_numbers_of_a_system_are_printed(recorded, capsys):
 @pytest.mark.parametrize(
     "ending", ["| head -c 1", *(pytest.param(ending, marks=pytest.mark.extended) for ending in (">&-", "> /dev/full"))]
 )
-def test_it_writes_its_files_whatever_becomes_of_its_output(ending, tmp_path):
+def test_files_are_written_even_if_output_fails(ending, tmp_path):
     path, out = tmp_path / "a \x1b[31m.npz", tmp_path / "out"
     np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]), **{"\x1b]0;owned\x07": np.zeros(2)})
     command = f"{sys.executable} -m torchcalib report '{path}' --out '{out}' {' '.join(QUICK_COMMAND)} {ending}"

@@ -1,4 +1,4 @@
-"""`torchcalib report --save-calibrator`: the one it recommends, whole or not at all, and errors of one line."""
+"""`torchcalib report --save-calibrator`: the recommended calibrator, complete files only, and one-line errors."""
 
 import io
 from pathlib import Path
@@ -17,7 +17,7 @@ from torchcalib.reporting.building import ReportBuilder
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
-    """Return a function that writes `a.npz` to the working directory, which is empty, and returns what is in it."""
+    """Return a function that writes `a.npz` to an empty working directory, and returns predictions and targets."""
     monkeypatch.chdir(tmp_path)
 
     def save(task="binary", **given):
@@ -56,7 +56,7 @@ def test_it_saves_dp_calibration_where_none_is_worthwhile(saved, capsys):
     assert isinstance(tc.load_calibrator("cal.pt"), AffineTransform)
 
 
-def test_it_refuses_places_that_no_file_can_be_written_to(saved, capsys, monkeypatch):
+def test_it_refuses_places_where_no_file_can_be_written(saved, capsys, monkeypatch):
     saved()
     before = Path("a.npz").read_bytes()
     for place, words in (
@@ -91,7 +91,7 @@ def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved
 
 
 @pytest.mark.parametrize("option", ["--save-calibrator", "--save-state"])
-def test_it_leaves_nothing_half_saved(option, saved, capsys, monkeypatch):
+def test_it_leaves_no_incomplete_file(option, saved, capsys, monkeypatch):
     saved()
     Path("a.pt").write_bytes(b"old")
     original = Path.open

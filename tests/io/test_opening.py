@@ -1,4 +1,4 @@
-"""What is written is read back, from every format, in pieces of any size, and from shards."""
+"""Round trips of every format, in pieces of any size, and from shards."""
 
 import pickle
 import sys
@@ -24,7 +24,7 @@ def whole(files: PredictionFiles, max_bytes=64 * 2**20):
 
 
 def same(tensor, expected):
-    """Equal in dtype too."""
+    """Assert equal values and dtypes."""
     torch.testing.assert_close(tensor, torch.as_tensor(expected), rtol=0, atol=0)
 
 
@@ -37,7 +37,7 @@ def tensors(*names):
 
 
 def small(kinds):
-    """The same numbers in other dtypes."""
+    """Return the same numbers in other dtypes."""
     columns = named("logits", "targets").items()
     return {name: values.astype(kind) for kind, (name, values) in zip(kinds, columns, strict=True)}
 
@@ -96,7 +96,7 @@ def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
     values = RNG.normal(size=(5, 11))
     values[:, 4] = np.arange(5)
     columns = {**numbered("log_prob_", values), "target": np.arange(5), "id": np.arange(5)}
-    columns["log_prob_4"] = np.arange(5)  # text without a point, beside columns with one
+    columns["log_prob_4"] = np.arange(5)  # integers as text, beside decimal columns
     write_csv(tmp_path / "a.csv", dict(reversed(columns.items())))
     files = open_predictions([tmp_path / "a.csv"])
     assert files.source.preds == "log_prob_0..log_prob_10"
@@ -146,7 +146,7 @@ NPYS = {"a": PROBS, "b": PROBS, "c": WEIGHTS}
         ("csv", CSV, {"preds": "prob_1"}, {"task": "binary", "from_logits": False, "ignored": ("prob_0",)}),
     ],
 )
-def test_options_names_and_dtypes_determine_what_arrays_are(tmp_path, suffix, arrays, options, expected):
+def test_options_names_and_dtypes_determine_the_roles_of_arrays(tmp_path, suffix, arrays, options, expected):
     paths = [tmp_path / f"a.{suffix}"]
     if suffix == "npy":
         paths = [tmp_path / f"{name}.npy" for name in arrays]
@@ -161,7 +161,7 @@ def test_options_names_and_dtypes_determine_what_arrays_are(tmp_path, suffix, ar
     same(target, arrays[files.source.target])
 
 
-def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
+def test_the_task_determines_the_meaning_of_targets_with_classes_and_pixels(tmp_path):
     shares = RNG.uniform(size=(7, 3))
     np.savez(tmp_path / "a.npz", probs=shares, target=shares > 0.5)
     assert open_predictions([tmp_path / "a.npz"], task="multilabel").task == "multilabel"
@@ -181,7 +181,7 @@ def test_targets_with_classes_and_pixels_are_read_as_the_task_says(tmp_path):
 def test_shards_with_an_empty_one_read_as_one_file(tmp_path, suffix):
     paths = [tmp_path / f"{i}.{suffix}" for i in range(4)]
     for path, rows in zip(paths, (slice(0, 0), slice(0, 4), slice(4, 5), slice(5, 7)), strict=True):
-        # Text of floating numbers is parsed as float64, and its shortest digits give the float32 back.
+        # Decimal text is parsed as float64; conversion to float32 restores the original.
         WRITERS[suffix](path, {"logits": LOGITS[rows], "targets": LABELS[rows]})
     files = open_predictions(paths)
     assert (files.n_rows, files.source.shape, files.source.files) == (7, (7, 3), tuple(map(str, paths)))

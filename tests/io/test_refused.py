@@ -1,4 +1,4 @@
-"""Files that are damaged, leave open what is meant, or hold arrays that do not fit together."""
+"""Files that are damaged or ambiguous, or whose arrays do not fit together."""
 
 import io
 from functools import partial
@@ -52,7 +52,7 @@ def safetensors(**tensors):
 
 
 def member(content):
-    """A sound archive around anything."""
+    """Return a writer of a valid archive with a member of any content."""
 
     def write(path):
         with ZipFile(path, "w") as archive:
@@ -87,7 +87,7 @@ def header(shape):
 
 
 def damaged_at_the_end(folder):
-    """An archive with a sound directory, whose compressed data breaks off after most of the rows."""
+    """Write an archive with a valid directory, whose compressed data is damaged after most of the rows."""
     values = np.random.default_rng(0).normal(size=(20_000, 2))
     np.savez_compressed(folder / "a.npz", targets=np.arange(20_000), logits=values)
     content = bytearray((folder / "a.npz").read_bytes())
@@ -107,7 +107,7 @@ def a_member_twice(folder):
 
 
 class Anything:
-    """An object that only unpickling could bring back."""
+    """Class of objects that only unpickling could create."""
 
 
 OK = npz(probs=PROBS, y=HITS)
@@ -119,8 +119,8 @@ ROW, EMPTY = {"probs": PROBS, "y": HITS}, {"probs": PROBS[:0], "y": HITS[:0]}
 MANY = {f"a{k:02}": np.zeros(2) for k in range(20)}
 IN_C_ORDER = "`logits` in `a.npz` must be in C order, got more than 2 GiB in Fortran order"
 CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"
-BAD = [  # what is written, words of the error, options, and limits that are set to other values
-    # which files
+BAD = [  # writer, part of the error, options, and changed limits
+    # paths
     (lambda folder: [], "must be a file to read, got none"),
     (lambda folder: ["b.npz"], "b.npz` must be a file, got nothing of this name"),
     (lambda folder: ["b" * 5000 + ".npz"], "got OSError"),
@@ -134,7 +134,7 @@ BAD = [  # what is written, words of the error, options, and limits that are set
         "must be read as `a.npz` is, got dtype='float32' and 'float64'",
     ),
     (all_of(OK, text("b.npz", b"")), "`b.npz` must be a complete"),
-    # which arrays
+    # names of arrays
     (npz(a=PROBS, y=HITS), "predictions under a known name (logits, probs, preds ...), got `a`, `y`"),
     (npz(probs=PROBS), "must hold targets under a known name (targets, labels, y ...), got `probs`"),
     (npz(probs=PROBS, y=HITS, labels=HITS), "got `labels`, `y`. Choose with --target NAME"),
@@ -209,7 +209,7 @@ BAD = [  # what is written, words of the error, options, and limits that are set
 ]
 
 
-def test_bad_files_are_input_errors_of_one_line(tmp_path, monkeypatch):
+def test_bad_files_are_one_line_input_errors(tmp_path, monkeypatch):
     wrong = []
     for k, (write, words, options, limits) in enumerate((*row, {}, {})[:4] for row in BAD):
         folder = tmp_path / str(k)
@@ -234,7 +234,7 @@ def test_rows_before_late_damage_are_read(tmp_path):
     assert len(next(chunks)) == 4096 // 16
 
 
-def test_lists_that_a_few_bytes_stand_for_are_refused_before_a_row_is_read(tmp_path, monkeypatch):
+def test_highly_compressed_lists_are_refused_before_a_row_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcalib.io.tables.MAX_RESIDENT", 2**20)
 
     def opened(values):

@@ -1,4 +1,4 @@
-"""Names that files and callers give do no harm where they are shown or written."""
+"""Hostile names from files and callers are harmless in output and files."""
 
 import json
 import os
@@ -25,7 +25,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def compared():
-    """Two systems, with all these names between them."""
+    """Return a comparison of two systems, whose names contain all hostile names."""
     g = torch.Generator().manual_seed(0)
     names = (" ".join(HOSTILE[::2]), " ".join(HOSTILE[1::2]))
     probs = {name: torch.rand(50, generator=g) for name in names}
@@ -55,8 +55,8 @@ def test_names_of_systems_are_escaped_on_pages_in_pictures_and_in_the_terminal(c
     assert "[red].html" in output
 
 
-def test_names_of_groups_are_text_wherever_they_are_shown(tmp_path, capsys):
-    """From a file to a terminal, a page and JSON; two that look alike remain two."""
+def test_names_of_groups_are_shown_as_text(tmp_path, capsys):
+    """In the terminal, on the page and in JSON; names that look alike remain different."""
     plain = ("=1+1", "@SUM(A1)", ":bomb:", "back\\", "[/bold]\\", "&lt;b&gt;")
     names = [*HOSTILE, *plain, "🧨👩\u200d🚒", "\ud800", "a\nb", "\u200e"]
     groups = torch.arange(40 * len(names)) % len(names)
@@ -84,7 +84,7 @@ def test_names_of_groups_are_text_wherever_they_are_shown(tmp_path, capsys):
     assert json.loads(whole.to_json())["groups"]["group"] == names
 
 
-def test_errors_neither_steer_a_terminal_nor_run_over_lines(tmp_path, capsys):
+def test_errors_are_one_line_without_control_characters(tmp_path, capsys):
     for name in ("\x1b]0;owned\x07.npz", "a\r\nb.npz", "\u202e.xyz"):
         assert main(["report", str(tmp_path / name)]) == 2
         assert main(["compare", f"a={tmp_path / name}", f"b={tmp_path}/*{name}"]) == 2
@@ -94,7 +94,7 @@ def test_errors_neither_steer_a_terminal_nor_run_over_lines(tmp_path, capsys):
 
 
 @pytest.mark.extended
-def test_output_stays_in_its_folder_whatever_systems_are_called_and_wherever_links_lead(compared, tmp_path):
+def test_output_stays_in_its_folder_for_hostile_names_and_links(compared, tmp_path):
     outside, out = tmp_path / "outside", tmp_path / "deep" / "out"
     outside.mkdir()
     out.mkdir(parents=True)

@@ -15,10 +15,8 @@ from torch import Tensor
 from torchcalib.io.errors import NoSamplesError
 from torchcalib.io.paths import check_paths
 from torchcalib.io.readers import Reader, readers_of
-from torchcalib.io.roles import Task, check_arrays, check_per_sample, find_roles, infer_from_logits, infer_task
+from torchcalib.io.roles import ROLES, Task, check_arrays, check_per_sample, find_roles, infer_from_logits, infer_task
 from torchcalib.io.source import Source
-
-_ROLES = ("preds", "target", "weights", "groups")
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Shard:
 
     def chunks(self, max_bytes: int) -> Iterator[Rows]:
         """Yield the rows piece by piece."""
-        roles = {role: name for role in _ROLES if (name := getattr(self.source, role)) is not None}
+        roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
         preds = self.reader.arrays[self.source.preds]
         is_column = len(preds.shape) > len(self.source.shape)
         for piece in self.reader.stream(list(roles.values()), max(1, max_bytes // preds.row_bytes)):
@@ -138,7 +136,7 @@ def open_predictions(
         >>> pieces
         [[0, 1], [2, 0], [1]]
     """
-    given = dict(zip(_ROLES, (preds, target, weights, groups), strict=True))
+    given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
     readers = readers_of(check_paths(paths))
     roles_of = {reader: find_roles(reader, given) for reader in readers}
     filled = [reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0]

@@ -1,7 +1,7 @@
 """Roles of the arrays in a file, by their names, dtypes and shapes, never by their values."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE, Reader
@@ -12,31 +12,35 @@ _LOG_PROBS = ("log_probs", "logprobs", "log_prob", "log_probabilities")
 _LOGITS = ("logits", "logit", *_LOG_PROBS)  # the softmax of log-probabilities is the probabilities
 _PROBS = ("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "p")
 _NEUTRAL = ("preds", "pred", "predictions", "scores", "score", "outputs", "output", "y_pred", "y_score")
-_KNOWN = {
-    "preds": (*_LOGITS, *_PROBS, *_NEUTRAL),
-    "target": ("targets", "target", "labels", "label", "y_true", "y", "gt"),
-    "weights": ("weights", "weight", "sample_weight"),
-    "groups": (),
-}
-"""Names by which the array of each role is found."""
 
-_RULES = {
-    "preds": (
-        FLOATS,
-        "be floating-point predictions",
-        "Store logits or probabilities (1.0, not 1), or name another array with --preds.",
-    ),
-    "groups": (
-        WHOLE | TEXT,
-        "hold whole numbers or text as groups",
-        "Store an integer or a name for every sample.",
-    ),
-}
-_OTHER_RULE = (
+
+class Role(NamedTuple):
+    """Requirements of an array with a role."""
+
+    names: tuple[str, ...]  # common names, by which it is found
+    dtypes: frozenset[str]
+    rule: str
+    advice: str
+
+
+_NUMBERS = (
     FLOATS | WHOLE,
     "hold numbers",
     "Store numbers (class indices as targets), or name another array with --target or --weights.",
 )
+ROLES = {
+    "preds": Role(
+        (*_LOGITS, *_PROBS, *_NEUTRAL),
+        FLOATS,
+        "be floating-point predictions",
+        "Store logits or probabilities (1.0, not 1), or name another array with --preds.",
+    ),
+    "target": Role(("targets", "target", "labels", "label", "y_true", "y", "gt"), *_NUMBERS),
+    "weights": Role(("weights", "weight", "sample_weight"), *_NUMBERS),
+    "groups": Role(
+        (), WHOLE | TEXT, "hold whole numbers or text as groups", "Store an integer or a name for every sample."
+    ),
+}
 _SHAPES = {
     "binary": "(N,) or maps (N, H, ...), with targets of that shape or vote counts (..., 2) for no and yes",
     "multiclass": "(N, ..., C) and class indices (N, ...), or vote counts, one-hot labels or shares (N, ..., C)",
@@ -46,7 +50,7 @@ _SHAPES = {
 
 def find_roles(reader: Reader, given: Mapping[str, str | None]) -> dict[str, str]:
     """Return the names of the arrays by role, found by the given names or else by common names."""
-    found = {role: _find(reader, role, given[role]) for role in _KNOWN}
+    found = {role: _find(reader, role, given[role]) for role in ROLES}
     if reader.format == "npy" and len(reader.arrays) == 2:
         # Any file names will do: one floating-point and one whole-number array have a single interpretation.
         found["preds"] = found["preds"] or _only(reader, FLOATS)
@@ -72,7 +76,7 @@ def find_roles(reader: Reader, given: Mapping[str, str | None]) -> dict[str, str
 def _find(reader: Reader, role: str, given: str | None) -> str | None:
     if given in reader.arrays:
         return given
-    keys = _KNOWN[role] if given is None else (given.strip().lower().removesuffix(".npy"),)
+    keys = ROLES[role].names if given is None else (given.strip().lower().removesuffix(".npy"),)
     found = [name for key in keys for name, array in reader.arrays.items() if array.key == key]
     if given is not None and not found:
         raise InputError(
@@ -114,8 +118,8 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
             )
         if array.shape[0] == 0:
             continue
-        allowed, rule, advice = _RULES.get(role, _OTHER_RULE)
-        if array.dtype not in allowed:
+        _, dtypes, rule, advice = ROLES[role]
+        if array.dtype not in dtypes:
             raise InputError(f"{where} must {rule}, got {array.dtype}. {advice}")
         if array.dtype not in TEXT and (0 in array.shape or array.row_bytes > MAX_RESIDENT):
             raise InputError(
