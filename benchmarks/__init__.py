@@ -1,4 +1,4 @@
-"""Measurements against what people use today (`python -m benchmarks.run`), and what `cuda_check.py` does on a GPU.
+"""Comparisons with other packages (`python -m benchmarks.run`) and the steps of `cuda_check.py`.
 
-No part of the package. Tests run this code, but hold no time against anything.
+Not part of the package. Tests run this code without measuring times.
 """

@@ -20,7 +20,7 @@ PLAIN = "torch: softmax @ cost, argmin, gather"
 
 
 def temperature(name: str, peer: Callable[[Tensor, Tensor], object], n: int = 10_000, num_classes: int = 100) -> Sides:
-    """Both sides take logits; ours checks them."""
+    """Both sides take logits; ours validates them."""
     logits, target = overconfident_logits(n, num_classes)
     return Sides(lambda: tc.Temperature().fit(logits, target, **GIVEN), {name: lambda: peer(logits, target)})
 
@@ -34,7 +34,7 @@ def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
 
 
 def bootstrapped_rcl(n_replicates: int = 100, n: int = 10_000, num_classes: int = 10) -> Sides:
-    """The interval of the RCL: DP calibration is fitted to 5 parts in every replicate."""
+    """Interval of the RCL: each replicate cross-validates the affine calibration in 5 folds."""
     logits, target = overconfident_logits(n, num_classes)
     return Sides(lambda: tc.bootstrap(tc.rcl, logits, target, n_replicates=n_replicates, **GIVEN))
 

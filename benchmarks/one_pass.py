@@ -1,4 +1,4 @@
-"""Jobs of what one read of the predictions gives: ECE, a whole collection, class-wise bins, gradients."""
+"""Jobs of metrics computed in one pass: ECE, a whole collection, class-wise bins, gradients."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -22,7 +22,7 @@ RELPLOT = "relplot binnedECE"
 ONE_GROUP = "the same of all rows as one group"
 CROSS_ENTROPY = "torch cross_entropy, forward + backward"
 
-network_logits = partial(overconfident_logits, separation=4.0)  # of 1,000 classes, seven in ten are right
+network_logits = partial(overconfident_logits, separation=4.0)  # accuracy 70% for 1,000 classes
 
 
 def ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
@@ -37,7 +37,7 @@ def ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
 
 
 def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, rows: int = 256) -> Sides:
-    """Each side makes its metric, updates it with every batch, and computes."""
+    """ECE as a metric: each side creates it, updates it with every batch, and computes the value."""
     logits, target = network_logits(n, num_classes)
     batches = list(zip(logits.split(rows), target.split(rows), strict=True))
 
@@ -58,20 +58,20 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
 
 
 def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric:
-    """Return the metric after these batches."""
+    """Update the metric with these batches and return it."""
     for preds, target in batches:
         metric.update(preds, target)
     return metric
 
 
 def state_bytes(metric: Metric) -> int:
-    """Bytes of all tensors that a metric keeps."""
+    """Return the bytes of all state tensors of a metric."""
     states = [getattr(metric, name) for name in metric._defaults]
     return sum(x.nbytes for state in states for x in (state if isinstance(state, list) else [state]))
 
 
 def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, classwise: bool = False) -> Sides:
-    """Each side makes its metrics and hands them all rows at once."""
+    """A collection of metrics, updated once with all rows."""
     logits, target = network_logits(n, num_classes)
     given = {"num_classes": num_classes, **GIVEN}
 
@@ -94,7 +94,7 @@ def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, clas
 
 
 def binary_ece(n: int = 1_000_000, n_bins: int = 15) -> Sides:
-    """All sides take float32 probabilities and int64 labels."""
+    """Binary ECE of float32 probabilities and int64 labels."""
     preds, target = like_imagenet_dogs(n)
     preds = preds.float()
     p, y = preds.numpy(), target.numpy()
@@ -113,7 +113,7 @@ def binary_ece(n: int = 1_000_000, n_bins: int = 15) -> Sides:
 
 
 def ece_of_groups(n: int = 1_000_000, num_classes: int | None = None, num_groups: int = 1_000) -> Sides:
-    """ECE of every group of rows, drawn at random, against that of all rows; both are given them in one batch."""
+    """ECE of random groups of rows, compared with the ECE of all rows; both get one batch."""
     if num_classes is None:
         preds, target = like_imagenet_dogs(n)
         preds, given = preds.float(), {"task": "binary"}
@@ -138,7 +138,7 @@ def ece_of_groups(n: int = 1_000_000, num_classes: int | None = None, num_groups
 
 
 def float64_ece(p: Tensor, y: Tensor, n_bins: int) -> float:
-    """ECE of the same probabilities, bins found among their edges and summed in float64."""
+    """Return the ECE of the same probabilities, in float64."""
     p = p.double()
     edges = torch.arange(1, n_bins, dtype=torch.float64) / n_bins
     index = torch.bucketize(p, edges, right=True)
@@ -146,7 +146,7 @@ def float64_ece(p: Tensor, y: Tensor, n_bins: int) -> float:
 
 
 def gradient(n: int = 50_000, num_classes: int = 1_000, together: bool = True) -> Sides:
-    """Forward and backward of ECE + NLL: as values of a collection, from one read, or of two functions."""
+    """Forward and backward of ECE + NLL, from a collection in one pass or from two functions."""
     logits, target = network_logits(n, num_classes)
     logits.requires_grad_()
     given = {"num_classes": num_classes, **GIVEN}

@@ -1,7 +1,7 @@
-"""What our results are held against. The only file that imports competitors.
+"""Calls of other packages that results are compared with. Only this file imports them.
 
-`pip install '.[benchmarks]'` installs them. Each is imported where it is called: a peer names what it needs, and is
-left out, by name, where that is missing.
+`pip install '.[benchmarks]'` installs them. Each function imports its package, so that a missing one leaves out only
+its own comparisons.
 """
 
 import warnings
@@ -19,7 +19,7 @@ Ints = NDArray[np.integer]
 
 
 def one_test_per_prediction(p: Floats, positives: Ints, n: Ints, alpha: float = 0.05) -> int:
-    """The procedure of the authors of TCE: one call of scipy's test for each prediction, against its block."""
+    """TCE as its authors compute it: one call of scipy's test per prediction."""
     from scipy.stats import binomtest
 
     rows = zip(positives.tolist(), n.tolist(), p.tolist(), strict=True)
@@ -27,7 +27,7 @@ def one_test_per_prediction(p: Floats, positives: Ints, n: Ints, alpha: float = 
 
 
 def quantile_calibration_curve(y: Ints, p: Floats, n_bins: int) -> tuple[Floats, Floats]:
-    """Equal-mass bins of scikit-learn: mean outcome and mean prediction of each."""
+    """Mean outcome and mean prediction of the equal-mass bins of scikit-learn."""
     from sklearn.calibration import calibration_curve
 
     curve: tuple[Floats, Floats] = calibration_curve(y, p, n_bins=n_bins, strategy="quantile")
@@ -35,14 +35,14 @@ def quantile_calibration_curve(y: Ints, p: Floats, n_bins: int) -> tuple[Floats,
 
 
 def isotonic_fit(y: Ints, p: Floats) -> object:
-    """Isotonic fit of scikit-learn; its values at the predictions are not asked for."""
+    """Isotonic fit of scikit-learn, without its values at the predictions."""
     from sklearn.isotonic import IsotonicRegression
 
     return IsotonicRegression().fit(p, y)
 
 
 def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
-    """The fit of probmetrics, 30 bisections of log alpha in the precision of the logits: alpha."""
+    """Inverse temperature by probmetrics: 30 bisections of its logarithm in the precision of the logits."""
     from probmetrics.calibrators import TemperatureScalingCalibrator
     from probmetrics.distributions import CategoricalLogits
 
@@ -50,9 +50,9 @@ def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
 
 
 def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
-    """The fit that most code copies, from gpleiss/temperature_scaling of Guo et al. (ICML 2017): the temperature.
+    """Temperature by the most copied code, gpleiss/temperature_scaling of Guo et al. (ICML 2017).
 
-    torch-uncertainty does the same on the inverse temperature, with other steps (lr=0.1, max_iter=100).
+    torch-uncertainty does the same for the inverse temperature, with lr=0.1 and max_iter=100.
     """
     temperature = torch.nn.Parameter(torch.full((1,), 1.5))
     optimizer = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
@@ -68,7 +68,7 @@ def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
 
 
 def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
-    """The fit of psrcal, by the authors of EPSR: the biases of the classes. It may stop before its optimum."""
+    """Class biases by psrcal, from the authors of EPSR. It may stop before its optimum."""
     from psrcal.calibration import AffineCalLogLoss
 
     model = AffineCalLogLoss(log_q, target)
@@ -78,12 +78,12 @@ def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
 
 
 def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
-    """Mean cost of the decisions of least expected cost, in the shortest torch."""
+    """Mean cost of the decisions with the lowest expected cost, in plain torch."""
     return cost[target, (logits.softmax(-1) @ cost).argmin(-1)].mean()
 
 
 def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
-    """The unbiased estimate from the matrix of all pairs, in the shortest torch."""
+    """Unbiased SKCE from the matrix of all pairs, in plain torch."""
     q = logits.softmax(-1)
     residual = torch.nn.functional.one_hot(target, q.shape[-1]) - q
     h = (residual @ residual.T) * (-torch.cdist(q, q, p=1) / 2).exp()
@@ -92,7 +92,7 @@ def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def dirichlet_error_at_once(logits: Tensor, target: Tensor, bandwidth: float) -> Tensor:
-    """The canonical error from the matrix of all pairs, as its authors compute it."""
+    """Canonical error from the matrix of all pairs, as its authors compute it."""
     q = logits.softmax(-1)
     alpha = q / bandwidth + 1
     log_kernel = (alpha - 1) @ (q + 1e-10).log().T + (alpha.sum(-1).lgamma() - alpha.lgamma().sum(-1)).unsqueeze(-1)
@@ -102,7 +102,7 @@ def dirichlet_error_at_once(logits: Tensor, target: Tensor, bandwidth: float) ->
 
 
 def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
-    """Softmax, `torch.topk` and three `bincount`s."""
+    """Top-k ECE with softmax, `torch.topk` and `bincount`."""
     top = logits.softmax(-1).topk(k, -1)
     confidence = top.values.sum(-1).clamp(max=1)
     outcome = (top.indices == target.unsqueeze(-1)).any(-1)
@@ -112,7 +112,7 @@ def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
 
 
 def logsumexp_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
-    """One read of the logits at the speed of torch: what the chunks need stays in the cache and is used again."""
+    """`torch.logsumexp` of chunks that fit into the cache."""
     result = logits.new_empty(len(logits))
     for begin in range(0, len(logits), rows):
         torch.logsumexp(logits[begin : begin + rows], -1, out=result[begin : begin + rows])
@@ -120,14 +120,14 @@ def logsumexp_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
 
 
 def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int, **options: Any) -> Tensor:
-    """The functional form, which takes a softmax where it sees values outside [0, 1]."""
+    """ECE of torchmetrics, which applies a softmax to values outside [0, 1]."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     return multiclass_calibration_error(logits, target, num_classes=logits.shape[-1], n_bins=n_bins, **options)
 
 
 def torchmetrics_stream(num_classes: int, n_bins: int) -> Metric:
-    """The class, which keeps the confidence and the outcome of every sample."""
+    """ECE class of torchmetrics, which stores the confidence and the outcome of every sample."""
     from torchmetrics.classification import MulticlassCalibrationError
 
     with warnings.catch_warnings(action="ignore"):  # that it will need much memory
@@ -135,14 +135,14 @@ def torchmetrics_stream(num_classes: int, n_bins: int) -> Metric:
 
 
 def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int) -> Tensor:
-    """The functional form; its sums are float32."""
+    """Binary ECE of torchmetrics, with float32 sums."""
     from torchmetrics.functional.classification import binary_calibration_error
 
     return binary_calibration_error(preds, target, n_bins=n_bins)
 
 
 def probmetrics_values(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Log loss, Brier score, ECE in 15 bins and accuracy."""
+    """Log loss, Brier score, ECE in 15 bins and accuracy of probmetrics."""
     from probmetrics.metrics import Metrics
 
     metrics = Metrics.from_names(["logloss", "brier", "ece-15", "accuracy"])
@@ -151,21 +151,21 @@ def probmetrics_values(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
 
 
 def relplot_ece(p: Floats, y: Ints, n_bins: int) -> float:
-    """The binned ECE of relplot, the fastest that there was for two classes."""
+    """Binned ECE of relplot, the fastest other one for two classes."""
     from relplot.metrics import binnedECE
 
     return float(binnedECE(p, y, nbins=n_bins))
 
 
-def relplot_smece(p: Floats, y: Ints) -> float:
-    """The smooth ECE of relplot, by its authors."""
+def relplot_smece(y: Ints, p: Floats) -> float:
+    """Smooth ECE of relplot, by its authors."""
     from relplot.metrics import smECE
 
     return float(smECE(p, y))
 
 
 def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None:
-    """Forward and backward of the loss that every network is trained with."""
+    """Cross-entropy, forward and backward."""
     logits.grad = None
     cross_entropy(logits, target).backward()
     return logits.grad

@@ -1,5 +1,6 @@
-"""Jobs of the order-based metrics, and of those without bins."""
+"""Jobs of rank-based and smooth metrics."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,7 +19,7 @@ SKLEARN = ("scikit-learn",)
 
 
 def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
-    """The peer tests every 50th of the sorted predictions, against the same blocks."""
+    """TCE. The peer tests every 50th of the sorted predictions against the same blocks."""
     preds, target = like_imagenet_dogs(n)
     table = tc.tce_table(preds, target, task="binary")
     sizes, positives = table.n.long(), (table.n * table.frequency).round().long()
@@ -33,7 +34,7 @@ def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
 
 
 def rejections_alone(n: int = 50_000) -> Sides:
-    """The tests of samples that are sorted, in blocks that are known."""
+    """The binomial tests of TCE, for sorted samples in given blocks."""
     from torchcalib.special.bin_tests import rejected_in_bins
 
     preds, target = like_imagenet_dogs(n)
@@ -45,7 +46,7 @@ def rejections_alone(n: int = 50_000) -> Sides:
 
 
 def pava_bc_loop(n: int = 50_000_000) -> Sides:
-    """The loop of PAVA-BC as the library calls it: columns in the order of the score, buffers made within."""
+    """The compiled loop of PAVA-BC, for columns in the order of the score."""
     from torchcalib.ops.dispatch import implementation
 
     generator = torch.Generator().manual_seed(0)
@@ -61,45 +62,27 @@ def pava_bc_loop(n: int = 50_000_000) -> Sides:
     return Sides(ours)
 
 
-def ace_of_binary(dtype: torch.dtype, n: int = 1_000_000, n_bins: int = 15) -> Sides:
-    preds, target = like_imagenet_dogs(n)
-    preds = preds.to(dtype)
-    peer = partial(peers.quantile_calibration_curve, target.numpy(), preds.numpy(), n_bins)
-    return Sides(lambda: tc.ace(preds, target, task="binary", n_bins=n_bins), {QUANTILE_CURVE: peer})
-
-
 def tce_of_classes(n: int = 50_000, num_classes: int = 1_000) -> Sides:
     preds, target = softmax_outputs(n, num_classes)
     return Sides(lambda: tc.tce(preds, target, task="multiclass"))
 
 
-def ks_of_binary(n: int = 1_000_000) -> Sides:
+def of_binary(
+    function: Callable[..., object],
+    peer: str = "",
+    call: Callable[..., object] | None = None,
+    dtype: torch.dtype = torch.float64,
+    n: int = 1_000_000,
+    **options: float,
+) -> Sides:
+    """A function of binary predictions, and a peer that takes labels and predictions."""
     preds, target = like_imagenet_dogs(n)
-    return Sides(lambda: tc.ks(preds, target, task="binary"))
+    preds = preds.to(dtype)
+    theirs = {} if call is None else {peer: partial(call, target.numpy(), preds.numpy())}
+    return Sides(partial(function, preds, target, task="binary", **options), theirs)
 
 
-def corp_of_binary(n: int = 1_000_000) -> Sides:
-    preds, target = like_imagenet_dogs(n)
-    peer = partial(peers.isotonic_fit, target.numpy(), preds.numpy())
-    return Sides(lambda: tc.corp(preds, target, task="binary"), {ISOTONIC_FIT: peer})
-
-
-def smece_of_binary(n: int = 1_000_000) -> Sides:
-    preds, target = like_imagenet_dogs(n)
-    peer = partial(peers.relplot_smece, preds.numpy(), target.numpy())
-    return Sides(lambda: tc.smece(preds, target, task="binary"), {SMOOTH: peer})
-
-
-def ici_of_binary(n: int = 1_000_000) -> Sides:
-    preds, target = like_imagenet_dogs(n)
-    return Sides(lambda: tc.ici(preds, target, task="binary"))
-
-
-def cox_of_binary(n: int = 1_000_000) -> Sides:
-    """Some predictions are 1 to the last digit."""
-    preds, target = like_imagenet_dogs(n)
-    return Sides(lambda: tc.cox(preds, target, task="binary", eps=1e-12))
-
+ace = partial(of_binary, tc.ace, QUANTILE_CURVE, partial(peers.quantile_calibration_curve, n_bins=15), n_bins=15)
 
 TCE = Job(
     "TCE, 50,000",
@@ -116,15 +99,23 @@ JOBS = [
     Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, seconds=0.3),
     Job(
         "ACE, 1 million, float32",
-        partial(ace_of_binary, torch.float32),
+        partial(ace, dtype=torch.float32),
         (Peer(QUANTILE_CURVE, 1 / 15, SKLEARN),),
         why="the keys are parted at the cuts on one core",
     ),
-    Job("ACE, 1 million, float64", partial(ace_of_binary, torch.float64), (Peer(QUANTILE_CURVE, needs=SKLEARN),)),
+    Job("ACE, 1 million, float64", ace, (Peer(QUANTILE_CURVE, needs=SKLEARN),)),
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),
-    Job("KS, 1 million", ks_of_binary),
-    Job("CORP, 1 million", corp_of_binary, (Peer(ISOTONIC_FIT, needs=SKLEARN),)),
-    Job("smECE, 1 million", smece_of_binary, (Peer(SMOOTH, 1 / 10, needs=("relplot",)),)),
-    Job("ICI, 1 million", ici_of_binary, seconds=1),
-    Job("Cox slope and intercept, 1 million", cox_of_binary, seconds=1),
+    Job("KS, 1 million", partial(of_binary, tc.ks)),
+    Job(
+        "CORP, 1 million",
+        partial(of_binary, tc.corp, ISOTONIC_FIT, peers.isotonic_fit),
+        (Peer(ISOTONIC_FIT, needs=SKLEARN),),
+    ),
+    Job(
+        "smECE, 1 million",
+        partial(of_binary, tc.smece, SMOOTH, peers.relplot_smece),
+        (Peer(SMOOTH, 1 / 10, needs=("relplot",)),),
+    ),
+    Job("ICI, 1 million", partial(of_binary, tc.ici), seconds=1),
+    Job("Cox slope and intercept, 1 million", partial(of_binary, tc.cox, eps=1e-12), seconds=1),
 ]

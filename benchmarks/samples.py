@@ -1,11 +1,11 @@
-"""What the jobs work on: simulated predictions of the size and kind that a user has, the same in every run."""
+"""Simulated predictions of realistic size and kind, the same in every run."""
 
 import torch
 from torch import Tensor
 
 
 def like_imagenet_dogs(n: int) -> tuple[Tensor, Tensor]:
-    """P(positive) and labels, float64: one in eight is positive, and most predictions are certain to many digits."""
+    """Return float64 P(positive) and labels: one in eight is positive, and most predictions are nearly certain."""
     generator = torch.Generator().manual_seed(0)
     target = torch.rand(n, generator=generator) < 0.125
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
@@ -13,7 +13,7 @@ def like_imagenet_dogs(n: int) -> tuple[Tensor, Tensor]:
 
 
 def softmax_outputs(n: int, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Float32 softmax outputs and labels; three in four are right."""
+    """Return float32 softmax outputs and labels, with an accuracy of 75%."""
     generator = torch.Generator().manual_seed(0)
     target = torch.randint(0, num_classes, (n,), generator=generator)
     guess = torch.where(torch.rand(n, generator=generator) < 0.75, target, target.roll(1))
@@ -23,10 +23,10 @@ def softmax_outputs(n: int, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def overconfident_logits(n: int, num_classes: int, separation: float = 3.1) -> tuple[Tensor, Tensor]:
-    """Float32 logits of a network on a hard task, and labels: seven of ten in 100 classes are right, all are too sure.
+    """Return float32 logits of an over-confident network, and labels; for 100 classes the accuracy is 70%.
 
-    Classes are Gaussians whose means lie in fewer dimensions than there are classes, so that some are near each other,
-    and the logits are the true log-likelihoods, with an error in every class and half again as large.
+    Classes are Gaussians whose means lie in fewer dimensions than there are classes, so that some overlap. The logits
+    are the true log-likelihoods plus an error for each class, times 1.5.
     """
     generator = torch.Generator().manual_seed(0)
     dims = min(64, 2 * num_classes)

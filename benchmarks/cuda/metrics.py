@@ -102,7 +102,7 @@ def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Te
     return logits.to(dtype), target
 
 
-def update_twice(metric: StreamingMetric[Any] | tc.CalibrationCollection, preds: Tensor, target: Tensor) -> None:
+def update_twice(metric: StreamingMetric[Any], preds: Tensor, target: Tensor) -> None:
     """Update twice, the second time without synchronisation."""
     metric.update(preds, target)  # compiles kernels
     with without_waiting(preds.device):
@@ -168,21 +168,6 @@ def check_bad_rows(device: torch.device) -> Iterator[Check]:
         yield Check(f"bad rows: {kind}", "float32", "raised by compute", 0.0 if raised else 1.0, 0)
 
 
-def check_collection(device: torch.device) -> Iterator[Check]:
-    """A collection of all metrics updates without synchronisation."""
-    members = {
-        name: cls(task="multiclass", num_classes=N_CLASSES, from_logits=True) for name, (_, cls) in PAIRS.items()
-    }
-    preds, target = sample("multiclass", True, torch.float32)
-    metrics = tc.CalibrationCollection(members).to(device)
-    update_twice(metrics, preds.to(device), target.to(device))
-    for name, value in metrics.compute().items():
-        function = PAIRS[name][0]
-        expected = function(preds.double().repeat(2, 1), target.repeat(2), task="multiclass", from_logits=True)
-        tolerance = ORDER_TOLERANCE if name in ORDERED else VALUE_TOLERANCE
-        yield Check(f"collection: {name}", "float32", "value", relative_error(value, expected), tolerance)
-
-
 def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check]:
     """Fits and cross-validated losses on the same folds equal those on the CPU."""
     preds, target = sample("multiclass", from_logits, torch.float64)
@@ -227,7 +212,6 @@ def metrics(device: torch.device) -> Iterator[Check]:
             work = partial(check_setting, device, name, metric, options, own, dtype)
             yield from guarded(name, label_of(dtype), work)
     yield from guarded("bad rows", "float32", partial(check_bad_rows, device))
-    yield from guarded("collection", "float32", partial(check_collection, device))
     for from_logits in (False, True):
         yield from guarded("calibrators", "float64", partial(check_calibrators, device, from_logits))
     yield from guarded("bootstrap", "float64", partial(check_bootstrap, device))

@@ -4,12 +4,14 @@ import io
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
@@ -149,6 +151,53 @@ def rows_of_panels(n: int, gap: float) -> tuple[list[float], float]:
     """Return the bottoms of `n` rows from the top down, and their height, for this gap between two rows."""
     height = (1 + gap) / n - gap
     return [1 - height - row * (height + gap) for row in range(n)], height
+
+
+class ProbabilityAxis(NamedTuple):
+    """Limits and scale of an axis of probabilities. Values beyond the limits are drawn at the ends."""
+
+    low: float = 0.0
+    high: float = 1.0
+    is_logit: bool = False
+
+    @classmethod
+    def logit_of(cls, probabilities: Column, n: float) -> Self:
+        """Return a logit axis that shows these probabilities.
+
+        It ends at about 1 / (10 n) and 1 - 1 / (10 n): n samples cannot distinguish values beyond from 0 and 1, and
+        probabilities of 1e-19 would leave no room for the others.
+        """
+        finest = min(max(0.1 / n, 1e-12), 0.01)
+        ends = np.clip([probabilities.min(), probabilities.max()], finest, 1 - finest)
+        odds = ends / (1 - ends) * np.exp([-0.4, 0.4])  # a margin
+        low, high = odds / (1 + odds)
+        return cls(float(low), float(high), is_logit=True)
+
+    def clip(self, probabilities: Column) -> Column:
+        """Move values beyond the limits to the ends."""
+        return np.clip(probabilities, self.low, self.high)
+
+    def apply(self, canvas: Canvas, which: Literal["x", "y"]) -> Transform:
+        """Set scale, limits and ticks of an axis, and return its transform, from probabilities to even distances."""
+        axis = canvas.ax.xaxis if which == "x" else canvas.ax.yaxis
+        if self.is_logit:
+            ticks = self._ticks(int(canvas.points[0] / 40 if which == "x" else canvas.points[1] / 15))
+            canvas.ax.set(**{f"{which}scale": "logit"})
+            axis.set_minor_locator(NullLocator())
+            axis.set_ticks(ticks, [tick_label(tick) for tick in ticks])
+        canvas.ax.set(**{f"{which}lim": (self.low, self.high)})
+        return axis.get_transform()
+
+    def _ticks(self, at_most: int) -> list[float]:
+        """Return 0.5 and powers of ten from both ends; only every k-th power if there are too many."""
+        ticks: list[float] = []
+        powers = 10.0 ** -np.arange(1, 13)
+        for step in range(1, 13):
+            kept = powers[step - 1 :: step]
+            ticks = [p for p in (*kept[::-1], 0.5, *(1 - kept)) if self.low <= p <= self.high]
+            if len(ticks) <= max(1, at_most):
+                break
+        return ticks
 
 
 # Numbers

@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from torchcalib.core.bins import BinTable
-from torchcalib.plots.canvas import LIGHT, Canvas, Style, columns_of, rows_of_panels
-from torchcalib.plots.probability_axis import ProbabilityAxis
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, rows_of_panels
 
 
 def bin_comparison(
@@ -97,8 +96,8 @@ def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) ->
     ends = np.stack([bins.lower, bins.upper], -1)
     canvas.diagonal(axis.low, axis.high)
     canvas.ax.plot(
-        np.clip(ends.ravel(), axis.low, axis.high),
-        np.clip(bins.frequency.repeat(2), axis.low, axis.high),
+        axis.clip(ends.ravel()),
+        axis.clip(bins.frequency.repeat(2)),
         color=canvas.style.outcome,
         linewidth=np.clip(150 / len(bins.n), 0.6, 1.6),
         solid_joinstyle="miter",
@@ -107,7 +106,7 @@ def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) ->
     )
     edges = np.unique(ends)
     canvas.ax.vlines(
-        np.clip(edges, axis.low, axis.high),
+        axis.clip(edges),
         -0.09,
         -0.02,
         color=canvas.style.muted,

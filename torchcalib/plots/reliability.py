@@ -53,9 +53,9 @@ def reliability_diagram(
     held = bins.n > 0
     if not held.any():
         return canvas.no_data()
-    _label_sides(canvas, "○")
     width = bins.upper - bins.lower
-    if (known := held & np.isfinite(bins.band_low)).any():
+    known = held & np.isfinite(bins.band_low)
+    if known.any():
         inset = (0.06 if len(width) <= 50 else 0) * width  # keep neighbouring boxes apart while there is room
         ax.bar(
             (bins.lower + inset)[known],
@@ -65,7 +65,7 @@ def reliability_diagram(
             align="edge",
             **_band(style),
         )
-        _label_band(canvas, 0.95)
+    _explain(canvas, "○", level=0.95 if known.any() else None)
     x, y, gap = bins.confidence[held], bins.frequency[held], bins.gap[held]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
     stroke = np.clip(60 / len(width), 0.5, 1.6)  # the lines of hundreds of bins must not merge
@@ -128,8 +128,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     side = np.where(frequency > confidence, style.above, style.below)
     ax.plot(confidence, frequency, color=style.ink, linewidth=1.0, zorder=2)
     ax.scatter(confidence, frequency, s=7, color=list(side), linewidths=0, zorder=3, clip_on=False)
-    _label_sides(canvas, "●")
-    _label_band(canvas, curve.level)
+    _explain(canvas, "●", curve.level)
     counts, edges = np.histogram(confidence, bins=_CORP_BARS, range=(0, 1), weights=n)
     _draw_counts(canvas, edges[:-1], np.diff(edges), counts, most_labels=0)
     return ax
@@ -194,14 +193,12 @@ def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
     return canvas
 
 
-def _label_sides(canvas: Canvas, mark_above: str) -> None:
-    """Explain the marks above and below the diagonal."""
+def _explain(canvas: Canvas, mark_above: str, level: float | None) -> None:
+    """Explain the marks on both sides of the diagonal, and the consistency band, if there is one."""
     canvas.text(0.03, 0.97, f"{mark_above} more often than predicted", canvas.style.above, va="top")
     canvas.text(0.97, 0.03, "● less often than predicted", canvas.style.below, ha="right")
-
-
-def _label_band(canvas: Canvas, level: float) -> None:
-    canvas.text(0.03, 0.92, f"■ {100 * level:.10g}% if calibrated", canvas.style.muted, va="top")
+    if level is not None:
+        canvas.text(0.03, 0.92, f"■ {100 * level:.10g}% if calibrated", canvas.style.muted, va="top")
 
 
 def _band(style: Style) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from torchcalib.plots.canvas import (
     LIGHT,
     Canvas,
     Column,
+    ProbabilityAxis,
     Style,
     columns_of,
     count_label,
     percent_label,
     probability_label,
 )
-from torchcalib.plots.probability_axis import ProbabilityAxis
 
 _SLOT = 0.84
 """Width of a violin or bar; bins are one apart."""
@@ -78,7 +78,6 @@ def tce_diagram(
         return canvas.ax
     shown = np.concatenate([bins.quantiles[held].ravel(), bins.frequency[held]])
     axis = ProbabilityAxis.logit_of(shown, bins.n.sum()) if logit else ProbabilityAxis()
-    axis.apply(violins, "y")
     _draw_violins(violins, bins, axis)
     _draw_histogram(histogram, bins, axis)
     _draw_sizes(sizes, bins)
@@ -89,17 +88,19 @@ def tce_diagram(
 
 def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
     ax, style = canvas.ax, canvas.style
+    transform = axis.apply(canvas, "y")
     held = np.flatnonzero(bins.n)
     stroke = np.clip(30 / len(bins.n), 0.4, 1.0)
     shapes = []
     for index in held:
-        at, width = _violin(axis.place(bins.quantiles[index]))
+        at, width = _violin(transform.transform(axis.clip(bins.quantiles[index])))
         half = np.concatenate([width, -width[::-1]]) * _SLOT / 2
-        shapes.append(np.column_stack([index + 0.5 + half, axis.value(np.concatenate([at, at[::-1]]))]))
+        outline = transform.inverted().transform(np.concatenate([at, at[::-1]]))
+        shapes.append(np.column_stack([index + 0.5 + half, outline]))
     # The edge keeps a violin of no height visible.
     options = {"facecolor": style.bar, "edgecolor": style.bar, "linewidth": stroke, "zorder": 2, "clip_on": False}
     ax.add_collection(PolyCollection(shapes, label="predictions of the bin", **options), autolim=False)
-    empirical = np.clip(bins.frequency[held], axis.low, axis.high)
+    empirical = axis.clip(bins.frequency[held])
     ax.hlines(empirical, held + 0.08, held + 0.92, color=style.outcome, linewidth=1.4 * stroke, zorder=3, clip_on=False)
     beyond = np.sign(bins.frequency[held] - empirical)
     for side, marker in ((0, "D"), (-1, "v"), (1, "^")):
@@ -142,16 +143,17 @@ def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis
 
     The interval between two neighbouring quantiles of a bin holds the same share of its samples.
     """
+    transform = axis.apply(canvas, "y")
     held = bins.n > 0
-    places = axis.place(bins.quantiles[held])
+    quantiles = axis.clip(bins.quantiles[held])
+    places = transform.transform(quantiles.ravel()).reshape(quantiles.shape)
     middles = (places[:, :-1] + places[:, 1:]) / 2
-    low, high = axis.place(np.array([axis.low, axis.high]))
+    low, high = transform.transform(np.array([axis.low, axis.high]))
     weights = np.broadcast_to(bins.n[held, None] / middles.shape[1], middles.shape)
     n_cells = int(np.clip(2 * np.sqrt(bins.n.sum()), 12, _MOST_CELLS))
     counts, cells = np.histogram(middles, n_cells, (low, high), weights=weights)
-    cells = axis.value(cells)
+    cells = transform.inverted().transform(cells)
     canvas.ax.barh(cells[:-1], counts, np.diff(cells), align="edge", color=canvas.style.bar, linewidth=0)
-    axis.apply(canvas, "y")
     canvas.ax.set(xlim=(0, counts.max() * 1.05), xticks=[], xlabel="all")
     canvas.ax.tick_params(axis="y", length=0, labelleft=False)
 
