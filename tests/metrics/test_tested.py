@@ -1,4 +1,4 @@
-"""Evidence of every error: its shape, from any state, without data; its words, and what is refused."""
+"""Evidence of every error: its shape, from any state, without data; its text, and bad input."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     for name in FIELDS:
         assert getattr(found, name).shape == found.value.shape
         assert getattr(found, name).dtype == F64
-    if case.name == "esce-multiclass-classwise":  # 0 whatever the model, and so is every replicate
+    if case.name == "esce-multiclass-classwise":  # 0 for every model
         assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
         return
     assert bool((found.noise_floor > 0).all())
@@ -80,7 +80,7 @@ def test_text_of_evidence():
         one[0]
 
 
-def test_bad_arguments_and_what_has_no_evidence_are_refused():
+def test_bad_arguments_and_metrics_without_evidence_are_refused():
     evidence = partial(tc.evidence, preds=torch.tensor([0.3]), target=torch.tensor([1]))
     wrong = [
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
