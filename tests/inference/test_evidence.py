@@ -25,7 +25,7 @@ import torchcalib as tc
 from torchcalib.core.bins import ece_from_bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference import evidence, simulation
-from torchcalib.inference.evidence import Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, evidence_of
 
 
 def deviations(share, n_replicates):
@@ -35,7 +35,7 @@ def deviations(share, n_replicates):
 
 @pytest.mark.parametrize(("p", "n", "k"), [(0.3, 10, 5), (0.99, 60, 57), (0.07, 30, 3), (0.5, 400, 230)])
 def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, n, k):
-    found = evidence_of(Reading(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
+    found = evidence_of(ErrorTest(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
     gaps = [abs(j / n - p) for j in range(n + 1)]
     pmf = stats.binom.pmf(range(n + 1), n, p)
     floor = math.fsum(a * b for a, b in zip(gaps, pmf, strict=True))
@@ -79,7 +79,7 @@ def test_p_value_counts_replicates_at_least_as_large_slow_loop():
             return value
 
         bins = BinStats(torch.cat([one_bin(0.3, 6, 4).sums, one_bin(0.6, 5, 2).sums], -1), has_noise=True)
-        found = evidence_of(Reading(error, signed=signed, with_interval=False), bins, n_replicates=499)
+        found = evidence_of(ErrorTest(error, signed=signed, with_interval=False), bins, n_replicates=499)
         (observed,), replicates = seen[0], seen[1]
         assert len(replicates) == 499
         larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
@@ -112,7 +112,7 @@ def test_draws_do_not_depend_on_chunking(error, monkeypatch):
     monkeypatch.setattr(evidence, "_IN_CACHE", 39 * 40)  # a series at a time
     same(metric.evidence(**FEW), whole)
     monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
-    monkeypatch.setattr(simulation, "_DRAWN_AT_ONCE", 10 * 40)
+    monkeypatch.setattr(simulation, "MOST_DRAWN", 10 * 40)
     same(metric.evidence(**FEW), whole)
 
 

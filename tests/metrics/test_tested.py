@@ -11,7 +11,7 @@ from helpers.refusals import assert_refused
 import torchcalib as tc
 from torchcalib.core.bins import ece_from_bins
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, evidence_of
 from torchcalib.metrics.tested import TestedMetric
 
 WITH_EVIDENCE = [
@@ -95,4 +95,4 @@ def test_bad_arguments_and_metrics_without_evidence_are_refused():
     given = {"metric": tc.ECE(task="binary")}
     assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
-        evidence_of(Reading(ece_from_bins), BinStats(torch.ones(3, 4)))
+        evidence_of(ErrorTest(ece_from_bins), BinStats(torch.ones(3, 4)))

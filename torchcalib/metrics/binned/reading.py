@@ -26,7 +26,7 @@ from torchcalib.core.predictions import by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, EqualWidthBins
-from torchcalib.inference.evidence import Evidence, Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.tested import TestedMetric
 
 
@@ -235,7 +235,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         bins_follow = self.reading.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not bins_follow and statistic.poisoned is None:
             statistic = self.reading.binning.of(statistic).with_noise()
-        reading = Reading(
+        test = ErrorTest(
             partial(self.reading.read_each, self.from_bins),
             None if self.tested_by is None else partial(self.reading.read_each, self.tested_by),
             without_noise=None if bins_follow else "tested_by",
@@ -243,7 +243,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
             with_interval=with_interval,
         )
         cancels = self.reading.task == "multiclass"
-        return evidence_of(reading, statistic, average=self.reading.averages, cancels=cancels, **how)
+        return evidence_of(test, statistic, average=self.reading.averages, cancels=cancels, **how)
 
     def _value(self, statistic: BinStats | RankedSample) -> Tensor:
         return self.reading.read(self.from_bins, statistic)

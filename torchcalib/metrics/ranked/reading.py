@@ -21,7 +21,7 @@ from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces, sample_recipe
-from torchcalib.inference.evidence import Evidence, Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.tested import TestedMetric
 
@@ -160,10 +160,10 @@ class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
 
     def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
-        reading = Reading(
+        test = ErrorTest(
             partial(by_pieces, self.from_sample),
             without_noise=partial(by_pieces, self.without_noise),
             signed=self.is_signed,
             with_interval=with_interval and self.has_interval,
         )
-        return evidence_of(reading, statistic, average=self.reading.averages, **how)
+        return evidence_of(test, statistic, average=self.reading.averages, **how)

@@ -11,7 +11,7 @@ from torchcalib.core.arguments import Average, InputOptions, Task, is_number, ta
 from torchcalib.core.events import Events, Reduction, resolve_reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, apart_of, kind_of_noise, noise_of
-from torchcalib.inference.evidence import Evidence, Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.smooth.reading import EventMetric, EventReading, EventSums, kept_apart
 from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.smoothing import best_width, smoothed_error
@@ -230,8 +230,8 @@ class SmECE(EventMetric[BinStats], TestedMetric[BinStats]):
 
     def evidence_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> Evidence:  # noqa: ARG002
         """Return the evidence of a statistic; see `TestedMetric`. The interval is NaN."""
-        reading = Reading(self._from_cells, with_interval=False)
-        return evidence_of(reading, statistic, average=self.reading.averages, **how)
+        test = ErrorTest(self._from_cells, with_interval=False)
+        return evidence_of(test, statistic, average=self.reading.averages, **how)
 
     def _value(self, statistic: BinStats) -> Tensor:
         return self.reading.read(self._from_cells, statistic)
