@@ -71,7 +71,7 @@ class ErrorTest(NamedTuple):
     """A calibration error and how it is tested.
 
     Attributes:
-        value: from a statistic to the error of each series `(...)`.
+        value: from a statistic to the error of each batch element `(...)`.
         tested_by: test statistic, larger for worse calibration; None for the value.
         without_noise: error `(...)` of given frequencies instead of outcomes, which the interval is of; by default the
             test statistic. None if there is no such value, because bins follow from the outcomes or decisions are
@@ -119,7 +119,7 @@ def evidence_of_each(
         tests: errors and their tests, by name.
         statistic: bins with sums of noise, or a sample. A large sample is reduced to runs of neighbouring scores for
             the test; the value is that of the sample.
-        average: average over the last axis of series, which are classes of the same rows. Signed errors are averaged
+        average: average over the last batch axis, which is classes of the same rows. Signed errors are averaged
             before their absolute value is taken; classes are independent then, as labels of a row are.
         cancels: whether the classes of a row exclude each other, so that a signed average is 0 for every model: its
             noise floor and interval are 0, and its p-value is 1.
@@ -185,7 +185,7 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor]
 def _tested_pieces(
     tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
 ) -> Iterator[dict[str, Found]]:
-    """Test all series, a few averages over classes `(g, C, K)` at a time. A series without classes has one."""
+    """Test all batch elements, a few averages over classes `(g, C, K)` at a time; C is 1 without an average."""
     with_interval = any(test.with_interval for test in tests.values())
     cells = _cells_of(statistic, with_interval)
     *_, n_cells = cells.n.shape

@@ -267,7 +267,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
 
     Args:
         cells: `(..., K)`.
-        chance: in (0, 1), one number for each replicate and series `(R, ...)`.
+        chance: in (0, 1), one number for each replicate and batch element `(R, ...)`.
     """
     shrunk = cells.gap * (cells.gap.square() / (cells.gap.square() + cells.variance)).nan_to_num(0)
     spread = cells.spread_at(shrunk).sum(-1)

@@ -21,7 +21,7 @@ RUNS_ON_PATHS = 2**9
 """Number of runs where an interval is computed, which evaluates a sample many times."""
 
 _FEW = 8  # expected outcomes of the rarer kind, below which the distribution is not close to normal
-_MOST_CELLS = 2**32  # distance between the counters of two series
+_MOST_CELLS = 2**32  # distance between the counters of two batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694, close to the limit of float64 probabilities
 _REPLICATES_OF_RUNS = 199  # simulated at each step of a path
 MOST_DRAWN = 2**23  # numbers that are drawn at a time, and kept if no more are needed; each piece builds new tables
@@ -253,19 +253,19 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
 
 
 _Draws = tuple[Tensor, Tensor]
-"""Of every replicate: deviations of the sums of outcomes `(R, ..., K)`, in standard deviations of a calibrated model,
+"""Draws of replicates: deviations of the sums of outcomes `(R, ..., K)`, in standard deviations of a calibrated model,
 and uniform numbers in (0, 1) of the cells in `not_normal`, `(R, F)`."""
 
 
 class Simulation:
     """Replicates of the outcomes of cells.
 
-    The draws of a cell depend on the seed, the replicate, the number of its series and its place in the series. They do
+    The draws of a cell depend on the seed, the replicate, the number of its batch element and its place there. They do
     not depend on how the work is split.
 
     Args:
         cells: `(..., K)`.
-        first: number of the first series. Series of different numbers have different draws.
+        first: number of the first batch element. Elements of different numbers have different draws.
         seed: seed of all draws.
         n_replicates: R.
     """
@@ -284,7 +284,7 @@ class Simulation:
         """Compute a metric of every replicate, `(R, ...)`.
 
         Args:
-            metric: from the statistic that `with_gaps` of the cells returns to one value for each series.
+            metric: from the statistic that `with_gaps` of the cells returns to one value for each batch element.
             gaps: expected gaps `(..., K)`; None for a calibrated model. For runs only 199 replicates are computed then.
         """
         cells, n_replicates = self.cells, self.n_replicates
@@ -303,13 +303,13 @@ class Simulation:
         return torch.cat(found)
 
     def uniform(self) -> Tensor:
-        """Return one number in (0, 1) for every replicate and series, `(R, ...)`, from streams that no cell uses."""
+        """Return one number in (0, 1) for every replicate and batch element, `(R, ...)`, that no cell uses."""
         numbers = self._numbers()
         streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         return self._uniform(streams, numbers).reshape(-1, *self.cells.n.shape[:-1])
 
     def _numbers(self) -> Tensor:
-        """Return the numbers of all series."""
+        """Return the numbers of all batch elements."""
         return torch.arange(self.first, self.first + math.prod(self.cells.n.shape[:-1]), device=self.cells.n.device)
 
     def _uniform(self, streams: Tensor, counters: Tensor) -> Tensor:
