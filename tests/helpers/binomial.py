@@ -1,4 +1,4 @@
-"""What the tests of binomial decisions share: levels and probabilities."""
+"""Significance levels and probabilities for tests of binomial decisions."""
 
 import numpy as np
 import torch

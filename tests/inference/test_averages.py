@@ -36,7 +36,7 @@ def test_cauchy_combination_closed_form():
 
 @pytest.mark.parametrize(("n", "p"), [(4, 0.5), (1, 0.2), (1, 0.01), (10, 0.3), (20, 0.02)])
 def test_combined_p_values_of_few_outcomes_are_valid(n, p):
-    """The exact p-values of |k - np|, each outcome as likely as scipy's binomial distribution says."""
+    """The exact p-values of |k - np|, with the binomial distribution of scipy."""
     pmf = torch.from_numpy(stats.binom.pmf(range(n + 1), n, p))
     size = (torch.arange(n + 1, dtype=F64) - n * p).abs()
     at_least = torch.stack([pmf[size >= own - 1e-9].sum() for own in size]).clamp(max=1)
@@ -58,8 +58,8 @@ def test_widening_is_the_deviation_of_means_of_dependent_absolute_values():
     assert (widening(1), widening(2)) == pytest.approx((1, math.sqrt(2)))
 
 
-def test_evidence_of_two_classes_is_that_of_one():
-    """P(y=1) and P(y=0) have the same gaps; the draws of the two classes differ by chance."""
+def test_evidence_of_two_classes_equals_that_of_one():
+    """P(y=1) and P(y=0) have the same gaps; the draws of the two classes differ."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(1_000, generator=generator, dtype=F64)
     y = (torch.rand(1_000, generator=generator, dtype=F64) < (0.9 * p.logit() + 0.1).sigmoid()).long()
@@ -79,8 +79,8 @@ def test_p_value_of_two_classes_of_four_equal_rows_is_that_of_one_closed_form():
     assert float(found.p_value) == pytest.approx(1 / 8, abs=5 * math.sqrt(1 / 8 * 7 / 8 / 9_999))
 
 
-def test_signed_average_over_labels_is_judged_by_its_own_size_and_uniform():
-    """Gaps of labels cancel in the mean, and so they do in noise floor and p-value."""
+def test_p_values_of_signed_averages_over_labels_are_uniform():
+    """Gaps of labels cancel in the mean, in the noise floor and in the p-value."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(1_000, 100, 3, generator=generator, dtype=F64)
     y = (torch.rand(1_000, 100, 3, generator=generator, dtype=F64) < p).long()
@@ -96,7 +96,7 @@ def test_signed_average_over_labels_is_judged_by_its_own_size_and_uniform():
     assert int(holds.sum()) >= 89  # of 95: 2.75 standard deviations
 
 
-def test_signed_average_over_classes_that_exclude_each_other_is_0_whatever_the_model():
+def test_signed_average_over_classes_that_exclude_each_other_is_0_for_every_model():
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(500, 4, generator=generator, dtype=F64).softmax(-1)
     how = {"task": "multiclass", "num_classes": 4, "reduction": "classwise"}

@@ -23,7 +23,7 @@ def test_bands_hold_the_frequencies_of_calibrated_models(bins):
     assert 0.94 < float(inside.double().mean()) < 0.98  # of 2,000 bins; above 95 %, for counts are whole
 
 
-def test_bands_stream_and_are_not_known_where_bins_follow_from_the_outcomes():
+def test_bands_stream_and_are_nan_for_isotonic_bins():
     p, y, _ = calibrated("uniform", 500, 1)
     metric = tc.ECE(task="binary")
     metric.update(p[0], y[0])
@@ -56,7 +56,7 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
         )  # points of a curve go together: 40 curves, no 12,000 points
 
 
-def test_corp_curve_of_many_samples_is_that_of_runs_and_of_none_is_nan():
+def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
     p, y, _ = calibrated("uniform", 3_000, 2)
     many = tc.corp_curve(p, y, task="binary", n_replicates=39)
     assert many.n.shape == (2, 1_024)

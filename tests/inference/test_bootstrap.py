@@ -1,4 +1,4 @@
-"""Bootstrap of functions: metrics of the samples drawn, calibration losses, intervals, and what is refused."""
+"""Bootstrap of functions: metrics of the resampled data, calibration losses, intervals, and bad input."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from torchcalib.core import predictions
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
 
 
-def test_replicates_of_every_metric_are_the_metric_of_the_samples_drawn(path):
+def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):
     preds, target = path.data(n=25)
     found = tc.bootstrap(path.function, preds, target, task=path.task, n_replicates=39, seed=1, **path.options)
     close(found.value, path.call(preds, target))
@@ -51,7 +51,7 @@ def test_few_replicates_at_a_time_are_the_same(monkeypatch):
             assert not torch.equal(other.replicates, whole.replicates)
 
 
-def test_what_is_left_out_is_not_drawn_and_a_sample_has_its_weight_each_time_it_is_drawn():
+def test_left_out_samples_are_not_drawn_and_weights_apply_to_every_draw():
     preds, target = BINARY.data(n=30)
     keep = ~torch.isin(torch.arange(30), torch.tensor([2, 5, 11]))
     given = {"task": "binary", "n_replicates": 50}
@@ -70,7 +70,7 @@ def test_what_is_left_out_is_not_drawn_and_a_sample_has_its_weight_each_time_it_
         assert found.value.isnan()
 
 
-def test_series_are_drawn_alike_and_labels_together():
+def test_batch_axes_and_labels_share_their_draws():
     case = next(case for case in CASES if case.name == "nll-per-label")
     preds, target = case.data(n=30, lead=(2,))
     draw = partial(tc.bootstrap, tc.nll, task="multilabel", n_replicates=40)
@@ -108,7 +108,7 @@ def test_named_tuples_are_intervals_of_each_part():
 
 @pytest.mark.parametrize("calibrator", [tc.DPCalibration(), tc.Temperature(), tc.HistogramBinning(5), tc.Isotonic()])
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
-def test_calibration_loss_of_replicates_is_that_of_the_samples_drawn_copies_in_one_fold(calibrator, task):
+def test_calibration_loss_of_replicates_equals_that_of_resampled_data_with_copies_in_one_fold(calibrator, task):
     case = next(case for case in CASES if case.name == f"nll-{task}-logits")
     preds, target = case.data(n=40)
     folds = torch.arange(40) % 3
@@ -121,7 +121,7 @@ def test_calibration_loss_of_replicates_is_that_of_the_samples_drawn_copies_in_o
 
 
 def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent_of_1000_data_sets():
-    """Over-confident log-odds: the evidence is half of what is claimed."""
+    """Over-confident log-odds: twice the true ones."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape):

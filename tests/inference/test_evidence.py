@@ -1,4 +1,4 @@
-"""Noise floors and p-values: the binomial distribution, slow loops over replicates, validity, and how work is cut."""
+"""Noise floors and p-values: the binomial distribution, slow loops over replicates, validity, and chunking."""
 
 import math
 from functools import partial
@@ -24,7 +24,7 @@ from scipy import stats
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
 from torchcalib.inference import evidence, simulation
-from torchcalib.inference.evidence import Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, evidence_of
 from torchcalib.metrics.binned import ece_from_bins
 
 
@@ -35,7 +35,7 @@ def deviations(share, n_replicates):
 
 @pytest.mark.parametrize(("p", "n", "k"), [(0.3, 10, 5), (0.99, 60, 57), (0.07, 30, 3), (0.5, 400, 230)])
 def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, n, k):
-    found = evidence_of(Reading(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
+    found = evidence_of(ErrorTest(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
     gaps = [abs(j / n - p) for j in range(n + 1)]
     pmf = stats.binom.pmf(range(n + 1), n, p)
     floor = math.fsum(a * b for a, b in zip(gaps, pmf, strict=True))
@@ -47,7 +47,7 @@ def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, 
 
 @pytest.mark.parametrize("seed", [0, 5])
 @pytest.mark.parametrize(("n", "expected"), [(4, 1 / 8), (5, 1 / 16)])
-def test_p_value_of_equal_rows_that_are_all_1_is_that_of_scipy_binomtest_whatever_the_seed(n, expected, seed):
+def test_p_value_of_equal_rows_that_are_all_1_is_that_of_scipy_binomtest_for_every_seed(n, expected, seed):
     assert stats.binomtest(n, n, 0.5).pvalue == expected
     for error in (tc.ECE, tc.ESCE, tc.MCE, tc.KS, tc.ACE, tc.CORP):
         given = torch.full((n,), 0.5), torch.ones(n, dtype=torch.int64)
@@ -79,7 +79,7 @@ def test_p_value_counts_replicates_at_least_as_large_slow_loop():
             return value
 
         bins = BinStats(torch.cat([one_bin(0.3, 6, 4).sums, one_bin(0.6, 5, 2).sums], -1), has_noise=True)
-        found = evidence_of(Reading(error, signed=signed, with_interval=False), bins, n_replicates=499)
+        found = evidence_of(ErrorTest(error, signed=signed, with_interval=False), bins, n_replicates=499)
         (observed,), replicates = seen[0], seen[1]
         assert len(replicates) == 499
         larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
@@ -102,7 +102,7 @@ def test_values_that_are_equal_but_for_rounding_are_ties_binomial_distribution()
 @pytest.mark.parametrize(
     "error", [tc.KS, partial(tc.ECE, average="macro"), tc.ESCE], ids=["in order", "average", "signed"]
 )
-def test_draws_do_not_depend_on_how_the_work_is_cut(error, monkeypatch):
+def test_draws_do_not_depend_on_chunking(error, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(3, 40, 4, generator=generator, dtype=F64)
     y = (torch.rand(3, 40, 4, generator=generator, dtype=F64) < p).long()
@@ -112,11 +112,11 @@ def test_draws_do_not_depend_on_how_the_work_is_cut(error, monkeypatch):
     monkeypatch.setattr(evidence, "_IN_CACHE", 39 * 40)  # a series at a time
     same(metric.evidence(**FEW), whole)
     monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
-    monkeypatch.setattr(simulation, "_DRAWN_AT_ONCE", 10 * 40)
+    monkeypatch.setattr(simulation, "MOST_DRAWN", 10 * 40)
     same(metric.evidence(**FEW), whole)
 
 
-def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkeypatch):
+def test_draws_do_not_depend_on_left_out_samples(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(2, 60, generator=generator, dtype=F64)
     y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
@@ -133,10 +133,10 @@ def test_draws_do_not_depend_on_what_is_left_out_of_a_series_or_of_others(monkey
             same(alone.evidence(with_interval=with_interval, **FEW)[k], together[k])
 
 
-def test_weights_of_importance_are_not_more_samples_and_soft_targets_are_as_noisy_as_they_vary():
-    """Rows that count double are as noisy as before; two copies of each are less so, by sqrt(2).
+def test_floating_weights_are_no_copies_and_noise_of_soft_targets_is_estimated():
+    """Floating weights of 2 do not change the noise; two copies of each row divide it by sqrt(2).
 
-    Shares of 16 votes vary a quarter as much as labels, in standard deviations.
+    The standard deviation of shares of 16 votes is a quarter of that of labels.
     """
     (p,), (y,), _ = calibrated("uniform", 4_000, 1)
     twice = torch.full((4_000,), 2.0)
@@ -185,7 +185,7 @@ def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name,
         check_uniform(torch.cat(found), 199, atom)
 
 
-def test_p_values_of_ece_with_weights_of_importance_are_uniform():
+def test_p_values_of_ece_with_floating_weights_are_uniform():
     metric = metric_of(tc.ECE, *calibrated("beta(1,12)", 2_000, 2_000, weighted=True))
     check_uniform(metric.evidence(n_replicates=199, with_interval=False).p_value, 199)
 

@@ -1,4 +1,4 @@
-"""Intervals: closed forms for one bin, coverage by simulation, and what they say together with the p-value."""
+"""Intervals: closed forms for one bin, coverage by simulation, and agreement with the p-value."""
 
 import math
 from itertools import product
@@ -12,6 +12,7 @@ from helpers.null_distribution import (
     FEW,
     MOVED,
     calibrated,
+    close,
     covers,
     metric_of,
     miscalibrated,
@@ -20,7 +21,10 @@ from helpers.null_distribution import (
 from scipy import stats
 
 import torchcalib as tc
-from torchcalib.inference.evidence import Reading, evidence_of
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.evidence import ErrorTest, evidence_of
+from torchcalib.inference.inversion import N_STEPS, Reached, bisected, first_reached, rising
+from torchcalib.inference.simulation import BinCells
 
 
 def mean_gap(b):
@@ -30,13 +34,13 @@ def mean_gap(b):
 def test_interval_of_the_signed_error_of_one_bin_is_nearly_that_of_wilson():
     """Inverting the test of every frequency by its own variance is Wilson's interval, for a single frequency."""
     p, n, k = 0.7, 300, 180
-    found = evidence_of(Reading(mean_gap, signed=True), one_bin(p, n, k), n_replicates=9_999)
+    found = evidence_of(ErrorTest(mean_gap, signed=True), one_bin(p, n, k), n_replicates=9_999)
     wilson = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
     assert (float(found.low) + p, float(found.high) + p) == pytest.approx((wilson.low, wilson.high), abs=4e-3)
 
 
-def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal():
-    """Most rows are all but certain: what makes an outcome is a few of them, and by the same amount none goes down."""
+def test_interval_of_the_signed_error_covers_for_very_unequal_confidences():
+    """Most rows are almost certain, so that their probabilities cannot be decreased by the same amount."""
     torch.manual_seed(0)
     p = torch.distributions.Beta(torch.tensor(0.05, dtype=F64), 5.0).sample((1000, 50))
     metric = tc.ESCE(task="binary", batch_shape=(1000,))
@@ -47,7 +51,7 @@ def test_interval_of_the_signed_error_covers_where_confidences_are_very_unequal(
 
 @pytest.mark.parametrize("n", [10, 50, 1_000])
 @pytest.mark.parametrize("error", [tc.ECE, tc.MCE, tc.RMSCE, tc.ACE, tc.KS])
-def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, n):
+def test_intervals_of_certain_and_right_rows_closed_form(error, n):
     """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
     for confidence in (0, 1):
         p = torch.full((n,), float(confidence), dtype=F64)
@@ -57,9 +61,9 @@ def test_rows_that_are_certain_and_right_may_have_been_lucky_closed_form(error, 
         assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
 
 
-def test_intervals_of_all_but_certain_rows_closed_form():
+def test_intervals_of_almost_certain_rows_closed_form():
     """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
-    always = evidence_of(Reading(mean_gap, signed=True), one_bin(0.98, 100, 100))
+    always = evidence_of(ErrorTest(mean_gap, signed=True), one_bin(0.98, 100, 100))
     assert -0.03 < float(always.low) < 0.0
     assert float(always.high) == pytest.approx(0.02, abs=1e-3)
     signed = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
@@ -75,8 +79,8 @@ def test_intervals_of_all_but_certain_rows_closed_form():
     assert exact.high / 1.2 < float(wrong.high) < 1.2 * exact.high
 
 
-def test_certain_rows_among_others_do_not_make_the_others_certain():
-    """Half of the rows are certain and right, and the others may have as much error as they may by themselves."""
+def test_certain_rows_do_not_shrink_the_interval_of_other_rows():
+    """Half of the rows are certain and right. The upper end for the other half is that without them."""
     (p,), (y,), _ = calibrated("uniform", 200, 1)
     alone = tc.evidence(tc.ECE(task="binary"), p, y)
     both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, torch.ones_like(p))), torch.cat((y, torch.ones_like(y))))
@@ -107,8 +111,8 @@ SETTINGS += [
 
 @pytest.mark.parametrize("cls", [tc.TCE, tc.CORP])
 @pytest.mark.parametrize(("kind", "n", "moved", "n_data", "n_replicates", "level"), SETTINGS)
-def test_intervals_of_tce_and_mcb_cover_what_they_are_of(cls, kind, n, moved, n_data, n_replicates, level):
-    """The level in so many data sets, less three standard deviations.
+def test_intervals_of_tce_and_mcb_cover_their_expected_values(cls, kind, n, moved, n_data, n_replicates, level):
+    """The level minus three standard deviations of a share of data sets.
 
     Of the expected TCE, by Monte Carlo over outcomes of the same confidences, which all data sets have. The true
     frequencies rise with the confidence, and so they are the best recalibration of which MCB is the gain.
@@ -145,7 +149,30 @@ MISCALIBRATED += [
 
 @pytest.mark.parametrize(("name", "moved", "n", "kind", "n_data"), MISCALIBRATED)
 def test_intervals_cover_the_error_of_a_miscalibrated_model(name, moved, n, kind, n_data):
-    """At least nine in ten, of 95 %: the bins that have the error are not known, see `evidence_of`."""
+    """At least 90 %, not 95 %, because the distribution of the error over the bins is unknown; see `inversion`."""
     p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
     error = ERRORS[name][0]
     assert covers(metric_of(error, p, y).evidence(n_replicates=199), metric_of(error, p, frequency).compute()) > 0.9
+
+
+def test_best_rising_frequencies_pool_falling_ones_closed_form():
+    """Of three confidences of 100 rows: 0.3 and 0.1 are pooled to 0.2, and 0.9 stays."""
+    bins = [one_bin(p, 100, k).sums for p, k in ((0.2, 30), (0.5, 10), (0.8, 90))]
+    close(rising(BinCells.of(BinStats(torch.cat(bins, -1), has_noise=True))), torch.tensor([0.0, -0.3, 0.1], dtype=F64))
+
+
+def test_a_crossing_lies_straight_between_two_steps():
+    excess = torch.tensor([[-1.0, 0.0, -3.0], [1.0, 1.0, -2.0], [3.0, 2.0, -1.0]], dtype=F64)
+    error = torch.tensor([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]], dtype=F64)
+    close(first_reached(excess, error), torch.tensor([2.0, 0.0, 8.0], dtype=F64))
+
+
+def test_bisection_finds_the_first_step_with_excess():
+    steps = torch.arange(N_STEPS, dtype=F64).unsqueeze(-1)
+    excess = steps - torch.tensor([0.5, 1.0, 7.25, 30.5, 40.0], dtype=F64)
+    error = steps.square().expand_as(excess)
+
+    def at(step):
+        return Reached(*(x.gather(0, step.unsqueeze(0)).squeeze(0) for x in (excess, error)))
+
+    close(bisected(at, at(torch.zeros(5, dtype=torch.int64))), first_reached(excess, error))

@@ -1,4 +1,4 @@
-"""Ways of weighing `(R, N)`: sums of replicates, and metrics that take a few replicates at a time."""
+"""Replicate weights `(R, N)`: sums of replicates, and metrics that process a few replicates at a time."""
 
 from functools import partial
 from itertools import product
@@ -32,7 +32,7 @@ def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
     close(found, expected)
 
 
-def test_few_ways_of_weighing_are_the_same_as_many():
+def test_few_replicates_equal_those_of_many():
     preds, target = BINARY.data(n=60)
     weights = counts_of(40, 60)
     whole = tc.ece(preds, target, task="binary", weights=weights)
@@ -50,7 +50,7 @@ def test_few_ways_of_weighing_are_the_same_as_many():
         (partial(tc.score_divergence, score=tc.nll), {"task": "binary"}),
     ],
 )
-def test_few_replicates_are_read_at_a_time(function, options, monkeypatch):
+def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
     case = next(case for case in CASES if case.name == "nll-per-label") if options["task"] == "multilabel" else BINARY
     preds, target = case.data(n=60)
     weights = 1 + counts_of(5, 60)
@@ -70,7 +70,7 @@ def test_few_replicates_are_read_at_a_time(function, options, monkeypatch):
         close(a, torch.stack(list(b)), rtol=1e-8, atol=1e-8)
 
 
-def test_expected_cost_takes_ways_of_weighing_and_tells_bad_decisions():
+def test_expected_cost_takes_replicate_weights_and_refuses_bad_decisions():
     decisions, target, cost = torch.tensor([0, 1, 1, 5]), torch.tensor([0, 1, 0, 1]), [[0, 1], [1, 0]]
     weights = torch.tensor([[1.0, 2, 1, 0], [0, 1, 3, 0]])
     close(tc.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())

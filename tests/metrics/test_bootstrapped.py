@@ -1,4 +1,4 @@
-"""Streamed bootstrap: loops over Poisson weights, merging, saving, and what is refused."""
+"""Streamed bootstrap: loops over Poisson weights, merging, saving, and bad input."""
 
 import pickle
 from functools import partial
@@ -47,7 +47,7 @@ def test_streamed_in_pieces_is_a_loop_over_poisson_weights(additive):
     assert off_the_cpu.state.device.type == "meta"
 
 
-def test_streamed_series_are_kept_apart_and_forward_is_the_batch_value(additive):
+def test_batch_axes_are_separate_and_forward_returns_the_batch_value(additive):
     preds, target = additive.data(n=20, lead=(3,))
     metric = tc.Bootstrapped(additive.metric(batch_shape=(3,)), n_replicates=39)
     first = preds[:, :7].clone().requires_grad_()
@@ -67,7 +67,7 @@ def streamed(seed=0, n_bins=5, n_replicates=39, **kwargs):
     return tc.Bootstrapped(tc.ECE(task="binary", n_bins=n_bins), n_replicates=n_replicates, seed=seed, **kwargs)
 
 
-def test_streaming_goes_on_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_failure():
+def test_streaming_continues_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_failure():
     preds, target = BINARY.data(n=60)
     whole, metric, loaded = (streamed(persistent=persistent) for persistent in (False, True, True))
     whole.update(preds, target)
@@ -84,7 +84,7 @@ def test_streaming_goes_on_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_fai
     assert not whole.state_dict()
 
 
-def test_merging_takes_other_draws_and_adds_them():
+def test_merging_adds_other_draws():
     preds, target = BINARY.data(n=60)
     one, other, same = (streamed(seed=seed) for seed in (0, 1, 0))
     one.update(preds[:25], target[:25])
@@ -102,7 +102,7 @@ def test_merging_takes_other_draws_and_adds_them():
             one.merge_state(streamed(seed=2, **different))
 
 
-def test_members_of_a_collection_have_their_own_intervals_and_what_sorts_is_a_sketch():
+def test_members_of_a_collection_have_their_own_intervals_and_ks_uses_a_sketch():
     preds, target = BINARY.data(n=60)
     alone, sketch = streamed(), partial(tc.KS, task="binary", resolution=64)
     metrics = tc.CalibrationCollection({"ece": streamed(), "ks": tc.Bootstrapped(sketch())})

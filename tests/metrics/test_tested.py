@@ -1,4 +1,4 @@
-"""Evidence of every error: its shape, from any state, without data; its words, and what is refused."""
+"""Evidence of every error: its shape, from any state, without data; its text, and bad input."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from helpers.refusals import assert_refused
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import Reading, evidence_of
+from torchcalib.inference.evidence import ErrorTest, evidence_of
 from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.metrics.tested import TestedMetric
 
@@ -34,7 +34,7 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     for name in FIELDS:
         assert getattr(found, name).shape == found.value.shape
         assert getattr(found, name).dtype == F64
-    if case.name == "esce-multiclass-classwise":  # 0 whatever the model, and so is every replicate
+    if case.name == "esce-multiclass-classwise":  # 0 for every model
         assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
         return
     assert bool((found.noise_floor > 0).all())
@@ -80,7 +80,7 @@ def test_text_of_evidence():
         one[0]
 
 
-def test_bad_arguments_and_what_has_no_evidence_are_refused():
+def test_bad_arguments_and_metrics_without_evidence_are_refused():
     evidence = partial(tc.evidence, preds=torch.tensor([0.3]), target=torch.tensor([1]))
     wrong = [
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
@@ -95,4 +95,4 @@ def test_bad_arguments_and_what_has_no_evidence_are_refused():
     given = {"metric": tc.ECE(task="binary")}
     assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
     with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
-        evidence_of(Reading(ece_from_bins), BinStats(torch.ones(3, 4)))
+        evidence_of(ErrorTest(ece_from_bins), BinStats(torch.ones(3, 4)))

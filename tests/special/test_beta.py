@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def beta_points(count, seed, largest):
-    """a and b even in log from 0.5 to `largest`, x at up to 40 standard deviations from the mean, in logit."""
+    """a and b log-uniform from 0.5 to `largest`, x at up to 40 standard deviations from the mean, in logit."""
     rng = np.random.default_rng(seed)
     a, b = np.exp(rng.uniform(math.log(0.5), math.log(largest), (2, count)))
     a[::3], b[::3] = np.round(2 * a[::3]) / 2, np.round(2 * b[::3]) / 2
@@ -59,7 +59,7 @@ def assert_digits(points, tails, of_tiny, of_slopes):
     (slopes,) = torch.autograd.grad(lower.sum(), x)
     assert lower.isfinite().all()
     for (a, b, x), *found, slope in zip(points, lower.tolist(), upper.tolist(), slopes.tolist(), strict=True):
-        # 1 - x is another number than x once it has been rounded; the upper tail is asked for where it has not been.
+        # Test the upper tail only for x >= 1/2, where 1 - x is exact.
         for got, want in zip(found, tails(a, b, x)[: 2 if x >= 0.5 else 1], strict=False):
             assert want < 1e-300 or abs(mp.mpf(got) / want - 1) < (1e-12 if want > 1e-15 else of_tiny), (a, b, x)
         with mp.workdps(50):
@@ -77,7 +77,7 @@ def test_betainc_and_its_gradient_equal_50_digits():
 
 def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
     """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
-    # The first is a row of Boost's table ibeta_large on which betainc was NaN.
+    # The first is a row of Boost's table ibeta_large for which betainc was NaN.
     points = [
         (1e-5, 0.02, 0.2),
         (1e-6, 1e-6, 1e-300),
@@ -93,7 +93,7 @@ def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
 
 
 def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
-    """As a = b -> 0 half the mass lies at either end; of a -> 0 alone all of it at 0."""
+    """For a = b -> 0 half the mass is at each end; for a -> 0 alone all of it is at 0."""
     least = 5e-324
     limits = [(least, least, 0.5, 0.5), (least, 3, least, 1), (least, least, least, 0.5), (3, least, 0.3, 0)]
     for a, b, x, want in limits:
@@ -123,7 +123,7 @@ def test_betainc_at_the_ends():
     torch.testing.assert_close(tc.betainc(0.5, 0.5, denormal), denormal.sqrt() * 2 / math.pi, rtol=1e-12, atol=0)
 
 
-def test_betainc_of_what_has_no_value_is_nan():
+def test_betainc_is_nan_for_invalid_arguments():
     nan = math.nan
     for a, b, x in [(nan, 1, 0.5), (1, nan, 0.5), (1, 1, nan), (0, 1, 0.5), (1, -1, 0.5), (1, 1, -0.1), (1, 1, 1.1),
                     (math.inf, 1, 0.5), (0, 1, 0.0), (1, 0, 1.0)]:  # fmt: skip
@@ -142,7 +142,7 @@ def test_betainc_broadcasts_and_follows_the_dtype_of_x():
     assert tc.betainc(a[:0], 2.5, x[:1]).shape == (1, 0, 5)
 
 
-def test_betainc_gradient_is_that_of_finite_differences_and_of_limits_at_the_ends():
+def test_betainc_gradient_equals_finite_differences_and_limits_at_the_ends():
     x = tensor([0.01, 0.2, 0.5, 0.9]).requires_grad_()
     a, b = tensor([[0.2], [1.0], [2.0], [30.0]]), tensor([3.0, 0.3, 1.0, 40.0])
     assert torch.autograd.gradcheck(lambda t: tc.betainc(a, b, t), x)

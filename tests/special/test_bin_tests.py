@@ -1,4 +1,4 @@
-"""Decisions for whole bins of sorted samples, and the critical values that most of them follow from."""
+"""Decisions for bins of sorted samples, and the critical values that give most of them."""
 
 import math
 from itertools import product
@@ -19,10 +19,10 @@ F64 = torch.float64
 
 
 def near_the_boundary(count, per_boundary, seed):
-    """Draw (k, n, p, alpha): p at relative distances of 1e-10 to 1e-2 from where the decision changes.
+    """Draw (k, n, p, alpha): p at relative distances of 1e-10 to 1e-2 from a change of the decision.
 
-    An error e of the logarithm of a probability or p-value moves a change by about e in log odds. Those of scipy are
-    3e-11 at n = 1e6, so that nearer to a change rounding would decide.
+    An error e of the logarithm of a probability or p-value moves a change by about e in log odds. Errors of scipy
+    are 3e-11 at n = 1e6, so that closer to a change rounding would decide.
     """
     rng = np.random.default_rng(seed)
     n = np.round(np.exp(rng.uniform(0, math.log(1e6), count)))
@@ -34,7 +34,7 @@ def near_the_boundary(count, per_boundary, seed):
     up = (rng.random(count) < 0.5) & (k < n) | (k == 0)
     kept, rejected = k / n, np.where(up, 1.0, 0.0)
     for _ in range(60):
-        # Halve in p, or where p or 1 - p is tiny in its logarithm: what matters is to come close to some change.
+        # Bisection in p: any change of the decision will do.
         middle = (kept + rejected) / 2
         keep = scipy_p_value(k, n, middle) > alpha
         kept, rejected = np.where(keep, middle, kept), np.where(keep, rejected, middle)
@@ -57,8 +57,8 @@ def test_decisions_near_the_boundary_equal_scipys():
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 300])
-def test_what_critical_values_promise_holds(n):
-    """The argument in `critical_values`, against the test itself over a fine grid."""
+def test_decisions_between_critical_values_equal_the_test(n):
+    """The derivation in `critical_values`, against the test over a fine grid."""
     p = torch.cat((tensor(SPECIAL_P), torch.linspace(0, 1, 1501, dtype=F64)))
     k = torch.arange(0, n + 1, max(1, n // 30))
     p_value = tc.binomial_test(k[:, None], n, p)
@@ -70,7 +70,7 @@ def test_what_critical_values_promise_holds(n):
 
 
 def test_few_samples_need_the_test(monkeypatch):
-    """Of samples spread over 20 standard deviations around k/n: fewer than one in 100 for levels in use."""
+    """Fewer than 1 in 100 samples within 10 standard deviations of k/n, for common significance levels."""
     tested = []
 
     def counting(k, n, p):
@@ -92,7 +92,7 @@ def test_few_samples_need_the_test(monkeypatch):
 
 
 def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
-    """Sorted p, ends of random bins (some empty), and what outcomes drawn nearly with chance p give."""
+    """Sorted p, ends of random bins (some empty), counts, and outcomes with a probability of nearly p."""
     generator = torch.Generator().manual_seed(seed)
     p = torch.rand(shape, generator=generator, dtype=dtype).pow(power).sort(-1).values
     ends = torch.randint(shape[-1] + 1, (*shape[:-1], n_bins), generator=generator)
@@ -111,7 +111,7 @@ def sums_of(values, ends):
 
 
 def scipys_test(k, n, p):
-    """Its p-values; 1 of no trials."""
+    """Its p-values; 1 for no trials."""
     cases = zip(k.flatten().tolist(), n.flatten().tolist(), p.flatten().tolist(), strict=True)
     return tensor([binomtest(a, b, q).pvalue if b else 1 for a, b, q in cases]).view(p.shape)
 
@@ -141,7 +141,7 @@ def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, po
 
 
 def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
-    """Small k: thousands of samples where the decision changes back and forth, as for k = 1, n = 30 at p = 0.17."""
+    """Small k: the decision changes repeatedly among thousands of samples, as for k = 1, n = 30 at p = 0.17."""
     for n, alpha in product((5, 13, 30, 77, 1000), (0.01, 0.05, 0.1)):
         k = torch.arange(4).minimum(torch.tensor(n))[:, None]
         p = (torch.arange(1, 6001, dtype=F64) / 6000 * min(1, 14 / n)).expand(4, -1)
@@ -153,7 +153,7 @@ def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rejected_in_bins_under_vmap_and_compile_with_padded_rows(weighted):
-    """Of bins of no samples, and NaN beyond the last end, nothing is rejected."""
+    """Empty bins and NaN beyond the last end have no rejected samples."""
     p, ends, counts, outcome = sorted_bins((3, 200), 5, 1)
     weight = counts if weighted else torch.ones_like(counts)
     k, n = sums_of(outcome * weight, ends), sums_of(weight, ends)

@@ -24,7 +24,7 @@ def test_binomial_test_equals_scipy_for_every_count():
 
 
 def test_binomial_test_equals_50_digits():
-    """Where n is large scipy is off by more: 3e-11 at a million."""
+    """For large n the error of scipy is larger: 3e-11 at a million."""
     rng = np.random.default_rng(0)
     for n in (50, 10**4, 10**6, 10**8):
         for z in rng.normal(size=8) * 2.5:
@@ -49,7 +49,7 @@ def test_binomial_test_equals_50_digits():
             assert abs(got / min(1, below + above) - 1) < 1e-12, (k, n, p)
 
 
-def test_binomial_test_of_what_has_no_value_is_nan():
+def test_binomial_test_is_nan_for_invalid_arguments():
     k, p = torch.tensor([-1, 4, 1, 1, 1, 1]), tensor([0.5, 0.5, -0.1, 1.1, math.nan, 0.5])
     assert tc.binomial_test(k, 3, p).isnan().tolist() == [True] * 5 + [False]
     assert tc.binomial_test(0, 0, 0.3) == 1

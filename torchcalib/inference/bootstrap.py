@@ -105,12 +105,11 @@ class Resampling:
             check_numbering("groups", groups)
             if groups.shape != (n,):
                 raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
-            names, index = torch.unique(groups.to(self._device)[self._present], return_inverse=True)
+        if groups is not None or not bool(self._present.all()):
+            names = torch.arange(n) if groups is None else groups
+            units, index = torch.unique(names.to(self._device)[self._present], return_inverse=True)
             self._unit_of = torch.zeros(n, dtype=torch.int64, device=self._device).masked_scatter(self._present, index)
-            self._n_units = max(1, len(names))
-        elif not bool(self._present.all()):
-            self._unit_of = (self._present.cumsum(-1) - 1).clamp(min=0)
-            self._n_units = max(1, int(self._present.sum()))
+            self._n_units = max(1, len(units))
 
     def counts(self, replicates: Tensor) -> Tensor:
         """Return how often every sample is drawn in each of these replicates, `(r, N)` of the dtype of sums."""

@@ -13,7 +13,7 @@ from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.inversion import error_interval, mean_gap_interval, rounding_of
-from torchcalib.inference.simulation import MOST_KEPT, MOST_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
+from torchcalib.inference.simulation import MOST_DRAWN, MOST_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
 from torchcalib.inference.words import in_one_line
 
 Statistic = BinStats | RankedSample
@@ -67,11 +67,11 @@ class Evidence:
         return in_one_line(value, floor, p, low, high, self.level)
 
 
-class Reading(NamedTuple):
+class ErrorTest(NamedTuple):
     """A calibration error and how it is tested.
 
     Attributes:
-        value: from a statistic to the error of each series `(...)`.
+        value: from a statistic to the error of each batch element `(...)`.
         tested_by: test statistic, larger for worse calibration; None for the value.
         without_noise: error `(...)` of given frequencies instead of outcomes, which the interval is of; by default the
             test statistic. None if there is no such value, because bins follow from the outcomes or decisions are
@@ -88,18 +88,18 @@ class Reading(NamedTuple):
     with_interval: bool = True
 
     @property
-    def test(self) -> Metric:
-        """Test statistic."""
+    def test_statistic(self) -> Metric:
+        """`tested_by`, or the value."""
         return self.tested_by or self.value
 
 
-def evidence_of(reading: Reading, statistic: Statistic, **how: Any) -> Evidence:
+def evidence_of(test: ErrorTest, statistic: Statistic, **how: Any) -> Evidence:
     """Return the evidence of one error; see `evidence_of_each`."""
-    return evidence_of_each({"": reading}, statistic, **how)[""]
+    return evidence_of_each({"": test}, statistic, **how)[""]
 
 
 def evidence_of_each(
-    readings: Mapping[str, Reading],
+    tests: Mapping[str, ErrorTest],
     statistic: Statistic,
     *,
     average: bool = False,
@@ -116,10 +116,10 @@ def evidence_of_each(
     `cauchy_combination`. For the interval see `inversion`.
 
     Args:
-        readings: errors by name.
+        tests: errors and their tests, by name.
         statistic: bins with sums of noise, or a sample. A large sample is reduced to runs of neighbouring scores for
             the test; the value is that of the sample.
-        average: average over the last axis of series, which are classes of the same rows. Signed errors are averaged
+        average: average over the last batch axis, which is classes of the same rows. Signed errors are averaged
             before their absolute value is taken; classes are independent then, as labels of a row are.
         cancels: whether the classes of a row exclude each other, so that a signed average is 0 for every model: its
             noise floor and interval are 0, and its p-value is 1.
@@ -137,12 +137,12 @@ def evidence_of_each(
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
     """
     check_arguments(level, n_replicates, seed)
-    tested = {name: reading for name, reading in readings.items() if not (reading.signed and average and cancels)}
+    tested = {name: test for name, test in tests.items() if not (test.signed and average and cancels)}
     with torch.no_grad():
         found = {}
         pieces = list(_tested_pieces(tested, statistic, average, level, n_replicates, seed)) if tested else []
-        for name, reading in readings.items():
-            value = reading.value(statistic)
+        for name, test in tests.items():
+            value = test.value(statistic)
             value = value.mean(-1) if average else value
             floor, p_value, low, high = 0 * value, 0 * value + 1, 0 * value, 0 * value
             if name in tested:
@@ -183,10 +183,10 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _tested_pieces(
-    readings: Mapping[str, Reading], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
+    tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
 ) -> Iterator[dict[str, Found]]:
-    """Test all series, a few averages over classes `(g, C, K)` at a time. A series without classes has one."""
-    with_interval = any(reading.with_interval for reading in readings.values())
+    """Test all batch elements, a few averages over classes `(g, C, K)` at a time; C is 1 without an average."""
+    with_interval = any(test.with_interval for test in tests.values())
     cells = _cells_of(statistic, with_interval)
     *_, n_cells = cells.n.shape
     n_classes = cells.n.shape[-2] if average else 1
@@ -195,37 +195,37 @@ def _tested_pieces(
     at_once = max(1, classes_at_once // max(1, n_classes))
     for start in range(0, len(whole.n), at_once):
         piece = whole.map(itemgetter(slice(start, start + at_once)))
-        is_kept = with_interval and n_replicates * piece.n.numel() <= MOST_KEPT
+        is_kept = with_interval and n_replicates * piece.n.numel() <= MOST_DRAWN
         simulations: list[Simulation] = []
-        nulls: dict[str, list[_Null]] = {name: [] for name in readings}
+        nulls: dict[str, list[_Null]] = {name: [] for name in tests}
         # Many classes of one average are simulated a few at a time.
         for first in range(0, n_classes, classes_at_once):
             some = piece.map(itemgetter((slice(None), slice(first, first + classes_at_once))))
             simulation = Simulation(some, start * n_classes + first, seed, n_replicates)
-            for name, reading in readings.items():
-                observed = reading.test(some.with_gaps(some.gap))
-                tested = values = simulation.compute(reading.test)
-                if reading.value is not reading.test:
-                    values = simulation.compute(reading.value)
+            for name, test in tests.items():
+                observed = test.test_statistic(some.with_gaps(some.gap))
+                tested = values = simulation.compute(test.test_statistic)
+                if test.value is not test.test_statistic:
+                    values = simulation.compute(test.value)
                 nulls[name].append(_Null(observed, tested, values))
             if not is_kept:
                 simulation.forget()
             simulations.append(simulation)
-        yield {name: _found(reading, simulations, nulls[name], level) for name, reading in readings.items()}
+        yield {name: _found(test, simulations, nulls[name], level) for name, test in tests.items()}
 
 
-def _found(reading: Reading, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Found:
+def _found(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Found:
     """Return the result of one test of averages over classes, given the null distributions of all classes."""
     null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
-    noise_floor, p_value = _noise_floor_and_p_value(null, reading.signed)
+    noise_floor, p_value = _noise_floor_and_p_value(null, test.signed)
     is_rejected = p_value < 1 - level - 1e-9
     low = high = torch.full_like(p_value, torch.nan)
-    if reading.with_interval and reading.signed:
+    if test.with_interval and test.signed:
         low, high = mean_gap_interval(simulations, null.observed, is_rejected, level)
-    elif reading.with_interval:
-        without_noise = reading.test if reading.without_noise == "tested_by" else reading.without_noise
+    elif test.with_interval:
+        without_noise = test.test_statistic if test.without_noise == "tested_by" else test.without_noise
         low, high = error_interval(
-            reading.test, without_noise, simulations, null.observed, null.tested, is_rejected, level
+            test.test_statistic, without_noise, simulations, null.observed, null.tested, is_rejected, level
         )
     return noise_floor, p_value, low, high
 

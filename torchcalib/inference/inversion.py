@@ -174,7 +174,10 @@ def _normal_quantile(counted: Tensor) -> Tensor:
 
 
 def _paths(tested_by: Metric, without_noise: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
-    """Return gaps `(g, c, K)` at one unit of each path: those of the lower end, whose lowest value counts, then upper.
+    """Return the gaps `(g, c, K)` of each path at one unit.
+
+    All paths but the last are for the lower end, which is the smallest error that they reach. The last one is for the
+    upper end.
 
     Args:
         tested_by: test statistic.
@@ -264,7 +267,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
 
     Args:
         cells: `(..., K)`.
-        chance: in (0, 1), one number for each replicate and series `(R, ...)`.
+        chance: in (0, 1), one number for each replicate and batch element `(R, ...)`.
     """
     shrunk = cells.gap * (cells.gap.square() / (cells.gap.square() + cells.variance)).nan_to_num(0)
     spread = cells.spread_at(shrunk).sum(-1)

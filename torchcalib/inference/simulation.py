@@ -21,11 +21,10 @@ RUNS_ON_PATHS = 2**9
 """Number of runs where an interval is computed, which evaluates a sample many times."""
 
 _FEW = 8  # expected outcomes of the rarer kind, below which the distribution is not close to normal
-_MOST_CELLS = 2**32  # distance between the counters of two series
+_MOST_CELLS = 2**32  # distance between the counters of two batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694, close to the limit of float64 probabilities
 _REPLICATES_OF_RUNS = 199  # simulated at each step of a path
-MOST_KEPT = 2**23  # numbers that are kept from one call to the next
-_DRAWN_AT_ONCE = 2**23  # numbers; each piece builds its tables anew
+MOST_DRAWN = 2**23  # numbers that are drawn at a time, and kept if no more are needed; each piece builds new tables
 _AT_ONCE = 2**18  # numbers from which a metric is computed at a time
 
 
@@ -254,19 +253,19 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
 
 
 _Draws = tuple[Tensor, Tensor]
-"""Of every replicate: deviations of the sums of outcomes `(R, ..., K)`, in standard deviations of a calibrated model,
+"""Draws of replicates: deviations of the sums of outcomes `(R, ..., K)`, in standard deviations of a calibrated model,
 and uniform numbers in (0, 1) of the cells in `not_normal`, `(R, F)`."""
 
 
 class Simulation:
     """Replicates of the outcomes of cells.
 
-    The draws of a cell depend on the seed, the replicate, the number of its series and its place in the series. They do
+    The draws of a cell depend on the seed, the replicate, the number of its batch element and its place there. They do
     not depend on how the work is split.
 
     Args:
         cells: `(..., K)`.
-        first: number of the first series. Series of different numbers have different draws.
+        first: number of the first batch element. Elements of different numbers have different draws.
         seed: seed of all draws.
         n_replicates: R.
     """
@@ -274,17 +273,18 @@ class Simulation:
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:
         self.cells, self.first, self.seed, self.n_replicates = cells, first, seed, n_replicates
         self._redrawn = cells.not_normal.flatten().nonzero().squeeze(-1)
-        self._kept: dict[int, _Draws] | None = {} if n_replicates * cells.n.numel() <= MOST_KEPT else None
+        self._keeps = n_replicates * cells.n.numel() <= MOST_DRAWN
+        self._kept: _Draws | None = None
 
     def forget(self) -> None:
         """Free the draws. They are drawn again when they are needed."""
-        self._kept = None
+        self._keeps, self._kept = False, None
 
     def compute(self, metric: Callable[[Any], Tensor], gaps: Tensor | None = None) -> Tensor:
         """Compute a metric of every replicate, `(R, ...)`.
 
         Args:
-            metric: from the statistic that `with_gaps` of the cells returns to one value for each series.
+            metric: from the statistic that `with_gaps` of the cells returns to one value for each batch element.
             gaps: expected gaps `(..., K)`; None for a calibrated model. For runs only 199 replicates are computed then.
         """
         cells, n_replicates = self.cells, self.n_replicates
@@ -292,8 +292,8 @@ class Simulation:
             n_replicates = min(n_replicates, _REPLICATES_OF_RUNS)
         streams = torch.arange(n_replicates, device=cells.n.device)
         size, found = max(1, cells.n.numel()), []
-        for piece, some in enumerate(torch.split(streams, max(1, _DRAWN_AT_ONCE // size))):
-            draws = self._draws(piece, some)
+        for some in torch.split(streams, max(1, MOST_DRAWN // size)):
+            draws = self._draws(some)
             for deviation, chance in zip(*(torch.split(x, max(1, _AT_ONCE // size)) for x in draws), strict=True):
                 if gaps is None:
                     by_chance = deviation * cells.variance.sqrt()
@@ -303,13 +303,13 @@ class Simulation:
         return torch.cat(found)
 
     def uniform(self) -> Tensor:
-        """Return one number in (0, 1) for every replicate and series, `(R, ...)`, from streams that no cell uses."""
+        """Return one number in (0, 1) for every replicate and batch element, `(R, ...)`, that no cell uses."""
         numbers = self._numbers()
         streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         return self._uniform(streams, numbers).reshape(-1, *self.cells.n.shape[:-1])
 
     def _numbers(self) -> Tensor:
-        """Return the numbers of all series."""
+        """Return the numbers of all batch elements."""
         return torch.arange(self.first, self.first + math.prod(self.cells.n.shape[:-1]), device=self.cells.n.device)
 
     def _uniform(self, streams: Tensor, counters: Tensor) -> Tensor:
@@ -317,18 +317,18 @@ class Simulation:
         words = random_words(self.seed, streams, counters)
         return (words.to(self.cells.n.dtype) + 0.5) / 2**32
 
-    def _draws(self, piece: int, streams: Tensor) -> _Draws:
-        """Draw deviations and quantiles for these replicates, or return those that were kept."""
-        if self._kept is not None and piece in self._kept:
-            deviation, chance = self._kept[piece]
+    def _draws(self, streams: Tensor) -> _Draws:
+        """Draw deviations and quantiles for these replicates, or return those that were kept, which are the first."""
+        if self._kept is not None and len(streams) <= len(self._kept[0]):
+            deviation, chance = self._kept
             return deviation[: len(streams)], chance[: len(streams)]
         cells = self.cells
         counters = self._numbers().unsqueeze(-1) * _MOST_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
         chance = self._uniform(streams, counters.flatten()).reshape(-1, *cells.n.shape)
         deviation = deviations_by_chance(chance, cells.n, cells.expected, cells.spread, cells.noise)
         draws = deviation, chance.flatten(1)[:, self._redrawn]
-        if self._kept is not None:
-            self._kept[piece] = draws
+        if self._keeps:
+            self._kept = draws
         return draws
 
     def _gaps_around(self, gaps: Tensor, deviation: Tensor, chance: Tensor) -> Tensor:

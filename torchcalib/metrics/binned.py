@@ -14,7 +14,7 @@ from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats, EqualWidthBins
-from torchcalib.inference.evidence import Evidence, Reading, evidence_of
+from torchcalib.inference.evidence import Evidence, evidence_of
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import Ties

@@ -14,7 +14,7 @@ from torchcalib.core.documentation import document, input_parameters, parameters
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.evidence import Evidence, Reading, check_arguments, evidence_of
+from torchcalib.inference.evidence import Evidence, check_arguments, evidence_of
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of

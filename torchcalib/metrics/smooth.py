@@ -26,7 +26,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, apart_of, kind_of_noise, noise_of
-from torchcalib.inference.evidence import Evidence, Reading, evidence_of
+from torchcalib.inference.evidence import Evidence, evidence_of
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.ranked import TestedRankedMetric, kept_apart, ranked
 from torchcalib.metrics.tested import TestedMetric

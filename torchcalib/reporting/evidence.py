@@ -8,7 +8,7 @@ from typing import Any
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import Evidence, Reading, evidence_of_each
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of_each
 from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.words import listed
 from torchcalib.metrics.binned import ACE, BinnedMetric, rmsce_from_bins
@@ -71,8 +71,8 @@ def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: 
     averaged = reduction == "classwise"
     over_classes = averaged and exclusive
     metrics = [metric for metric in ERRORS if not (metric.is_signed and over_classes)]
-    readings = {m.__name__.lower(): Reading(m.from_bins, signed=m.is_signed) for m in metrics}
-    readings["rmsce_debiased"] = Reading(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
+    readings = {m.__name__.lower(): ErrorTest(m.from_bins, signed=m.is_signed) for m in metrics}
+    readings["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
     readings = {
         name: reading._replace(with_interval=not has_most and (with_intervals or (name == "ece" and not over_classes)))
         for name, reading in readings.items()

@@ -195,10 +195,10 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
 
 
 def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the limits of p between which the decision `binomial_test(k, n, p) <= alpha` is not known, `(4, ...)`.
+    """Return four ascending limits of p, `(4, ...)`, for decisions `binomial_test(k, n, p) <= alpha` without a test.
 
-    Of the four ascending limits, all inclusive, p is rejected up to the first and from the last one on, and accepted
-    from the second to the third. Elsewhere the test has to be computed.
+    p is rejected up to the first limit and from the last one on, and accepted from the second to the third, all
+    inclusive. Elsewhere the test has to be computed.
 
     Let p > k/n (the other side is its mirror image), b_j = P(j) and c = 1 + 1e-7. Let J(p) be the first outcome from
     n p on with b_J <= c b_k. The p-value is V(p) = F(p) + S_J(p) with F = P(X <= k) and S_j = P(X >= j). b_j / b_k is
