@@ -14,7 +14,7 @@ from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats, EqualWidthBins
-from torchcalib.inference.evidence import Evidence, evidence_of
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import Ties
@@ -130,7 +130,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
         depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.poisoned is None:
             statistic = estimator.binning.of(statistic).with_noise()
-        reading = Reading(
+        test = ErrorTest(
             estimator.values,
             None if self.tested_by is None else partial(estimator.values, formula=self.tested_by),
             without_noise=None if depends_on_outcomes else "tested_by",
@@ -138,7 +138,7 @@ class BinnedMetric(TestedMetric[BinStats | RankedSample]):
             with_interval=with_interval,
         )
         cancels = self.input_format.read_as == "multiclass"
-        return evidence_of(reading, statistic, average=estimator.averages, cancels=cancels, **how)
+        return evidence_of(test, statistic, average=estimator.averages, cancels=cancels, **how)
 
 
 def ece_from_bins(b: BinStats) -> Tensor:

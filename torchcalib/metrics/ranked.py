@@ -14,7 +14,7 @@ from torchcalib.core.documentation import document, input_parameters, parameters
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.evidence import Evidence, check_arguments, evidence_of
+from torchcalib.inference.evidence import ErrorTest, Evidence, check_arguments, evidence_of
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
@@ -86,13 +86,13 @@ class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
 
     def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
-        reading = Reading(
+        test = ErrorTest(
             partial(by_pieces, self.from_sample),
             without_noise=partial(by_pieces, self.without_noise),
             signed=self.is_signed,
             with_interval=with_interval and self.has_interval,
         )
-        return evidence_of(reading, statistic, average=self.estimator.averages, **how)
+        return evidence_of(test, statistic, average=self.estimator.averages, **how)
 
 
 DriftNorm = Literal["max", "range"]

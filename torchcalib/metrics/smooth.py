@@ -26,7 +26,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, apart_of, kind_of_noise, noise_of
-from torchcalib.inference.evidence import Evidence, evidence_of
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.ranked import TestedRankedMetric, kept_apart, ranked
 from torchcalib.metrics.tested import TestedMetric
@@ -232,8 +232,8 @@ class SmECE(TestedMetric[BinStats]):
 
     def evidence_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> Evidence:  # noqa: ARG002
         """Return the evidence of a statistic; see `TestedMetric`. The interval is NaN."""
-        reading = Reading(self.estimator.formula, with_interval=False)
-        return evidence_of(reading, statistic, average=self.estimator.averages, **how)
+        test = ErrorTest(self.estimator.formula, with_interval=False)
+        return evidence_of(test, statistic, average=self.estimator.averages, **how)
 
     def width(self) -> Tensor:
         """Return the width that is chosen, over all ranks if `torch.distributed` is running; see `smece_width`."""
