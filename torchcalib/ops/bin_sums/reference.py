@@ -249,17 +249,9 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Fill in the gradient in values `(N, C)` alone: q (g - sum of q g) for logits, with g the gradient in q.
+    """Fill in the gradient in values `(N, C)`: q (g - sum of q g) for logits, with g the gradient in q.
 
-    Args:
-        values: see `class_sums`.
-        weights: see `class_sums`.
-        top: see `class_sums`.
-        confidence: see `class_sums`.
-        from_logits: see `class_sums`.
-        right: see `class_sums`.
-        grads: gradient in the sums of confidence, `(C, B)`.
-        out: `(N, C)` of the dtype of `values`.
+    Arguments as of `class_sums`, with the gradient `grads` in the sums of confidence `(C, B)`, and `out` like `values`.
     """
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
