@@ -1,5 +1,4 @@
-"""Operations on plain tensors. Everything above is written in terms of them.
+"""Operations on plain tensors, without metric names, options or checks.
 
-No names, no options and no checks, with one exception: what depends on the data alone, such as bounds on the size of
-a block against the number of samples, is checked by the op that needs it.
+There is one exception: an op checks bounds that depend on the data, such as block sizes against the number of samples.
 """

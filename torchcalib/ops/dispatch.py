@@ -1,4 +1,4 @@
-"""Which implementation runs an op, by device. A forced choice raises, an automatic one falls back and says why."""
+"""Choice of the implementation of an op, by device. A forced choice raises; an automatic choice falls back."""
 
 import importlib
 import os
@@ -11,37 +11,38 @@ import torch
 Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "events", "classes", "smoothing"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# What runs an op where, best first. "rounds" and "torch" are tensor operations. Of blocks, "triton" is a loop
-# for each row, all rows side by side on the GPU, and "numba" and "python" are loops over one row after another, which
-# bring the columns of another device to the CPU.
+# The implementations of an op on a device, in order of preference. "rounds" and "torch" are tensor operations. For
+# isotonic blocks "triton" is a loop for each row, all rows in parallel on the GPU; "numba" and "python" are loops over
+# one row after another, which copy the columns from another device to the CPU.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
-    # Counts: labels of 0 and 1 are pooled in few rounds. Each waits for the GPU, and triton's one launch never does;
-    # but rounds spread a long row over the whole GPU, which a loop leaves idle, and `pava` waits at its end anyhow.
+    # Labels of 0 and 1 are pooled in few rounds. Each round synchronises the GPU, unlike triton's one launch. But
+    # rounds use the whole GPU for a long row, a loop does not, and `pava` synchronises at its end anyway.
     "pava": {
         "cpu": ("numba", "rounds", "python"),
         "cuda": ("rounds", "triton", "numba", "python"),
         "other": ("rounds", "numba", "python"),
     },
-    # Real targets can need a round for each block, the loop never more than one pass.
+    # Real targets can need a round for each block; the loop needs one pass.
     "isotonic_regression": {
         "cpu": ("numba", "python", "rounds"),
         "cuda": ("triton", "numba", "python", "rounds"),
         "other": ("numba", "python", "rounds"),
     },
-    # The bounds make it sequential.
+    # The bounds on block sizes make it sequential.
     "pava_bc": {
         "cpu": ("numba", "python"),
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
-    # One read of every row; numba's loop holds a row in the first cache, tensor operations pass over it many times.
+    # numba and triton read a row once, tensor operations many times. Five statistics of 50,000 x 1,000 float32 logits
+    # on 2 CPU cores: numba 26 ms, torch 54 ms. triton has not been measured on a GPU.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
-# The folder of an op; each backend is a module in it. `_MODULES` gives its name, and how to install what it needs.
+# The folder of an op. Each backend is a module in it; `_MODULES` holds the module's name and the command to install it.
 _FOLDERS: dict[Op, str] = {
     "pava": "isotonic",
     "pava_bc": "isotonic",
@@ -61,7 +62,7 @@ _MODULES: dict[Backend, tuple[str, str]] = {
 
 
 class Choice(NamedTuple):
-    """What runs an op, and why nothing that is preferred to it does ("" where it is the first choice)."""
+    """The implementation of an op, and why no preferred one can be used ("" if it is the first choice)."""
 
     backend: Backend
     why: str
@@ -69,7 +70,7 @@ class Choice(NamedTuple):
 
 @cache
 def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
-    """Return the module of a backend, or None and the reason. A missing cache folder makes numba raise RuntimeError."""
+    """Return the module of a backend, or None and the reason. numba raises RuntimeError without a cache folder."""
     name, install = _MODULES[backend]
     try:
         return importlib.import_module(f"torchcalib.ops.{_FOLDERS[op]}.{name}"), ""
@@ -82,7 +83,7 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
 
     Raises:
         ValueError: a forced backend does not implement the op on the device. On the CPU "triton" runs in Triton's
-            interpreter alone, which the environment variable TRITON_INTERPRET=1 turns on.
+            interpreter only, which the environment variable TRITON_INTERPRET=1 turns on.
         ImportError: a forced backend cannot be loaded.
     """
     order = _ORDER[op].get(device.type, _ORDER[op]["other"])
@@ -106,7 +107,12 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
 
 @cache
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
-    """Return the module that runs an op for predictions of a dtype; numba's loops over rows are float32."""
+    """Return the module that runs an op for predictions of a dtype. Numba's loops over rows are float32.
+
+    Raises:
+        ValueError: see `choose`; or numba was forced for float64 rows.
+        ImportError: a forced backend cannot be loaded.
+    """
     if dtype == torch.float64 and device_type == "cpu" and op in ("rows", "classes") and backend in ("auto", "numba"):
         if backend == "numba":
             raise ValueError(
@@ -117,10 +123,10 @@ def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) ->
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:
-    """Return the module in which a backend has an op.
+    """Return the module of a backend.
 
     Raises:
-        ImportError: it cannot be loaded.
+        ImportError: the module cannot be loaded.
     """
     module, why = _load(op, backend)
     if module is None:

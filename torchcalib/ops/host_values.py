@@ -1,23 +1,23 @@
-"""Reading a value back from a tensor, where that is possible, and whether there is one yet."""
+"""Values of tensors on the host, where they are available."""
 
 import torch
 from torch import Tensor
 
 
 def look(flag: Tensor) -> bool | None:
-    """Return the value of a boolean scalar, or None where values cannot be looked at (`torch.compile`, `vmap`)."""
+    """Return the value of a boolean scalar, or None under `torch.compile` and `vmap`, where it is not available."""
     if torch.compiler.is_compiling():
         return None
     try:
         return bool(flag)
-    except RuntimeError as error:  # vmap refuses to branch on values, and has no public way to ask beforehand
+    except RuntimeError as error:  # vmap has no public flag; it raises for a branch on a value
         if "vmap" not in str(error):
             raise
         return None
 
 
 def largest(counts: Tensor, bound: int) -> int:
-    """Return the largest count, or `bound` where values cannot be looked at."""
+    """Return the largest count, or `bound` where values are not available."""
     if not counts.numel():
         return 0
     seen = look((top := counts.max()) >= 0)
@@ -25,5 +25,5 @@ def largest(counts: Tensor, bound: int) -> int:
 
 
 def is_captured(x: Tensor) -> bool:
-    """Return whether what is done to `x` goes into a CUDA graph, to be done later and more than once, and not now."""
+    """Return whether operations on `x` are being recorded into a CUDA graph, which runs them later."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

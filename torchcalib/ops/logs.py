@@ -1,10 +1,9 @@
-"""What one row of predictions yields, in plain torch: cross entropy, negative entropy, squared error, top label.
+"""Logarithms of probabilities in plain torch: cross entropy, entropy, and their conventions at 0.
 
-A distribution over classes is a pair `(q, log_q)` with classes last; a binary one is its two log-probabilities
-`(log_p, log_not_p)`, because `log(1 - p)` is lost once `p` has been rounded to 1. Two primitives carry the
-conventions of every formula here: `safe_log` (log 0 = -inf, with gradient 0 instead of a division by zero) and
-`xmul` (0 * -inf = 0). Only when both factors of a product are honest does an infinite score appear, and then it
-is the score. (A score is `0 - x` rather than `-x`, so that certainty gets 0 and not -0.)
+A distribution over classes is a pair `(q, log_q)` with classes last. A binary distribution is its two log-probabilities
+`(log_p, log_not_p)`, because `log(1 - p)` is lost once `p` is rounded to 1. Two primitives hold the conventions:
+`safe_log` (log 0 = -inf, with gradient 0 instead of a division by zero) and `xmul` (0 * -inf = 0). A score is infinite
+only where an outcome has probability 0. Scores are `0 - x` and not `-x`, so that certainty scores 0 and not -0.
 """
 
 import torch
@@ -15,7 +14,7 @@ from torchcalib.ops.host_values import look
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums: float64, and float32 only on a device that has no float64."""
+    """Return the dtype of sums: float64, or float32 on a device without float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -31,22 +30,22 @@ def xmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def spread_infinite_logits(logits: Tensor) -> Tensor:
-    """Return logits in which a row that holds +inf is 0 there and -inf elsewhere: the limit of its softmax."""
+    """Return logits in which a row with +inf is 0 at these entries and -inf elsewhere: the limit of its softmax."""
     top = logits.amax(-1, keepdim=True) == torch.inf
-    if logits.device.type == "cpu" and look(top.any()) is False:  # a GPU is not waited for
+    if logits.device.type == "cpu" and look(top.any()) is False:  # does not synchronise a GPU
         return logits
     limit = torch.where(logits == torch.inf, 0.0, -torch.inf).to(logits.dtype)
     return torch.where(top, limit, logits)
 
 
 def through_softmax(q: Tensor, change: Tensor, logits: Tensor) -> Tensor:
-    """Return the product of the Jacobian of softmax, which is symmetric, with `change`; 0 in a row that holds +inf."""
+    """Return the product of the Jacobian of softmax, which is symmetric, with `change`; 0 in a row with +inf."""
     found = q * (change - (q * change).sum(-1, keepdim=True))
     return found.masked_fill(logits.amax(-1, keepdim=True) == torch.inf, 0)
 
 
 def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return log P(y=1) and log P(y=0), each exact where the other is saturated."""
+    """Return log P(y=1) and log P(y=0); each is exact where the other is saturated."""
     if from_logits:
         return logsigmoid(values), logsigmoid(-values)
     one = values == 1
@@ -76,8 +75,7 @@ def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return log q_k and log(1 - q_k) for every class.
 
-    1 - q_k is safe to form for every class but the top one, whose q may have been rounded to 1: there it is the
-    sum of the others.
+    The q of the top class may be rounded to 1, so its 1 - q is the sum over the other classes.
     """
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)

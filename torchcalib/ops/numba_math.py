@@ -1,7 +1,7 @@
-"""What numba's loops are made of: float32 exp and log that it compiles to vectors, and rows in blocks and threads.
+"""Building blocks of numba loops: float32 exp and log that compile to vector instructions, and rows in threads.
 
-Plain functions are inlined into the loops. Every row is computed by itself and in one order, so that it gets the same
-bits wherever it stands and however many threads there are: each takes a range of rows.
+`math.exp` in a numba loop is one scalar library call for each entry, which is several times as slow. Every row is
+computed separately and in a fixed order, so its bits depend neither on its place nor on the number of threads.
 """
 
 import math
@@ -19,27 +19,28 @@ from torch import Tensor
 from torchcalib.ops.threads import in_threads
 
 BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
-CONVERTED = 2**15  # entries: what torch copies in the thread that asks for it
+CONVERTED = 2**15  # entries that torch copies in the calling thread
 
 
 F = np.float32
 ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))
-# exp x = 2^n exp r with n = round(x / log 2). Adding _ROUND leaves n in the last bits; log 2 is taken off in two parts,
-# the first of 9 bits, so that its product with n is exact. |r| < 0.35: from degree 8 on the series adds less than 1e-8.
-LOWEST = F(-88.2)  # n = -127, whose power of two is made as 0
+# exp x = 2^n exp r with n = round(x / log 2) and |r| < 0.35 (Cody and Waite's range reduction). Adding _ROUND leaves n
+# in the last bits. log 2 is subtracted in two parts; the first has 9 bits, so that its product with n is exact. The
+# Taylor series of exp r ends at degree 7: further terms add less than 1e-8.
+LOWEST = F(-88.2)  # n = -127, for which 2^n is 0
 _ROUND = F(1.5 * 2**23)
 _INV_LOG2, _LOG2_HIGH, _LOG2_LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)
 _E2, _E3, _E4, _E5, _E6, _E7 = (F(1 / math.factorial(k)) for k in range(2, 8))
-# log x = n log 2 + log r with r between the roots of 1/2 and 2, and log r = 2 artanh s, s = (r - 1) / (r + 1), of which
-# the series in s^2 < 0.03 goes to degree 9 in s.
+# log x = n log 2 + log r with sqrt(1/2) < r < sqrt(2), and log r = 2 artanh s with s = (r - 1) / (r + 1), as a series
+# in s^2 < 0.03 up to degree 9 in s.
 _ROOT2 = F(math.sqrt(2))
 _LOG2 = math.log(2)
 _T1, _T3, _T5, _T7, _T9 = (F(2 / k) for k in (1, 3, 5, 7, 9))
-SMALLEST = F(2.0**-126)  # normal; below it log is taken of this
+SMALLEST = F(2.0**-126)  # the least normal number; smaller ones are replaced by it in log
 
-# Plain functions are inlined; "contract" lets a product and a sum be one rounding, and nothing else moves.
+# A function inlined into loops. "contract" allows fused multiply-add and no reordering.
 step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
-# Sums of a block in as many lanes as the processor has: always the same ones.
+# A sum of a block: "reassoc" allows one partial sum for each vector lane. The number of lanes is fixed per processor.
 lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -91,7 +92,7 @@ def as_float(_: Any, bits: Any) -> Any:
 
 @step
 def exp(x: Any) -> Any:
-    """Return exp x of -88.2 <= x <= 88, relative error below 2e-7; 0 below the least normal number."""
+    """Return exp x for -88.2 <= x <= 88 with relative error below 2e-7; 0 below the least normal number."""
     rounded = x * _INV_LOG2 + _ROUND
     n = rounded - _ROUND
     r = x - n * _LOG2_HIGH
@@ -102,7 +103,7 @@ def exp(x: Any) -> Any:
 
 @step
 def log(x: Any) -> Any:
-    """Return log x of normal x > 0, relative error below 3e-7, near 1 too."""
+    """Return log x for normal x > 0 with relative error below 3e-7, also near 1."""
     n, r = _exponent(x), _significand(x)
     large = r > _ROOT2
     r = r * _HALF if large else r
@@ -115,9 +116,9 @@ def log(x: Any) -> Any:
 
 @step
 def log1p(x: Any) -> Any:
-    """Return log(1 + x) of x >= 0 in float64: gradients are differences of scores.
+    """Return log(1 + x) for x >= 0 in float64, which gradients need as differences of scores.
 
-    The series of `log` to degree 21.
+    The series of `log`, up to degree 21.
     """
     n = _exponent(ONE + x)
     wide = np.float64(x)
@@ -134,7 +135,7 @@ def log1p(x: Any) -> Any:
 
 @step
 def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
-    """Fill in x - top, cut off where exp of it is 0, and exp of that. NaN stays NaN."""
+    """Fill in x - top, not below the point where exp is 0, and its exp. NaN stays NaN."""
     for k in range(x.size):
         shift = max(x[k] - top, LOWEST)
         shifted[k] = shift
@@ -143,7 +144,7 @@ def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
 
 @step
 def limits_of(x: Any, shifted: Any, exps: Any) -> None:
-    """The same in the limit of a row that holds +inf: the mass is spread over these entries."""
+    """Do the same in the limit for a row with +inf: these entries share the mass."""
     for k in range(x.size):
         infinite = x[k] == INF
         shifted[k] = (ZERO if infinite else LOWEST) if x[k] == x[k] else NAN
@@ -152,7 +153,7 @@ def limits_of(x: Any, shifted: Any, exps: Any) -> None:
 
 @step
 def logs_of(q: Any, logs: Any) -> None:
-    """Fill in log q, with 0 for q = 0, and NaN below."""
+    """Fill in log q; 0 for q = 0, and NaN for q < 0."""
     for k in range(q.size):
         x = q[k]
         found = log(SMALLEST if x < SMALLEST else x)
@@ -161,7 +162,7 @@ def logs_of(q: Any, logs: Any) -> None:
 
 
 def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
-    """Call `work(begin, end, rows)` over all rows, with those of them contiguous and float32."""
+    """Call `work(begin, end, rows)` for ranges of all rows, with these rows contiguous and float32."""
     n_classes = values.shape[-1]
     direct = values.dtype == torch.float32 and values.is_contiguous()
 
@@ -195,8 +196,5 @@ def columns_of(*columns: Tensor | None) -> list[Any]:
 
 
 def told_of_noise(noise: str, weights: Tensor | None, copies: bool) -> tuple[bool, bool] | None:
-    """Return what loops over events are told of `bin_op.Noise`.
-
-    None if there is none, or whether outcomes are shares, and whether weights are squared in it.
-    """
+    """Return `bin_sums.Noise` for loops: whether outcomes are shares, and whether weights are squared; None without."""
     return None if noise == "none" else (noise == "shares", weights is not None and not copies)

@@ -1,4 +1,4 @@
-"""Quantities that are computed when they are first asked for, and kept."""
+"""Properties that are computed on first access and stored."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -7,7 +7,10 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801 - used as a decorator
-    """`functools.cached_property`, which takes a lock that `torch.compile` cannot trace. Keeps in `self.computed`."""
+    """A `functools.cached_property` that stores values in `self.computed`.
+
+    In Python 3.11 `cached_property` takes a lock, which `torch.compile` cannot trace.
+    """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self.compute = compute

@@ -1,4 +1,4 @@
-"""Which bin a value falls in, and sums over bins, in plain torch."""
+"""Bin indices and sums over bins and cells, in plain torch."""
 
 import math
 from collections.abc import Sequence
@@ -8,24 +8,25 @@ from torch import Tensor
 
 from torchcalib.ops.logs import wide_dtype
 
-BELOW_EDGE = 1 - 1e-6  # of 1/B: a float32 from here on may be in another bin than the first
+BELOW_EDGE = 1 - 1e-6  # a float32 below this multiple of 1/B is in the first bin, despite rounding
 
 
 def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     """Return the equal-width bin of every value in [0, 1]: int64, the shape of `values`.
 
-    The one edge rule: edges are `i / n_bins` computed in float64 and compared with the value widened to float64;
-    bins are `[i/B, (i+1)/B)` and the last one is closed, or with `right` `(i/B, (i+1)/B]` and the first one is.
+    The edge rule of the package: edges are `i / n_bins` computed in float64 and compared with the value widened to
+    float64. Bins are `[i/B, (i+1)/B)`, and the last one is closed. With `right` they are `(i/B, (i+1)/B]`, and the
+    first one is closed.
 
-    `values * n_bins` is off by less than one unit in the last place, so its floor is the bin or a neighbour of it:
-    two comparisons with the edges themselves mend it. (A binary search gives the same at ten times the cost.)
+    `values * n_bins` is off by less than one unit in the last place, so its floor is the bin or a neighbour. Two
+    comparisons with the edges correct it. A binary search gives the same at ten times the cost.
     """
     wide = values.detach().to(wide_dtype(values.device))
     scaled = wide * n_bins
     index = (scaled.ceil() - 1 if right else scaled.floor()).clamp(0, n_bins - 1)
     lower, upper = index / n_bins, (index + 1) / n_bins
     step = (wide > upper).long() - (wide <= lower).long() if right else (wide >= upper).long() - (wide < lower).long()
-    # The outer clamp closes the bin at the end of the range, and gives rows of weight 0 that hold NaN some bin.
+    # The outer clamp closes the bin at the end of the range, and puts NaN into some bin.
     return (index.long() + step).clamp(0, n_bins - 1)
 
 
@@ -34,40 +35,38 @@ def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
 
     Args:
         index: cell of every sample, int64 `(..., N)`.
-        columns: `(..., N)`, or `(..., F, N)` for F columns with one index.
+        columns: F columns with one index, `(..., F, N)`.
         n_cells: K.
 
     Returns:
-        `(..., K)` or `(..., F, K)` in the columns' dtype. Gradient: the value of a cell flows to its samples.
+        `(..., F, K)` in the columns' dtype. Gradient: the value of a cell flows to its samples.
     """
-    if index.dim() < columns.dim():
-        index = index.unsqueeze(-2)
     into = columns.new_zeros((*columns.shape[:-1], n_cells))
-    return into.scatter_add(-1, index.expand(columns.shape), columns)
+    return into.scatter_add(-1, index.unsqueeze(-2).expand(columns.shape), columns)
 
 
 def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
-    """Sum each of F columns `(..., N)` over the samples of every bin: `cell_sums` of `(..., F, N)`."""
+    """Sum each of F columns `(..., N)`, which may be broadcast, over the samples of every bin; see `cell_sums`."""
     return cell_sums(index, torch.stack(torch.broadcast_tensors(*columns), dim=-2), n_bins)  # type: ignore[no-untyped-call]
 
 
-_MOST_SUMS = 256  # from here on a matrix product costs more than to scatter
+_MOST_SUMS = 256  # for more sums a matrix product costs more than scatter_add
 _IN_MEMORY = 2**22  # elements of the matrix
 
 
 def bin_sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_bins: int, finite: bool = False
 ) -> Tensor:
-    """Sum every column over the samples of every bin, with the samples weighed in R ways.
+    """Sum every column over the samples of every bin, under R replicate weights.
 
-    In many ways it is a matrix product, and for a few of them, or very many bins, R times `bin_sums`.
+    For many replicates this is a matrix product; for few replicates or very many bins it is R times `bin_sums`.
 
     Args:
         index: bin of every sample, int64 `(..., N)`.
         columns: F tensors `(..., N)` of the wide dtype. They may be infinite where a weight is 0, but not NaN.
         weights: `(R, ..., N)` of the wide dtype, its middle axes broadcastable.
         n_bins: B.
-        finite: whether all columns are, which saves work.
+        finite: whether all columns are finite, which saves work.
 
     Returns:
         `(R, ..., F, B)`.
@@ -91,9 +90,9 @@ def bin_sums_of_replicates(
 
 
 def weighed_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
-    """Sum the rows of a table `(..., N, K)` under weights `(..., R, N)`: their product, with 0 times infinity as 0.
+    """Return the product of weights `(..., R, N)` and a table `(..., N, K)`, with 0 times infinity as 0.
 
-    With `finite` the table is taken to have no infinite entry, which saves work.
+    With `finite` the table must have no infinite entry, which saves work.
     """
     if finite:
         return weights @ table

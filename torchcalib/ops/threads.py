@@ -1,4 +1,4 @@
-"""Work in threads of its own, for loops that let go of Python's lock."""
+"""A thread pool for compiled loops, which release Python's lock."""
 
 import os
 from collections.abc import Callable
@@ -8,26 +8,27 @@ from itertools import pairwise
 
 import torch
 
-_PER_THREAD = 2**18  # entries below which a thread costs more than it brings
+_PER_THREAD = 2**18  # entries; starting a thread for fewer costs more than it saves
 
 
 @cache
 def _others(n_threads: int) -> ThreadPoolExecutor:
-    """Return the threads that help the one that calls; they wait for the next call."""
+    """Return the pool of threads besides the calling one."""
     return ThreadPoolExecutor(n_threads, thread_name_prefix="torchcalib")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_others.cache_clear)  # threads do not live on in a process that is forked
+    os.register_at_fork(after_in_child=_others.cache_clear)  # threads do not survive a fork
 
 
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
-    """Call `work(begin, end)` over ranges that make up `0..n-1`, side by side on as many threads as torch may use.
+    """Call `work(begin, end)` for ranges that cover `0..n-1`, on up to `torch.get_num_threads()` threads.
 
     Args:
-        work: must not depend on how the range is cut, nor call this. What it raises is raised here, once all are done.
-        n: how many pieces of work there are.
-        n_entries: how many numbers are read; few are read by one thread.
+        work: its result must not depend on how the range is cut; it must not call `in_threads`. Its errors are raised
+            here after all threads have finished.
+        n: number of pieces of work.
+        n_entries: number of values that all pieces read; one thread reads few of them.
     """
     n_threads = min(torch.get_num_threads(), max(1, n_entries // _PER_THREAD), n)
     if n_threads <= 1:
@@ -35,7 +36,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         return
     inference = torch.is_inference_mode_enabled()
 
-    def as_caller(begin: int, end: int) -> None:  # modes are a thread's own, and memory made in this one needs it
+    def as_caller(begin: int, end: int) -> None:  # inference mode is local to a thread
         with torch.inference_mode(inference):
             work(begin, end)
 
@@ -45,14 +46,14 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         work(0, cuts[1])
         if (begin := cuts[1 + len(others)]) < n:
             work(begin, n)
-    finally:  # they write into what belongs to the caller
+    finally:  # the threads write into memory of the caller: wait for them
         errors = [other.exception() for other in others]
     for error in filter(None, errors):
         raise error
 
 
 def _submitted(work: Callable[[int, int], None], cuts: list[int]) -> list[Future[None]]:
-    """Hand out ranges between cuts; fewer than there are once the interpreter shuts down, which ends all pools."""
+    """Submit ranges between cuts to the pool; fewer during the shutdown of the interpreter, which closes all pools."""
     pool = _others(torch.get_num_threads() - 1)
     others: list[Future[None]] = []
     try:

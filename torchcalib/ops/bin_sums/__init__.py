@@ -1,7 +1,8 @@
-"""Sums over equal-width bins without contention: the same result in every run, on any number of threads.
+"""Sums over equal-width bins: of events, and of every class of rows.
 
-One rule says which bin a value falls in, `bin_sums.bin_index`; implementations repeat it and are held to it by tests.
-What rows of weight 0 hold is never read.
+The result is the same in every run and on any number of threads; only on a GPU, for groups or without Triton, the last
+digits may vary. All implementations follow the edge rule of `segments.bin_index`, which tests compare them with.
+Values of rows of weight 0 are never read.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import Rows, matrices
 
 Noise = Literal["none", "labels", "shares"]
-"""What two more sums say of chance, for outcomes that are labels or shares of votes; see `event_bins`."""
+"""Whether two more sums estimate the sampling noise, for outcomes that are labels or shares; see `event_bins`."""
 
 
 def event_bins(
@@ -34,7 +35,7 @@ def event_bins(
     n_groups: int = 1,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum over the events in each bin of their confidence, with `groups` those of each group apart.
+    """Sum over the events in each bin of confidence, separately for each group if there are `groups`.
 
     Args:
         confidence: `(..., N)` in [0, 1], floating. NaN falls in the first bin, and makes its sum NaN.
@@ -42,20 +43,20 @@ def event_bins(
         weights: broadcastable to `(..., N)`, or None for all ones.
         ecd: `(..., N)` or None: a further quantity to sum.
         n_bins: B.
-        right: see `bin_sums.bin_index`.
-        noise: sum the variances of the outcomes o of events of confidence p too: w p (1 - p), and v w (with `copies`)
-            or v w^2. Of "labels" v is p (1 - p), of "shares" (o - p)^2.
+        right: see `segments.bin_index`.
+        noise: also sum variances of the outcomes o of events of confidence p: w p (1 - p), and v w (with `copies`) or
+            v w^2. For "labels" v is p (1 - p), for "shares" (o - p)^2.
         copies: whether weights are numbers of copies.
         groups: the group of every event, int64 in [0, G) and broadcastable to `(..., N)`; None for no groups.
-        n_groups: G. However many there are, every event is read once.
+        n_groups: G.
         backend: see `dispatch`.
 
     Returns:
         Weight, confidence, outcome, the two of `noise`, and ECD, if given: `(..., F, B)` in the dtype of sums; with
         groups `(..., G, F, B)`.
 
-    Gradient: in all but the bin and the two of `noise`; a constant where the weight is 0. In reverse and in forward
-    mode, of any order.
+    Gradient: in confidence, outcome, weights and ECD for given bins, in reverse and forward mode, of any order. It is 0
+    where the weight is 0; the sums of `noise` are constants.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     given = confidence, outcome, weights, ecd, None if groups is None else groups.expand_as(confidence)
@@ -76,32 +77,32 @@ def class_bins(
     copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum over the rows in each bin of each class: one against the rest, for all classes in one pass.
+    """Sum over the rows in each bin of each class, one class against the rest, for all classes in one pass.
 
-    At most B - 1 entries of a row reach 1/B. These are put into their bins one by one; all others are in the first bin
-    of their class, and add up as columns do.
+    At most B - 1 entries of a row reach 1/B. They are put into their bins one by one. All other entries are in the
+    first bin of their class, and are added as whole columns.
 
     Args:
-        values: logits or probabilities `(..., N, C)`, as `row_op.rows` reads them.
+        values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
         target: labels `(..., N)`, int64.
         weights: `(..., N)` or None for all ones.
-        rows: what `row_op.rows` found in the same rows.
+        rows: the result of `softmax_stats.rows` for the same rows.
         from_logits: whether `values` are logits.
         n_bins: B.
-        right: see `bin_sums.bin_index`.
-        noise: sum the variances of labels too; see `event_bins`.
+        right: see `segments.bin_index`.
+        noise: also sum the variances of labels; see `event_bins`.
         copies: whether weights are numbers of copies.
-        backend: see `dispatch`; float64 on the CPU is read by "torch".
+        backend: see `dispatch`; float64 on the CPU runs by "torch".
 
     Returns:
-        Weight, confidence, outcome and, if asked for, the two of `noise`: `(..., C, F, B)` in the dtype of sums.
+        Weight, confidence, outcome and the two of `noise`, if given: `(..., C, F, B)` in the dtype of sums.
 
-    Gradient: in `values` and `weights` for a given bin, in reverse and in forward mode, of any order; 0 in a row that
-    holds the logit +inf, and in the two of `noise`.
+    Gradient: in `values` and `weights` for given bins, in reverse and forward mode, of any order. It is 0 in a row with
+    a logit of +inf; the sums of `noise` are constants.
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
-    # A constant: the derivative of q_top is taken through `values`, as that of every other entry.
+    # The confidence is a constant: its derivative is that of the entry in `values`.
     columns = values, target, weights, rows.top, rows.confidence.detach()
     sums: Tensor = _classes(*columns, from_logits, n_bins, right, noise, copies, backend=backend)
     return sums
@@ -165,7 +166,7 @@ def _class_gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient in `values`, in chunks; if `weights` need one too, both by the formula."""
+    """Return the gradient in `values` in chunks, or those in `values` and `weights` by the formula."""
     values, target, weights, top, confidence, from_logits, n_bins, right, _, copies = arguments
     if needed != [0]:
         given = values, target, weights, None, None, from_logits, n_bins, right, False, copies

@@ -1,7 +1,7 @@
-"""The bin op as loops. Imported by `dispatch` alone, at first use.
+"""Sums over bins by compiled loops. Only `dispatch` imports this module, at first use.
 
-Threads share no sum: events are cut into pieces by their number alone, whose sums are added in order, and of classes
-each thread takes its own.
+Threads share no sums. Events are cut into pieces, independent of the number of threads, whose sums are added in order;
+for classes each thread has a range of classes. So the result is the same on any number of threads.
 """
 
 from functools import cache
@@ -18,8 +18,8 @@ from torchcalib.ops.numba_math import CONVERTED, columns_of, told_of_noise
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events
-_PIECES = 64  # at most: each has sums of its own
-_PER_CELL = 32  # events of a piece for each cell of groups: what is added afterwards is less than what is read
+_PIECES = 64  # at most; each holds sums in memory
+_PER_CELL = 32  # events of a piece for each cell of groups, so that adding pieces costs less than reading them
 
 
 def event_sums(
@@ -40,7 +40,6 @@ def event_sums(
     countable = may_be_counted(outcome, weights, ecd, noise)
     c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
     edges = _edges(n_bins)
-    # A piece reads more than what is added afterwards.
     size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
     for series, into in enumerate(sums.numpy()):
@@ -49,12 +48,12 @@ def event_sums(
         def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
                 held = slice(starts[piece], starts[piece] + size)
-                into, of = pieces[piece], None if g is None else g[series, held]
+                of = None if g is None else g[series, held]
                 if countable:
-                    add_labels(c[series, held], o[series, held], of, told, edges, right, into)
+                    add_labels(c[series, held], o[series, held], of, told, edges, right, pieces[piece])
                 else:
                     own, more = (None if x is None else x[series, held] for x in (w, d))
-                    add_events(c[series, held], o[series, held], own, more, of, told, edges, right, into)
+                    add_events(c[series, held], o[series, held], own, more, of, told, edges, right, pieces[piece])
 
         in_threads(add, len(starts), n)
         if len(starts) > 1:
@@ -105,5 +104,5 @@ def _edges(n_bins: int) -> Any:
 
 
 def _largest(values: Tensor, top: Tensor) -> Tensor:
-    """Return the entries at the top."""
+    """Return the entries of the top classes."""
     return values.gather(-1, top.unsqueeze(-1)).squeeze(-1).float()

@@ -1,4 +1,8 @@
-"""Loops that add rows to the bins of all their classes, and their gradient; see `bin_op_numba`, which calls them."""
+"""Loops that add rows to the bins of all their classes.
+
+At most B - 1 entries of a row reach 1/B, because they sum to 1. All other entries are in the first bin of their class
+and are added as vectors. The few others are found by probing 64 entries at a time and are added one by one.
+"""
 
 from typing import Any
 
@@ -8,12 +12,12 @@ from torchcalib.ops.bin_sums.numba_events import bin_of
 from torchcalib.ops.numba_math import BLOCK, INF, ZERO, F, compiled_loop, exps_of, lanes, limits_of, step
 from torchcalib.ops.segments import BELOW_EDGE
 
-PROBE = 64  # entries among which those that reach 1/B are looked for
+PROBE = 64  # entries in which those that reach 1/B are counted at once
 
 
 @lanes
 def _count_from(x: Any, low: Any) -> Any:
-    """Return how many entries are at least `low`, in a float."""
+    """Return the number of entries that are at least `low`, as a float."""
     count = ZERO
     for k in range(x.size):
         count += F(1) if x[k] >= low else ZERO
@@ -22,33 +26,20 @@ def _count_from(x: Any, low: Any) -> Any:
 
 @step
 def _add_below(x: Any, low: Any, scale: Any, total: Any) -> None:
-    """Add the multiple of entries below `low`, and of NaN."""
+    """Add `scale` times the entries below `low`, and NaN."""
     for k in range(x.size):
         total[k] += scale * np.float64(ZERO if x[k] >= low else x[k])
 
 
 @step
 def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spread: Any) -> None:
-    """Add the same as `_add_below`, up to rounding, and q (1 - q) of these probabilities q."""
+    """Add the same as `_add_below`, up to rounding, and w q (1 - q) of these probabilities q."""
     factor = scale * w
     for k in range(x.size):
         part = np.float64(ZERO if x[k] >= low else x[k])
         total[k] += factor * part
         q = scale * part
         spread[k] += w * (q - q * q)
-
-
-@step
-def _add_below_with_noise(x: Any, low: Any, scale: Any, w: Any, total: Any, spread: Any, noise: Any) -> None:
-    """Add also the same by the square of the weight."""
-    factor = scale * w
-    for k in range(x.size):
-        part = np.float64(ZERO if x[k] >= low else x[k])
-        total[k] += factor * part
-        q = scale * part
-        of_spread = w * (q - q * q)
-        spread[k] += of_spread
-        noise[k] += w * of_spread
 
 
 @step
@@ -59,7 +50,7 @@ def _count_below(x: Any, low: Any, w: Any, weight: Any) -> None:
 
 @step
 def _proportional(x: Any, largest: Any, from_logits: Any, shifted: Any, out: Any) -> None:
-    """Fill in a multiple of the probabilities of a block of a row: what is left to do is times the top one."""
+    """Fill in the probabilities of a block of a row, for logits divided by that of the top class."""
     if not from_logits:
         out[:] = x
     elif largest == INF:
@@ -81,12 +72,13 @@ def add_classes(
     first: Any,
     sums: Any,
 ) -> None:
-    """Add K classes, in columns from `first` on and numbered from 0 by `target`, to sums `(F, B, K)`.
+    """Add K classes, the columns from `first` on, to sums `(F, B, K)`; labels count from 0 at the first of them.
 
-    Without weights the number of rows in the first bin is left out. F is 4 with one sum of noise, 5 with two.
+    Without weights the number of rows in the first bin is left out. F is 3, or 4 with one sum of noise, or 5 with two:
+    by the weights and by their squares.
     """
     n_sums, _, n_classes = sums.shape
-    shifted, block = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
     w = 1.0
     for i in range(len(values)):
         if weights is not None:
@@ -103,10 +95,10 @@ def add_classes(
             held = slice(start, start + BLOCK)
             if n_sums == 3:
                 _add_below(e, low, scale * w, sums[1, 0, held])
-            elif n_sums == 4:
-                _add_below_with_spread(e, low, scale, w, sums[1, 0, held], sums[3, 0, held])
             else:
-                _add_below_with_noise(e, low, scale, w, sums[1, 0, held], sums[3, 0, held], sums[4, 0, held])
+                _add_below_with_spread(e, low, scale, w, sums[1, 0, held], sums[3, 0, held])
+            if n_sums == 5:
+                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, held])
             if weights is not None:
                 _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
             for begin in range(0, x.size, PROBE):

@@ -1,4 +1,8 @@
-"""Loops that add events to bins, those of groups apart or not; see `bin_op_numba`, which calls them."""
+"""Loops that add events to cells: the bins of every group, those of one group after those of the other.
+
+An addition waits for the previous one to the same cell. Without groups, where cells are few, 8 copies of all sums take
+turns, and are added at the end.
+"""
 
 import math
 from typing import Any
@@ -7,12 +11,12 @@ import numpy as np
 
 from torchcalib.ops.numba_math import BLOCK, compiled_loop, step
 
-_TURNS = 8  # a power of two. A sum waits for the one before it: events that fall in one bin take turns
+_TURNS = 8  # a power of two
 
 
 @step
 def bin_of(value: Any, edges: Any, right: Any) -> Any:
-    """Return `bin_sums.bin_index`, where `edges` are `i / n_bins`."""
+    """Return `segments.bin_index` of a float64 value; `edges` are `i / n_bins`."""
     last = edges.size - 2
     scaled = value * (last + 1)
     scaled = scaled if scaled > 0 else 0.0  # NaN too
@@ -28,10 +32,10 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
 
 @step
 def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
-    """Fill in cells, the bins counted from `first`, and return how many values are too near an inner edge for that.
+    """Fill in cells, `first` plus the bin, and return the number of values too near an inner edge for rounding.
 
-    In the dtype of the values, as their product with the number of bins says: at least 0.3 from the outer edges, so
-    that no value is near these, nor in another bin by `right`.
+    The bin is the floor of value * n_bins in the dtype of the values, which compiles to vectors. The product is kept
+    0.3 away from the outer edges, where the edge rule does not matter.
     """
     number = confidence.dtype.type
     factor, low, high = number(n_bins), number(0.3), number(n_bins - 0.3)

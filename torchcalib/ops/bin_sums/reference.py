@@ -15,7 +15,7 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 _SAMPLES = 2**16
 _ENTRIES = 2**18
 _ENTRIES_ELSEWHERE = 2**22  # on other devices, where each call has a launch
-_ROWS = 2**14  # of which the few entries that reach 1/B are put into their bins at a time
+_ROWS = 2**14  # rows whose entries that reach 1/B are put into bins at a time
 
 
 def event_sums(
@@ -88,7 +88,7 @@ def event_formula(
 
 
 def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
-    """Yield the sums of a series, and at most `size` of its events in each column `(S, N)`."""
+    """Yield the sums of every series with at most `size` of its events, for columns `(S, N)`."""
     n = next(column.shape[-1] for column in columns if column is not None)
     for series, into in enumerate(sums):
         for start in range(0, n, size):
@@ -96,7 +96,7 @@ def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
 
 
 def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
-    """Return whether what is summed of the outcomes, if they are 0 and 1, is how many there are."""
+    """Return whether sums of outcomes that are 0 and 1 are counts."""
     return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
@@ -134,14 +134,14 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Add what `bin_op.class_bins` says of one series.
+    """Add the sums of `bin_sums.class_bins` for one series.
 
     Args:
         values: `(N, C)` of any floating dtype, with any strides.
         target: `(N,)` int64.
         weights: `(N,)` of the dtype of `sums`, or None.
-        top: of `row_op.rows`.
-        confidence: of `row_op.rows`.
+        top: of `softmax_stats.Rows`.
+        confidence: of `softmax_stats.Rows`.
         from_logits: whether `values` are logits.
         right: the edge rule.
         copies: whether weights are numbers of copies.
@@ -164,7 +164,7 @@ def class_sums(
         known = (target[held] >= 0) & (target[held] < n_classes)
         label = target[held].masked_fill(~known, 0)
         places, reached, of_label = [], [], []
-        # What is kept of every chunk would take from the holes that temporary tensors leave, and the heap would grow.
+        # Buffers for all chunks: kept results between temporary tensors would fragment the heap.
         wide = torch.empty(min(_ENTRIES, values[held].numel()) + n_classes, dtype=sums.dtype)
         mask = np.empty(len(wide), bool)
         for rows, q in _chunks(values[held], top[held], confidence[held], from_logits):
@@ -179,11 +179,11 @@ def class_sums(
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
                 total = column.copy_(q).sum(0)
-            else:  # counts not as a difference from the whole: small weights would be lost in it
+            else:  # not as a difference from the total, in which small weights would be lost
                 sums[:, 0, 0] += column.copy_(own).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
                 total = torch.mul(q, own, out=column).sum(0)
             sums[:, 1, 0] += total
-            if noise:  # q (1 - q) as q - q^2: below 1/B the square is the lesser part, unless B is 1
+            if noise:  # q (1 - q) = q - q^2, without much cancellation below 1/B
                 sums[:, 3, 0] += total - column.mul_(q).sum(0)
             if noise and squared:
                 square = column.mul_(own).sum(0)
@@ -249,17 +249,9 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Fill in the gradient in values `(N, C)` alone: q (g - sum of q g) for logits, with g the gradient in q.
+    """Fill in the gradient in values `(N, C)`: q (g - sum of q g) for logits, with g the gradient in q.
 
-    Args:
-        values: see `class_sums`.
-        weights: see `class_sums`.
-        top: see `class_sums`.
-        confidence: see `class_sums`.
-        from_logits: see `class_sums`.
-        right: see `class_sums`.
-        grads: gradient in the sums of confidence, `(C, B)`.
-        out: `(N, C)` of the dtype of `values`.
+    Arguments as of `class_sums`, with the gradient `grads` in the sums of confidence `(C, B)`, and `out` like `values`.
     """
     n_bins = grads.shape[-1]
     for held, q in _chunks(values, top, confidence, from_logits):
@@ -277,7 +269,7 @@ def class_gradient(
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield which rows, and their probabilities in memory that may be written into."""
+    """Yield a slice of the rows, and their probabilities in a buffer that may be overwritten."""
     on_cpu = values.device.type == "cpu"
     n = max(1, (_ENTRIES if on_cpu else _ENTRIES_ELSEWHERE) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)
@@ -300,9 +292,9 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
 
 
 def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
-    """Return `bin_index`, from the product with `n_bins` alone where no inner edge is near."""
+    """Return `bin_index`: the floor of the product with `n_bins`, but exact where an inner edge is near."""
     scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
-    scaled.clamp_(0.3, n_bins - 0.3)  # no value is near the outer edges, nor in another bin by `right`
+    scaled.clamp_(0.3, n_bins - 0.3)  # away from the outer edges, where the rule does not matter
     index = scaled.long()
     distance = scaled.sub_(scaled.round()).abs_()
     near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # NaN too
@@ -312,7 +304,7 @@ def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
 
 
 def _zeros_and_ones(outcomes: Tensor) -> bool:
-    """Return whether there is nothing else in a column of integers."""
+    """Return whether all integers of a column are 0 or 1."""
     if outcomes.dtype == torch.bool:
         return True
     least, most = outcomes.aminmax()
@@ -320,6 +312,6 @@ def _zeros_and_ones(outcomes: Tensor) -> bool:
 
 
 def _places_from(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
-    """Return the places of entries that are at least `low`; numpy finds them at the speed of memory."""
+    """Return the places of entries that are at least `low`; numpy is faster than `torch.nonzero`."""
     x = entries.numpy()
     return torch.from_numpy(np.flatnonzero(np.greater_equal(x, x.dtype.type(low), out=mask[: len(x)])))

