@@ -257,7 +257,6 @@ def test_all_are_registered_as_torch_wants_an_operation():
     confidence, outcome, shares, ecd = events(20)
     groups = torch.arange(20) % N_GROUPS
     scores, top = row_forward(values, target, True, math.inf, "auto")
-    of_cells = torch.ones(6, cells.N_CELLS, dtype=F64)
     calls = [
         (row_forward, values, target, True, math.inf, "auto"),
         (row_backward, values, target, scores, top, torch.ones_like(scores), True, "auto"),
@@ -270,10 +269,7 @@ def test_all_are_registered_as_torch_wants_an_operation():
     for noise, w, d, of in itertools.product(("none", "shares"), (None, shares), (None, ecd), (None, groups)):
         n_groups = 1 if of is None else N_GROUPS
         calls.append((event_sums, confidence, outcome, w, d, of, n_groups, 5, False, noise, False, "auto"))
-    for w in (None, shares):
-        calls.append((cells.sums_of_cells, confidence, outcome, w, "labels", True, "auto"))
-        calls.append((cells.sums_of_cells_backward, confidence, outcome, w, of_cells, "auto"))
-    differentiable = (row_forward, class_sums, event_sums, cells.sums_of_cells)
+    differentiable = (row_forward, class_sums, event_sums)
     for operation, x, *others in calls:
         leaf = x.clone().requires_grad_(operation in differentiable)
         torch.library.opcheck(operation.registered, (leaf, *others))

@@ -16,13 +16,12 @@ from torchcalib.inference.testing import evidence_of
 from torchcalib.metrics.smooth.reading import EventMetric, EventReading, EventSums, kept_apart
 from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.smoothing import best_width, smoothed_error
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.grids import FINEST, LEVELS, N_CELLS
+from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothingCells(BinStats):
-    """Bins between the nodes of all grids that residuals are smoothed on; see `kernels.smoothing_cells`.
+    """Bins between the nodes of all grids that residuals are smoothed on; see `ops.smoothing.cells`.
 
     Beside weight, confidence and outcome there are the sums of confidence times 1 - confidence, then `noise` if it was
     asked for, and of confidence times outcome (last). So rounding a sample to the nodes on its sides can wait until a

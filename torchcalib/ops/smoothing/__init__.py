@@ -1,6 +1,9 @@
-"""Residuals smoothed by a reflected Gaussian kernel on a grid, and the width at which their mean equals that width.
+"""Smooth residuals with a reflected Gaussian kernel, and find the width that equals the error at this width.
 
-All that is known of the samples is sums over the cells between the nodes of all grids; see `smoothing_grids`.
+Everything is computed from the sums of `cells`: they are rounded to the nodes of a grid, smoothed by a Fourier
+transform, and read at equally spaced points.
+
+Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kernel smoothing (ICLR 2024), and its code.
 """
 
 import math
@@ -16,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.operation import operation
-from torchcalib.ops.smoothing.grids import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
+from torchcalib.ops.smoothing.cells import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
 
 _EPS = 1e-4  # added to every density
 _FEWEST_POINTS = 200  # at which the smoothed residual is looked at; 10 / width for less than 0.05
