@@ -9,8 +9,7 @@ from helpers.fits import AFFINE, D, T, binary, data, gumbel, multi, name, single
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
-from torchcalib.ops.newton.standard_form import PIECE
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
 def lbfgs(scores, target, bias):

@@ -253,12 +253,5 @@ def test_compiled_whole_and_mapped_over_any_axis_it_is_the_same(name):
 
 
 def test_all_are_registered_as_torch_wants_an_operation():
-    confidence, outcome, shares, _ = events(20)
-    of_cells = torch.ones(6, cells.N_CELLS, dtype=F64)
-    calls = [(cells._cell_index, confidence, "auto")]
-    for w in (None, shares):
-        calls.append((cells.sums_of_cells, confidence, outcome, w, "labels", True, "auto"))
-        calls.append((cells.sums_of_cells_backward, confidence, outcome, w, of_cells, "auto"))
-    for operation, x, *others in calls:
-        leaf = x.clone().requires_grad_(operation is cells.sums_of_cells)
-        torch.library.opcheck(operation.registered, (leaf, *others))
+    confidence, *_ = events(20)
+    torch.library.opcheck(cells._cell_index.registered, (confidence, "auto"))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers.kernels import F64, events, of_backends, same_on_any_number_of_threads
 
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.grids import GRIDS, N_CELLS
+from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, cell_index, smoothing_sums
 
 INF, NAN = math.inf, math.nan
 

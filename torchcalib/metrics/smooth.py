@@ -33,8 +33,7 @@ from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.host_values import look
 from torchcalib.ops.loess import loess
 from torchcalib.ops.smoothing import best_width, smoothed_error
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.grids import FINEST, LEVELS, N_CELLS
+from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
 _MOST = 2**22  # numbers that the batch elements read at a time hold
 

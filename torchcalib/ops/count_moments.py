@@ -1,4 +1,4 @@
-"""Random counts of successes of independent trials that need not be equally likely: from mean and variance alone."""
+"""Quantiles of the number of successes of independent trials (Poisson binomial), from its mean and variance."""
 
 import math
 
@@ -8,19 +8,19 @@ from torch import Tensor
 from torchcalib.ops.host_values import look
 
 _TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
-"""Standard deviations, and up to each how many probabilities are written into a table. At least 8 deviations lie to
-either side of the mean: what even a Poisson variable has beyond is less than the 32 bits of a draw resolve. Where the
-deviation is larger the distribution is smooth, and an expansion is exact enough."""
+"""Largest standard deviation and number of probabilities of each size of table. A table covers at least 8 deviations on
+either side of the mean: even a Poisson variable has less probability beyond than 32 random bits resolve. Above the
+largest deviation the distribution is smooth, and an expansion is exact enough."""
 
 _MOST_DEVIATION, _WIDEST = _TABLES[-1]
-_IN_CACHE = 2**15  # numbers of tables that are made at a time on a CPU: fresh memory costs more than the arithmetic
+_IN_CACHE = 2**15  # entries of the tables of a piece on a CPU: new memory costs more than the arithmetic
 
 
 def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
     """Return the weight of one independent row in every cell `(..., K)`; see `BinStats` for both sums.
 
-    It is 1 without weights, and less where an outcome is the share of several votes. Where a cell does not tell, it is
-    that of all cells of the series.
+    It is 1 without weights, and less if an outcome is the share of several annotators. A cell without noise has the
+    unit of all cells of the series.
     """
     of_all = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     of_all = torch.where((of_all > 0) & of_all.isfinite(), of_all, torch.ones_like(of_all))
@@ -29,23 +29,23 @@ def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
 
 
 def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
-    """Return how far sums of outcomes are from what is expected, in standard deviations, if confidences are true.
+    """Return quantiles of the standardised sums of outcomes under perfect calibration.
 
     Args:
-        chance: in (0, 1), `(R, ..., K)`: the share of sums that are less.
+        chance: probabilities in (0, 1), `(R, ..., K)`.
         n: weight `(..., K)`.
         expected: sum of confidences.
         spread: see `BinStats`.
         noise: see `BinStats`.
 
     Returns:
-        `(R, ..., K)`. Where there is no noise, quantiles of a normal variable.
+        Deviations from the expectation in standard deviations, `(R, ..., K)`; normal quantiles without noise.
     """
     unit = unit_of(spread, noise)
     ones, zeros = expected / unit, (n - expected) / unit
     few = torch.minimum(ones, zeros).clamp(min=0)
     variance = torch.minimum(noise / unit.square(), few)
-    # Of the rarer outcome, of which more ones are fewer zeros.
+    # Count the rarer outcome: more zeros are fewer ones.
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
     counts = counts_by_chance(0.5 + sign * (chance - 0.5), few, variance)
     deviation = (counts - few).mul_(sign / variance.sqrt())
@@ -55,11 +55,11 @@ def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Te
 
 
 def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Return counts that are rare by as much as `chance`: the inverse of their cumulative distribution.
+    """Return the quantiles at `chance` of a number of successes.
 
-    The number of successes of independent trials of different probabilities p is close to a binomial variable of the
-    same mean and variance, and is one where all p are equal: n = (sum p)^2 / sum p^2 trials. Where that is no whole
-    number, it is a mixture of the two next to it, each with the same mean, which keeps both moments.
+    The number of successes of independent trials with probabilities p is close to a binomial variable of the same
+    mean and variance, with n = (sum p)^2 / sum p^2 trials, and equals it if all p are equal. If n is not an integer,
+    a mixture of the binomial variables of the two neighbouring integers keeps both moments.
 
     Args:
         chance: in (0, 1), `(R, ...)`.
@@ -67,19 +67,19 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         variance: sum of p (1 - p), at most the mean, `(...)`.
 
     Returns:
-        Whole numbers of float64 `(R, ...)`, rising with `chance`; the mean itself where the variance is 0 or NaN.
+        Integers as float64 `(R, ...)`, increasing with `chance`; the mean where the variance is 0 or NaN.
 
     Source:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
-    if mean.device.type != "cpu" or look((variance > 0).any()) is None:  # no values to choose tables by
+    if mean.device.type != "cpu" or look((variance > 0).any()) is None:  # values cannot be read back to choose tables
         return _counts(chance, mean, variance, _WIDEST)
     shape = chance.shape
     chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
     counts, deviation = mean.expand(chance.shape).clone(), variance.sqrt()
     above = 0.0
-    for up_to, width in (*_TABLES, (math.inf, 1)):  # the last are expanded, and need no table
+    for up_to, width in (*_TABLES, (math.inf, 1)):  # the last uses the expansion, without a table
         here = ((deviation > above) & (deviation <= up_to)).nonzero().squeeze(-1)
         for some in torch.split(here, max(1, _IN_CACHE // max(width, len(chance)))):
             counts[:, some] = _counts(chance[:, some], mean[some], variance[some], width)
@@ -88,12 +88,12 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """Return what `counts_by_chance` does; where the deviation is not too large, from `width` probabilities each."""
+    """See `counts_by_chance`; up to `_MOST_DEVIATION` from tables of `width` probabilities."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
     more = fewer + 1
-    # 1 / n lies as far between 1 / more and 1 / fewer as the variance between those of the two.
+    # The variance is linear in 1 / n, so interpolate 1 / n between 1 / more and 1 / fewer.
     share_of_more = ((1 / fewer - 1 / n) * fewer * more).clamp(0, 1)
     first = (mean - width // 2).floor().clamp(min=0)
     cells = first.unsqueeze(-1) + torch.arange(width, device=mean.device)
@@ -110,16 +110,16 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
 
 
 def _binomial(counts: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Return the probabilities of consecutive counts `(..., K)`, which hold all but nothing of the whole."""
+    """Return the probabilities of consecutive counts `(..., K)`, normalised: the rest is negligible."""
     n = n.unsqueeze(-1)
     odds = (mean.unsqueeze(-1) / (n - mean.unsqueeze(-1))).log()
-    # Each probability is the one before it times (n - k) / (k + 1) times the odds.
+    # Recurrence: P(k + 1) = P(k) (n - k) / (k + 1) * odds.
     steps = ((n - counts) / (counts + 1)).clamp(min=0).log() + odds
     logs = torch.cat((torch.zeros_like(steps[..., :1]), steps[..., :-1].cumsum(-1)), -1)
     return logs.nan_to_num(nan=-math.inf).softmax(-1)
 
 
 def _cornish_fisher(chance: Tensor, skewness: Tensor) -> Tensor:
-    """Return the standardised quantile of a variable that is nearly normal."""
+    """Return the standardised quantile of a nearly normal variable: the Cornish-Fisher expansion of order 2."""
     z: Tensor = torch.special.ndtri(chance)
     return z + skewness * (z.square() - 1) / 6 - skewness.square() * (2 * z.square() - 5) * z / 36

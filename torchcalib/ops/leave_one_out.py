@@ -1,7 +1,11 @@
-"""For every row, the mean of what the other rows hold, each by the exponential of a score: never N x N at a time.
+"""Leave-one-out means with softmax weights: for every row, a weighted mean of the values of the other rows.
 
-The score of row j for row i is s_ij = queries_i . keys_j + bias_j. What is in memory is a tile of scores, on the way
-back too, where tiles are made anew (as in attention: Rabe, Staats 2021; Dao et al. 2022, algorithm 1).
+The score of row j for row i is s_ij = queries_i . keys_j + bias_j. Only one tile of scores is in memory, also in the
+backward pass, which computes the tiles again.
+
+Source:
+    Rabe, Staats: Self-attention does not need O(n^2) memory (2021);
+    Dao et al.: FlashAttention (NeurIPS 2022), Algorithm 1 (forward) and appendix B.2 (backward).
 """
 
 import math
@@ -13,15 +17,15 @@ from torch import Tensor
 
 from torchcalib.ops.operation import operation
 
-_TILE = 2**18  # scores of a tile, of all series together: 2 MB of float64
-_LOWEST = -1e30  # what -inf counts as, so that times 0 it is 0, and times anything else below all other scores
+_TILE = 2**18  # scores of a tile over all series: 2 MB of float64
+_LOWEST = -1e30  # replaces -inf: times 0 it is 0, and times any other key it is below all other scores
 
 
 class Others(NamedTuple):
-    """What the others of each row say.
+    """Sums over the other rows.
 
     Attributes:
-        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN where there are no others.
+        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN if there are no other rows.
         log_total: log sum_j n_ij exp(s_ij), `(..., N)`; not differentiable.
     """
 
@@ -35,16 +39,16 @@ def others_mean(
     """Average over the other rows.
 
     Args:
-        queries: `(..., N, C)`, floating. -inf times a key of 0 is 0; times one above 0 it puts a row behind all that
-            have less of it, so that what is returned is the limit for a number that falls to -inf.
+        queries: `(..., N, C)`, floating. -inf is the limit of a number that decreases to -inf: times a key of 0 it is
+            0, times a positive key it is below all scores with a smaller key.
         keys: `(..., N, C)`, not negative.
         bias: `(..., N)`.
         values: `(..., N, D)`; a constant.
-        copies: how often each row stands there `(..., N)`. n_ij is that of row j, and for row i itself one less: its
-            copies are others.
-        chunk: rows on a side of a tile; None for as many as keep it small.
+        copies: copies of each row `(..., N)`. n_ij is the number of copies of row j, for row i itself one less: the
+            other copies of a row count as other rows.
+        chunk: rows on a side of a tile; None for a side that keeps a tile small.
 
-    Gradient: in `queries`, `keys` and `bias`, in reverse mode, once. A query of -inf passes on no gradient to keys.
+    Gradient: in `queries`, `keys` and `bias`, in reverse mode, once. A query of -inf has no gradient in the keys.
     """
     side = chunk or max(16, math.isqrt(_TILE // max(1, math.prod(queries.shape[:-2]))))
     return Others(*_others.direct(queries, keys, bias, values, copies, side))
@@ -55,9 +59,9 @@ def _pieces(n: int, side: int) -> Iterator[slice]:
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slice, b: slice) -> Tensor:
-    """s_ij + log n_ij of a tile, `(..., a, b)`."""
+    """Return s_ij + log n_ij of a tile, `(..., a, b)`."""
     scores = queries[..., a, :].clamp(min=_LOWEST) @ keys[..., b, :].mT + (bias + copies.log())[..., None, b]
-    if a == b:  # tiles are square, and this one lies on the diagonal
+    if a == b:  # a tile on the diagonal
         own = scores.diagonal(dim1=-2, dim2=-1)
         own += (copies - 1).clamp(min=0).log()[..., a] - copies.clamp(min=1).log()[..., a]
     return scores
@@ -74,7 +78,7 @@ def _others(
     mean, log_total = torch.empty(values.shape, dtype=values.dtype, device=values.device), torch.empty_like(bias)
     lowest = torch.finfo(bias.dtype).min
     for a in _pieces(keys.shape[-2], side):
-        top = torch.full_like(bias[..., a], lowest)  # the largest score so far, and sums relative to it
+        top = torch.full_like(bias[..., a], lowest)  # running maximum of the scores; sums are relative to it
         total, of_values = torch.zeros_like(top), torch.zeros_like(values[..., a, :])
         for b in _pieces(keys.shape[-2], side):
             scores = _scores(queries, keys, bias, copies, a, b)
@@ -105,7 +109,7 @@ def _others_backward(
     grads: Tensor,
     side: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients in `queries`, `keys` and `bias`; each tile is made anew."""
+    """Return the gradients in `queries`, `keys` and `bias`; each tile is computed again."""
     of_queries, of_keys, of_bias = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(bias)
     finite = queries.masked_fill(queries == -torch.inf, 0)
     at_mean = (grads * mean).sum(-1, keepdim=True)

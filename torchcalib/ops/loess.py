@@ -1,24 +1,27 @@
-"""Local regression (loess) at the points themselves, with tricube weights, exactly and in pieces."""
+"""Local regression (loess) with tricube weights, computed exactly at every point.
+
+Source: Cleveland, Devlin: Locally weighted regression (JASA 1988).
+"""
 
 import torch
 from torch import Tensor
 
-# Pairs of points that are worked on at a time: by one thread, in memory that is at hand.
+# Pairs of points of a piece: small enough for one thread and the cache.
 _TOGETHER = 2**13
-_FLAT = 1e-10  # share of its usual size from which on what spreads the points around one is rounding
+_FLAT = 1e-10  # relative spread of the neighbours below which it is rounding error
 
 
 def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
-    """Fit a polynomial around every point, to its nearest neighbours, and return its value there.
+    """Fit a polynomial to the nearest neighbours of every point, and return its value at the point.
 
-    The neighbours of a point are the share `span` of all samples that is nearest to it, weighed by
-    (1 - (distance / that of the farthest)^3)^3. Where they do not determine the polynomial, its degree is less: points
-    of one x have their mean.
+    The neighbours are the share `span` of all samples nearest to the point, with tricube weights
+    (1 - (distance / largest distance)^3)^3. If they do not determine the polynomial, its degree is reduced: points of
+    equal x get their mean.
 
     Args:
-        x: `(..., M)`, rising, of the dtype of sums; where n is 0 anything, NaN too.
+        x: `(..., M)`, rising, of the dtype of sums; arbitrary where n is 0.
         y: `(..., M)`, as x.
-        n: samples that each point stands for `(..., M)`, whole numbers.
+        n: copies of each point `(..., M)`, whole numbers.
         span: in (0, 1].
         degree: 0, 1 or 2.
 
@@ -31,7 +34,7 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     x, y = x.masked_fill(absent, 0), y.masked_fill(absent, 0)
     n_neighbours = (span * n.sum(-1) + 1e-5).floor().maximum((n.sum(-1)).clamp(max=degree + 1))
     upto = n.cumsum(-1)
-    # A neighbourhood begins at some point and ends at the first by which it holds enough.
+    # The neighbourhood that begins at a point ends at the first point with enough samples up to it.
     wanted = upto - n + n_neighbours.unsqueeze(-1)
     last = torch.searchsorted(upto, wanted - 0.5)
     whole = ~absent & (last < x.shape[-1])
@@ -42,7 +45,11 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
 
 
 def _at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, whole: Tensor, degree: int) -> Tensor:
-    """Fit around points `at (..., K)`, by polynomials that are orthogonal under the weights of the neighbours."""
+    """Fit around points `at (..., K)`.
+
+    The polynomials 1, u - mean, and the second one are orthogonal under the weights of the neighbours (Gram-Schmidt),
+    so each coefficient is a ratio of two sums and no linear system is solved.
+    """
     at = at.unsqueeze(-1)
     x, right, whole = x.unsqueeze(-2), right.unsqueeze(-2), whole.unsqueeze(-2)
     reach = torch.maximum(at - x, right - at).masked_fill(~whole, torch.inf).amin(-1, keepdim=True)

@@ -4,7 +4,7 @@ A pair adds h_ij = (r_i . r_j) k(x_i, x_j), with the kernel "laplacian", exp(-su
 exp(-sum_c (x_ic - x_jc)^2). Pairs are computed one tile at a time. The backward pass computes each tile again and
 differentiates it, so no N x N matrix is ever stored.
 
-Source: Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), eq. 4, sec. 6.
+Source: Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), eq. 4-5, table 1.
 """
 
 import math

@@ -16,7 +16,7 @@ import torchcalib as tc
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
 from torchcalib.metrics.smooth import SmoothingRecipe, smece_from_cells
-from torchcalib.ops.smoothing.grids import N_CELLS
+from torchcalib.ops.smoothing.cells import N_CELLS
 
 F64 = torch.float64
 LOOPS = {tc.SmECE: oracle.smece, tc.Spiegelhalter: oracle.spiegelhalter, tc.Cox: oracle.cox, tc.ICI: oracle.ici}

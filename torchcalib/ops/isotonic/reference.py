@@ -1,11 +1,11 @@
-"""The order-based algorithms, each written once: as loops over one sequence, and PAVA also as rounds over tensors.
+"""Algorithms of isotonic regression: loops over one sequence, and PAVA also as rounds of tensor operations.
 
-The loops run as they stand on Python lists (much faster there than arrays or tensors), and `isotonic_numba` compiles
-the same functions for arrays. Each fills the buffers it is given (`size`, `total`, `ends`, as long as the sequence)
-and returns how many blocks it found: block b is the elements `ends[b-1]..ends[b]-1`, of weight `size[b]` and sum
-`total[b]`. The block that grows is held in `w` and `s`, those below it in the buffers. An element of weight 0 opens no
-block: it falls to the block before it, and to the first if there is none. Means are compared as products, which is
-exact for int64 counts up to 3e9 samples; lists hold Python integers and have no limit.
+The loops run on Python lists, which are much faster there than arrays or tensors; `numba` compiles the same functions
+for arrays. Each fills the buffers `size`, `total` and `ends`, as long as the sequence, and returns the number of
+blocks: block b is the elements `ends[b-1]..ends[b]-1`, of weight `size[b]` and sum `total[b]`. The buffers are a stack
+of finished blocks, and `w` and `s` hold weight and sum of the growing block. An element of weight 0 begins no block: it
+belongs to the block before it, or to the first one. Means are compared as products, which is exact for int64 counts up
+to 3e9 samples; Python integers have no limit.
 """
 
 from collections.abc import MutableSequence, Sequence
@@ -21,17 +21,19 @@ def pava(
     total: MutableSequence[float],
     ends: MutableSequence[int],
 ) -> int:
-    """Isotonic least squares by pooling adjacent violators: a block joins the one before it unless its mean is higher.
+    """Pool adjacent violators (PAVA): merge a block with the one before it unless its mean is higher.
+
+    Source: Ayer et al. (1955); Best, Chakravarti: Active set algorithms for isotonic regression (1990).
 
     Args:
         weight: weight of every element, in the order of the scores.
         values: weight times target of every element.
         size: filled with the weight of every block.
         total: filled with the sum of every block.
-        ends: filled with where every block ends.
+        ends: filled with the end of every block.
     """
     count = 0
-    w = weight[0] * 0  # zero of the sequence's own type
+    w = weight[0] * 0  # zero in the type of the sequence
     s = values[0] * 0
     for i in range(len(weight)):
         v = weight[i]
@@ -75,15 +77,14 @@ def pava_bc(
     Args:
         weight: number of samples in every tied group, in the order of the scores.
         values: number of positives in every tied group.
-        n_min: the smallest block wanted.
-        n_max: the largest block wanted.
-        paper: as the paper is printed; otherwise as the authors' code runs.
+        n_min: smallest block.
+        n_max: largest block.
+        paper: as in the paper; otherwise as in the authors' code.
         size: filled with the weight of every block.
         total: filled with the sum of every block.
-        ends: filled with where every block ends.
+        ends: filled with the end of every block.
     """
-    # The last n_min samples are set apart; a tied group is never split, so the group that holds the first of them
-    # comes whole.
+    # Reserve the last n_min samples; the tied group with the first of them is reserved as a whole.
     tail = len(weight)
     tail_size = 0
     tail_total = 0
@@ -92,8 +93,7 @@ def pava_bc(
         tail_size += weight[tail]
         tail_total += values[tail]
 
-    # Algorithm 2, the loop over the other samples: a sample is a new block, and the top two blocks are merged for as
-    # long as the rule allows.
+    # Algorithm 2, main loop: each sample is a new block, and the top two blocks are merged while the rule allows it.
     count = 0
     w = 0
     s = 0
@@ -110,7 +110,7 @@ def pava_bc(
             count += 1
             w = v
             s = y
-            continue  # the top two are apart, and no others are asked
+            continue  # the top two stay apart, so the blocks below do, too
         w = both
         s += y
         while count > 0:
@@ -126,7 +126,7 @@ def pava_bc(
         ends[count] = tail
         count += 1
 
-    # Algorithm 2, its last lines. The authors' code compares with n_min where the paper has the size of the block.
+    # Algorithm 2, last lines. The authors' code uses n_min in place of the size of the block.
     if tail_size > 0:
         if count > 0 and (size[count - 1] if paper else n_min) + tail_size <= n_max:
             size[count - 1] += tail_size
@@ -137,7 +137,7 @@ def pava_bc(
             count += 1
         ends[count - 1] = len(weight)
 
-    # Algorithm 3: neighbours of equal mean are one block. A merged block keeps its mean, so one pass is enough.
+    # Algorithm 3: merge neighbours of equal mean. A merged block keeps its mean, so one pass is enough.
     if paper and count > 1:
         kept = 0
         for j in range(1, count):
@@ -154,18 +154,18 @@ def pava_bc(
 
 
 def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
-    """PAVA on whole tensors: in every round all adjacent violators are pooled at once, until there are none.
+    """PAVA on whole tensors: pool all adjacent violators at once, and repeat until there are none.
 
-    A run of blocks whose means do not rise lies in one block of the solution, so a run is pooled whole. Labels of 0 and
-    1 take about 15 rounds for a million samples, each on a shorter list; targets that rise block by block to one low
-    value at the end take a round each, which is why real targets are left to the loop.
+    A run of blocks with non-increasing means lies in one block of the solution, so it is pooled as a whole. Labels take
+    about 15 rounds for a million samples, each on a shorter list. Increasing targets with one low value at the end take
+    a round for each block, so real targets use the loop. On a CPU it is many times slower than the compiled loop.
 
     Args:
         weight: `(R, G)`.
         values: weight times target, `(R, G)`.
 
     Returns:
-        Where a block begins, bool `(R, G)`. Rows do not mix. Every round reads one flag back from the device.
+        Whether a block begins at the element, bool `(R, G)`. Every round reads one flag back from the device.
     """
     start = (weight > 0).flatten().nonzero().squeeze(-1)
     w, s = weight.flatten()[start], values.flatten()[start]
@@ -179,7 +179,7 @@ def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
         start, row = start[opens], row[opens]
         w = w.new_zeros(start.shape).index_add_(0, block, w)
         s = s.new_zeros(start.shape).index_add_(0, block, s)
-    # A row's first block takes what of weight 0 stands before it; a row without weight is one block.
+    # The first block of a row includes the elements of weight 0 before it; a row without weight is one block.
     leads = torch.ones_like(row, dtype=torch.bool)
     leads[1:] = row[1:] != row[:-1]
     first = torch.zeros_like(weight, dtype=torch.bool)

@@ -1,10 +1,12 @@
-"""The loops of `isotonic_reference` as Triton kernels: one program a row, rows side by side. Imported by `dispatch`.
+"""The loops of `reference` as Triton kernels: one program for each row. Only `dispatch` imports it, at first use.
 
-A row is the elements `begin..stop-1` of flat columns, and its stack of blocks lies in the same slots of three buffers
-in global memory: `begin..top-1` are the blocks below the one that grows, which is held in `w` and `s`.
+Its speed on a GPU is not measured yet.
 
-Row number times length passes 2^31, so addresses are int64. What a loop carries keeps its type, so counts begin as a
-zero of theirs, and not as the literal 0.
+A row is the elements `begin..stop-1` of flat columns. Its stack of blocks uses the same range of three buffers in
+global memory: `begin..top-1` are the finished blocks, and `w` and `s` hold the growing one.
+
+Row number times length exceeds 2^31, so addresses are int64. A variable of a loop keeps its type, so counts start as a
+zero of their dtype instead of the literal 0.
 """
 
 import torch
@@ -16,15 +18,15 @@ from torchcalib.ops.triton_launch import check_launch
 
 check_launch()
 
-# A program is sequential, and more warps would only repeat it. Products are rounded before they are compared, as on the
-# CPU: the same blocks to the last tie.
+# A program is sequential, and more warps would only repeat it. Without fused multiply-add, products are rounded before
+# they are compared, as on the CPU, so the blocks are the same.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-# Blocks that are marked at once, when the loop is over.
+# Blocks that are marked at a time after the loop.
 _MARKED = tl.constexpr(128)
 
 
 def pava(weight: Tensor, values: Tensor) -> Tensor:
-    """Return where the blocks of isotonic least squares begin: bool `(R, G)`. Nothing waits for the device.
+    """Return where the blocks of isotonic least squares begin: bool `(R, G)`. It does not synchronise.
 
     Args:
         weight: weight of every element `(R, G)`, in the order of the scores; int64 or float64.
@@ -39,14 +41,14 @@ def pava(weight: Tensor, values: Tensor) -> Tensor:
 
 
 def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
-    """Return where the blocks of PAVA with bounds on their size begin: bool `(R, G)`. Nothing waits for the device.
+    """Return where the blocks of PAVA with bounds on their size begin: bool `(R, G)`. It does not synchronise.
 
     Args:
         weight: number of samples in every tied group `(R, G)`, in the order of the scores; int64.
         values: number of positives in every tied group, int64.
-        n_min: the smallest block wanted in a row, int64 `(R,)`.
-        n_max: the largest block wanted in a row, int64 `(R,)`.
-        paper: as the paper is printed; otherwise as the authors' code runs.
+        n_min: smallest block of each row, int64 `(R,)`.
+        n_max: largest block of each row, int64 `(R,)`.
+        paper: as in the paper; otherwise as in the authors' code.
     """
     first, stack = _buffers(weight)
     if first.numel():
@@ -57,7 +59,7 @@ def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper:
 
 
 def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return where blocks begin if every row is one block, and buffers for weight, sum and end of those to be found."""
+    """Return block starts with one block for each row, and buffers for weight, sum and end of the blocks."""
     first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
     first[:, :1].fill_(True)
     return first, [torch.empty_like(first, dtype=dtype) for dtype in (weight.dtype, weight.dtype, torch.int64)]
@@ -65,7 +67,7 @@ def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 @triton.jit(do_not_specialize=["length"])
 def _pava(weight, values, size, total, ends, first, length):
-    """`isotonic_reference.pava` of one row."""
+    """`reference.pava` of one row."""
     begin = tl.program_id(0).to(tl.int64) * length
     stop = begin + length
     top = begin
@@ -92,14 +94,14 @@ def _pava(weight, values, size, total, ends, first, length):
 
 @triton.jit(do_not_specialize=["length"])
 def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper: tl.constexpr):
-    """`isotonic_reference.pava_bc` of one row."""
+    """`reference.pava_bc` of one row."""
     row = tl.program_id(0).to(tl.int64)
     n_min = tl.load(low + row)
     n_max = tl.load(high + row)
     begin = row * length
     stop = begin + length
 
-    # The last n_min samples are set apart.
+    # Reserve the last n_min samples.
     tail = stop
     tail_size = tl.full([], 0, tl.int64)
     tail_total = tl.full([], 0, tl.int64)
@@ -108,7 +110,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         tail_size += tl.load(weight + tail)
         tail_total += tl.load(values + tail)
 
-    # Algorithm 2, the loop over the other samples.
+    # Algorithm 2, main loop.
     top = begin
     w = tl.full([], 0, tl.int64)
     s = tl.full([], 0, tl.int64)
@@ -130,7 +132,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
                     w += tl.load(size + top)
                     s += tl.load(total + top)
 
-    # Algorithm 2, its last lines: the tail is a block of its own, or joins the last one.
+    # Algorithm 2, last lines: the tail is a block of its own, or joins the last one.
     if (w > 0) & ((w if paper else n_min) + tail_size > n_max):
         _push(size, total, ends, top, w, s, tail)
         top += 1
@@ -159,7 +161,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
 
 @triton.jit
 def _push(size, total, ends, top, w, s, end):
-    """Put a block on the stack. One thread stores what all threads of the program load: they wait for each other."""
+    """Push a block on the stack. The barriers make the store of one thread visible to the loads of all."""
     tl.debug_barrier()
     tl.store(size + top, w)
     tl.store(total + top, s)
@@ -169,7 +171,7 @@ def _push(size, total, ends, top, w, s, end):
 
 @triton.jit
 def _violates(size, total, begin, top, w, s):
-    """Whether there is a block below, and the mean of `(w, s)` is not above its mean."""
+    """Return whether there is a block below with a mean that is not below the mean of `(w, s)`."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)
@@ -178,7 +180,7 @@ def _violates(size, total, begin, top, w, s):
 
 @triton.jit
 def _violates_within(size, total, begin, top, w, s, n_min, n_max):
-    """Whether there is a block below, and the bounds of PAVA-BC let `(w, s)` join it."""
+    """Return whether there is a block below that `(w, s)` may join under the bounds of PAVA-BC."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)
@@ -188,7 +190,7 @@ def _violates_within(size, total, begin, top, w, s, n_min, n_max):
 
 @triton.jit
 def _mark(first, ends, begin, top):
-    """Mark where blocks begin: where one of the stack ends, since the block that grew comes after them all."""
+    """Mark the block starts: the ends of the finished blocks."""
     for start in range(begin, top, _MARKED):
         slot = start + tl.arange(0, _MARKED)
         end = tl.load(ends + slot, mask=slot < top, other=0)

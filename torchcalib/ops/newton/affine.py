@@ -1,4 +1,4 @@
-"""Scale and biases: damped Newton steps."""
+"""Fit of scale and biases: damped Newton steps with an Armijo condition (Nocedal, Wright: Numerical optimization)."""
 
 import math
 from typing import NamedTuple
@@ -11,9 +11,11 @@ from torchcalib.ops.newton.problem import (
     AT_ZERO,
     CONVERGED,
     DECREMENT,
+    FAR,
     FLAT,
     GRADIENT,
     NOISE,
+    PIECE,
     ROUNDS,
     SEPARABLE,
     STOPPED,
@@ -22,7 +24,6 @@ from torchcalib.ops.newton.problem import (
     all_true,
     enough,
 )
-from torchcalib.ops.newton.standard_form import FAR, PIECE
 from torchcalib.ops.newton.temperature import rough_alpha
 
 
@@ -35,7 +36,7 @@ class _Value(NamedTuple):
 
 
 def solve_dp(p: Problem) -> Solved:
-    """Return the best scale and biases."""
+    """Return the best scale and biases; biases of classes without samples are -inf."""
     present = p.share > 0
     at_bound = _slope_at_zero(p) >= -FLAT
     rough = p.rough()
@@ -44,7 +45,7 @@ def solve_dp(p: Problem) -> Solved:
     theta, *_ = _damped(rough, begin, rough.of_label > 0, 1e-3, 25)
     theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, begin).to(p.w.dtype)
 
-    # Few weightings at a time, which then need no more rounds than they do themselves.
+    # Few weightings at a time, so that a slow one delays few others.
     at_once = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + at_once) for i in range(0, max(1, p.w.shape[0]), at_once)]
     starts = theta.expand(p.w.shape[0], -1, -1)
@@ -59,9 +60,9 @@ def solve_dp(p: Problem) -> Solved:
 
 
 def _slope_at_zero(p: Problem) -> Tensor:
-    """Return the slope of the NLL in alpha where alpha is 0 and the probabilities are the shares `(R, S)`.
+    """Return the slope of the NLL in alpha at alpha = 0 and the best biases there, the log class frequencies `(R, S)`.
 
-    The NLL is convex: where this is not negative, no positive alpha is better than 0.
+    The NLL is convex: if this slope is not negative, no positive alpha is better than 0.
     """
     mean = torch.zeros_like(p.share)
     for s, w in p.pieces():
@@ -72,25 +73,25 @@ def _slope_at_zero(p: Problem) -> Tensor:
 def _damped(
     p: Problem, theta: Tensor, fixed: Tensor, relative: float | None, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find where the NLL is smallest, from `theta` on.
+    """Minimise the NLL, starting at `theta`.
 
-    A Newton step is taken if the NLL falls by its share of what the slope promises; else a quarter of it is tried.
-    Alpha falls to a tenth in a step at most, so it stays positive.
+    A Newton step is taken if the NLL decreases by 1e-4 of the decrease that the slope predicts (Armijo condition).
+    Otherwise a quarter of the step is tried. A step reduces alpha to a tenth at most, so alpha stays positive.
 
     Args:
         p: the problem.
         theta: start `(R, S, C + 1)`, alpha positive.
-        fixed: what needs no search `(R, S)`.
-        relative: how long the last step may be; None asks for `GRADIENT` and `DECREMENT`.
-        rounds: evaluations, at most.
+        fixed: fits that need no search `(R, S)`.
+        relative: largest last step; None for the targets `GRADIENT` and `DECREMENT`.
+        rounds: largest number of evaluations.
 
     Returns:
-        theta, the gradient there (with `relative`, one step before), and the outcome `(R, S)`.
+        theta, its gradient (with `relative`, one step before), and the outcome `(R, S)`.
     """
     present = p.share > 0
     theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, FAR)), -1)
     eps = torch.finfo(theta.dtype).eps
-    in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # of a gradient
+    in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # units of a gradient
     least = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
 
     def norm(value: _Value) -> Tensor:
@@ -106,17 +107,17 @@ def _damped(
         length = step[..., 0].abs() + step[..., 1:].abs().amax(-1)
         exact = (norm(value) <= GRADIENT) & (slope >= -DECREMENT)
         done = exact if relative is None else length <= relative
-        # A sample whose label is not the likeliest costs its weight times log 2: below that there is none.
+        # A sample whose label is not the most likely class costs at least its weight times log 2.
         separated = value.nll < least * math.log(2)
         stays = done | fixed | separated | value.nll.isnan() | (part < 1e-6)
         if all_true(stays):
             break
         moved = theta + part.unsqueeze(-1) * step
-        # After a step this short the Hessian is as good as it was, and mostly nothing is left to do with it.
+        # A short step hardly changes the Hessian, and mostly no further step follows: keep it once.
         kept = not kept and relative is None and all_true(stays | (part * length <= 1e-5))
         new = _evaluate(p, moved, value.hessian if kept else None)
         falls = new.nll <= value.nll + 1e-4 * part * slope + 4 * eps * (1 + value.nll)
-        # Near the optimum the NLL of many samples changes by less than their sum is rounded; its gradient still falls.
+        # Near the optimum the decrease is below the rounding error of the NLL, but the gradient still decreases.
         level = new.nll <= value.nll + NOISE * (1 + value.nll)
         better = ~stays & (falls | (level & (norm(new) <= norm(value) / 2)))
         theta = torch.where(better[..., None], moved, theta)
@@ -130,7 +131,7 @@ def _damped(
         done = done | enough(norm(value), slope)
     else:
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
-    # Where the likelihood rises for ever, its slope fades and the step that it asks for does not.
+    # Under separation the gradient vanishes but the Newton step does not.
     endless = done & ~fixed & (length > 0.01) if relative is None else separated
     if look(endless.any()):
         endless = endless & _never_falls(p, step, present)
@@ -139,10 +140,12 @@ def _damped(
 
 
 def _never_falls(p: Problem, step: Tensor, present: Tensor) -> Tensor:
-    """Return whether the likelihood of no sample falls along `step`, however far one goes `(R, S)`.
+    """Return whether the likelihood of no sample decreases along `step`, however long: separation `(R, S)`.
 
-    That is so if the score of no other class gains on that of the label. (A step along which nothing changes at all
-    is another matter: there the slope is rounding, and some samples would lose.)
+    This holds if no class gains on the label of any sample. (Along a step that changes nothing, the slope is rounding
+    error, and some samples lose.)
+
+    Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
     """
     beta = step[..., 1:]
     of_label = step[..., :1] * p.s_label + beta.gather(-1, p.target.expand(p.w.shape))
@@ -157,7 +160,7 @@ def _never_falls(p: Problem, step: Tensor, present: Tensor) -> Tensor:
 
 
 def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Value:
-    """Sum the NLL and its derivatives over the pieces; if a Hessian is given, it stands for the one here.
+    """Sum the NLL and its derivatives over the pieces; a given Hessian is returned as it is.
 
     With q the softmax of a row and m = sum_k q_k s_k, the Hessian is the weighted mean of sum_k q_k s_k^2 - m^2 in
     alpha, of q_k (s_k - m) between alpha and beta_k, and of diag(q) - q q' in beta.
@@ -167,7 +170,7 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
     mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
     square = torch.zeros_like(p.of_label)
     outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
-    rooms: tuple[Tensor, Tensor] | None = None  # fresh memory for every piece costs more than the arithmetic
+    rooms: tuple[Tensor, Tensor] | None = None  # buffers: new memory for each piece costs more than the arithmetic
     for s, w in p.pieces():
         if rooms is None:
             rooms = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
@@ -190,7 +193,7 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
         mixed = mixed + (weighted @ m).squeeze(-1)
         outer = outer + weighted @ q
     if hessian is None:
-        mean_q = outer.sum(-1)  # for the q of a row sum to 1
+        mean_q = outer.sum(-1)  # because the q of a row sum to 1
         mixed = (mean_qs - mixed).unsqueeze(-1)
         left = torch.cat((square[..., None, None], mixed), -2)
         hessian = torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1)
@@ -199,11 +202,12 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
 
 
 def _newton_step(value: _Value, present: Tensor) -> Tensor:
-    """Solve for the Newton step; it leaves the sum of beta as it is, and so what no sample depends on.
+    """Return the Newton step, which keeps the sum of beta.
 
-    A constant added to every beta changes nothing. The outer product of ones makes the matrix regular and leaves the
-    solution alone, for the gradient has no part along it. The diagonal is scaled to 1, since classes may differ in
-    share by any factor, and a ridge of the size of rounding meets what is left of a null space.
+    A constant added to every beta changes no probability, so the Hessian is singular along ones. Their outer product
+    makes it regular and does not change the solution, because the gradient is orthogonal to ones. The diagonal is
+    scaled to 1, since class frequencies may differ by any factor. A ridge of the size of rounding errors, increased
+    where the Cholesky factor fails, covers the rest of a null space.
     """
     ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
     trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)

@@ -1,4 +1,4 @@
-"""The fits as operations: reading of scores, pieces, and results in units of what was given."""
+"""Fits as operations: conversion to standard form, series in pieces, and results in the units of the scores."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,8 +9,17 @@ from torch.nn.functional import pad
 
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.affine import solve_dp
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, Problem, Solved
-from torchcalib.ops.newton.standard_form import FAR, PIECE, standard_form
+from torchcalib.ops.newton.problem import (
+    AT_ZERO,
+    CONVERGED,
+    FAR,
+    NO_DATA,
+    PIECE,
+    SEPARABLE,
+    Problem,
+    Solved,
+    standard_form,
+)
 from torchcalib.ops.newton.temperature import solve_temperature
 from torchcalib.ops.operation import operation
 
@@ -19,17 +28,15 @@ class AffineFit(NamedTuple):
     """Fits of softmax(alpha s + beta).
 
     Attributes:
-        alpha: `(R, S)`, positive; 0 under `AT_ZERO`, where it is the limit: a score of -inf stays so; 1 under
-            `SEPARABLE`.
-        beta: `(R, S, C)`, of sum 0 over the classes that have samples, and -inf for those that have none; 0 under
-            `SEPARABLE`.
+        alpha: `(R, S)`, positive. 0 under `AT_ZERO`, as a limit: a score of -inf stays -inf. 1 under `SEPARABLE`.
+        beta: `(R, S, C)`, of sum 0 over the classes with samples, and -inf for the others; 0 under `SEPARABLE`.
         grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound `(R, S)`; NaN under
             `SEPARABLE`.
-        outcome: int64 `(R, S)`. `CONVERGED`; `AT_ZERO`: the best alpha is not positive, the scores say nothing of the
-            class; `SEPARABLE`: no finite (alpha, beta) is best; `STOPPED`: the NLL could not be decreased further
-            before the gradient was small; `NO_DATA`: no weight, all is NaN.
+        outcome: int64 `(R, S)`. `CONVERGED`. `AT_ZERO`: the best alpha is not positive, the scores carry no
+            information about the class. `SEPARABLE`: no finite (alpha, beta) is best. `STOPPED`: the NLL could not be
+            decreased further, but the gradient is not small. `NO_DATA`: no weight, all values are NaN.
         lost: weight of the samples whose label has a score of -inf `(R, S)`. Their NLL is infinite for every
-            alpha > 0, so that the fit is to the others.
+            alpha > 0, so they are left out of the fit.
     """
 
     alpha: Tensor
@@ -40,26 +47,26 @@ class AffineFit(NamedTuple):
 
 
 def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
-    """Fit softmax(alpha s), alpha > 0: a bracketed Newton search, which cannot leave the bracket nor cycle.
+    """Fit softmax(alpha s), alpha > 0, by a bracketed search.
 
     Args:
         scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
         target: labels, int64 `(S, N)`.
-        weights: `(R, S, N)`. A sample of weight 0 is not read.
+        weights: `(R, S, N)`. Samples of weight 0 are ignored.
     """
     return AffineFit(*_fit(scores, target, weights, False))
 
 
 def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
-    """Fit softmax(alpha s + beta), alpha > 0: a Newton search, damped until the NLL falls; see `fit_temperature`.
+    """Fit softmax(alpha s + beta), alpha > 0, by damped Newton steps; see `fit_temperature`.
 
-    A class without samples gets beta = -inf, which is where its likelihood is largest.
+    A class without samples gets beta = -inf, which maximises the likelihood.
     """
     return AffineFit(*_fit(scores, target, weights, True))
 
 
 def _like(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
-    """Return tensors shaped as the fits of `_fit`."""
+    """Return tensors in the shapes of the results of `_fit`."""
     shape = weights.shape[:-1]
     one = weights.new_empty(shape, dtype=wide_dtype(weights.device))
     outcome = target.new_empty(shape)
@@ -71,12 +78,12 @@ def _like(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Ten
     _like,
 )
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
-    """Fit some series at a time; more axes in front are series too."""
+    """Fit some series at a time; further leading axes are series, too."""
     series, n_weightings = scores.shape[:-2], weights.shape[-3]
     n_series, n, n_classes = series.numel(), *scores.shape[-2:]
     scores, target = scores.reshape(n_series, n, n_classes), target.reshape(n_series, n)
     weights = weights.movedim(-3, 0).reshape(n_weightings, n_series, n)
-    if not n:  # a sample of weight 0 is not read, and spares every step the case of none
+    if not n:  # one sample of weight 0 stands for no data
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     at_once = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + at_once) for i in range(0, max(1, n_series), at_once)]
@@ -105,7 +112,7 @@ def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable
     whole = Problem(held, taken, mean, s_label, target, w, share, scale, (w * s_label).sum(-1))
 
     alpha, beta, grad_norm, outcome = solve(whole)
-    if not usual:  # where a score is FAR, alpha is never 0 but may have no other limit
+    if not usual:  # with a score of FAR, alpha can converge to 0 but never equals it
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
     empty = ~(total > 0)

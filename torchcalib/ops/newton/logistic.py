@@ -1,4 +1,4 @@
-"""Logistic regression on one number, for many series side by side: Newton's method in two unknowns."""
+"""Logistic regression on one variable for a batch of series: damped Newton steps in two unknowns."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,26 +9,26 @@ from torch import Tensor
 from torchcalib.ops.host_values import look
 from torchcalib.ops.operation import operation
 
-# Elements of a series that are worked on at a time: by one thread, in memory that is at hand.
+# Elements of a piece: small enough for one thread and the cache.
 _PIECE = 2**13
 _ROUNDS = 40
-_DECREMENT = 1e-22  # what a further step would take off the mean NLL, at which the unknowns are exact to rounding
-_NOISE = 1e-13  # what rounding does to the mean NLL
-_LONGEST = 8.0  # step in standardised unknowns: the likelihood is no parabola that far
-_CERTAIN = 8.0  # log-odds about which outcomes tell hardly anything of a better place
-_RISE = 1e-6  # of the mean log-likelihood by an unknown, above which a place is no maximum
+_DECREMENT = 1e-22  # Newton decrement of the mean NLL at which the unknowns are exact to rounding
+_NOISE = 1e-13  # rounding error of the mean NLL
+_LONGEST = 8.0  # longest step in standardised unknowns: further away, the likelihood is no parabola
+_CERTAIN = 8.0  # log-odds beyond which the information of an outcome is almost 0
+_RISE = 1e-6  # slope of the mean log-likelihood above which a point is not the maximum
 
 
 class LogisticFit(NamedTuple):
     """Fits of P(1) = sigmoid(intercept + slope x); all `(...)`.
 
     Attributes:
-        slope: inf or -inf where x separates the outcomes, NaN where x or the outcomes do not vary.
-        intercept: NaN where the slope is not finite.
-        offset: the intercept with the slope held at 1; inf or -inf where the outcomes do not vary. As slope and
-            intercept it is NaN where no maximum was found, x being hundreds.
-        slope_variance: from the information at the fit, as that of the intercept; NaN where the slope is not finite.
-        intercept_variance: see there.
+        slope: inf or -inf if x separates the outcomes, NaN if x or the outcomes do not vary.
+        intercept: NaN if the slope is not finite.
+        offset: the intercept with the slope fixed at 1; inf or -inf if the outcomes do not vary. Like slope and
+            intercept it is NaN if no maximum was found, which happens for |x| in the hundreds.
+        slope_variance: inverse of the Fisher information; NaN if the slope is not finite.
+        intercept_variance: as `slope_variance`.
         log_likelihood: at the fit; NaN where the slope is not finite.
         log_likelihood_of_identity: at intercept 0 and slope 1.
     """
@@ -43,7 +43,7 @@ class LogisticFit(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """Log-likelihood, its gradient in both unknowns, and the information, from sums over the elements."""
+    """Log-likelihood, its gradient in both unknowns, and the entries of the Fisher information."""
 
     log_likelihood: Tensor
     of_intercept: Tensor
@@ -53,7 +53,7 @@ class _Value(NamedTuple):
     wxx: Tensor
 
     def step(self, free_slope: bool) -> tuple[Tensor, Tensor]:
-        """Newton's step; along what is not determined there is none."""
+        """Return the Newton step; 0 if the information is singular."""
         if not free_slope:
             return self.of_intercept / self.w.masked_fill(self.w == 0, 1), torch.zeros_like(self.w)
         determinant = self.w * self.wxx - self.wx.square()
@@ -70,10 +70,10 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
     Args:
         x: `(..., M)`, finite, of the dtype of sums.
         k: outcomes of 1 that an element stands for `(..., M)`.
-        n: outcomes `(..., M)`; an element of none is left out.
+        n: outcomes `(..., M)`; elements of 0 outcomes are ignored.
 
     Returns:
-        See `LogisticFit`. Gradient: of slope, intercept and offset in x, as the maximum moves; none of the others.
+        See `LogisticFit`. Gradient: slope, intercept and offset in x (implicit differentiation); none of the others.
     """
     still = x.detach()
     total, ones = n.sum(-1), k.sum(-1)
@@ -81,13 +81,13 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
     mean = (n * still).sum(-1) / held
     scale = ((n * (still - mean.unsqueeze(-1)).square()).sum(-1) / held).sqrt()
     low, high = _range(still, k), _range(still, n - k)
-    rises, falls = low[0] >= high[1], low[1] <= high[0]  # all of the one outcome on one side of all of the other
+    rises, falls = low[0] >= high[1], low[1] <= high[0]  # separation
     one_kind = (ones == 0) | (ones == total)
     determined = ~(rises | falls | one_kind)
 
     unit = scale.masked_fill(~determined | (scale == 0), 1)
     standard = (x - mean.unsqueeze(-1)) / unit.unsqueeze(-1)
-    # From the identity on; where that has outcomes for certain, from what points the same way with some doubt.
+    # Start at the identity. Where it is almost certain, scale it down: its information would be almost 0.
     doubt = _CERTAIN / (mean.abs() + unit).clamp(min=_CERTAIN)
     a, b, best = _maximum(standard, k, n, doubt * mean, doubt * unit, free_slope=True, stays=~determined)
     slope, intercept = b / unit, a - b / unit * mean
@@ -117,7 +117,7 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
 
 
 def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest x of the elements that stand for any."""
+    """Return the smallest and the largest x of the elements with outcomes."""
     absent = n <= 0
     return x.masked_fill(absent, torch.inf).amin(-1), x.masked_fill(absent, -torch.inf).amax(-1)
 
@@ -127,7 +127,7 @@ def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     fake=lambda x, k, n, a, b, stays, free_slope: a.new_empty((*a.shape, 2 + len(_Value._fields))),  # noqa: ARG005
 )
 def _climb(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, stays: Tensor, free_slope: bool) -> Tensor:
-    """Climb from (a, b) to the maximum; a step that does not gain is cut to a quarter.
+    """Maximise the likelihood from (a, b) on; a step that does not increase it is reduced to a quarter.
 
     Returns:
         Both unknowns, and a `_Value` there, `(..., 8)`.
@@ -153,10 +153,10 @@ def _climb(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, stays: Tensor,
 def _maximum(
     x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, *, free_slope: bool, stays: Tensor
 ) -> tuple[Tensor, Tensor, _Value]:
-    """Return the unknowns at the maximum of the likelihood, found from (a, b) on, but for series that stay.
+    """Return the unknowns at the maximum of the likelihood, starting at (a, b); series that stay keep them.
 
-    One more step is taken at the end, whose derivative in x is that of the maximum: the information stands still, and
-    the gradient, which is 0 there, moves with x.
+    The maximum is differentiated implicitly: one more Newton step with the information held constant has the
+    derivative of the maximum in x, because the gradient is 0 there.
     """
     a, b, *found = _climb(x.detach(), k.detach(), n.detach(), a, b, stays, free_slope).unbind(-1)
     value = _Value(*found)
@@ -167,7 +167,7 @@ def _maximum(
 
 
 def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
-    """Sum over the elements, a piece of them at a time."""
+    """Sum over the elements, one piece at a time."""
     sums = None
     for some, ones, counts in _pieces(x, k, n):
         eta = a.unsqueeze(-1) + b.unsqueeze(-1) * some

@@ -1,4 +1,4 @@
-"""The scale alone: a bracketed Newton search."""
+"""Fit of the scale alone: a bracketed search with Halley steps on the slope of the NLL."""
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from torchcalib.ops.newton.problem import (
 
 
 def solve_temperature(p: Problem) -> Solved:
-    """Return the best scale, and biases of 0."""
+    """Return the best scale and biases of 0."""
     # The NLL is convex: where it does not fall from alpha = 0 on, no positive alpha is better.
     at_bound = (p.w * p.mean).sum(-1) - p.of_label >= -FLAT
     separable = p.of_label >= 0  # every label has the largest score of its row
-    # A thousand samples lead near the optimum, all of them to it: in float32, and then to the last digit.
+    # Start near the optimum: a float32 fit to a thousand samples, then one to all of them.
     start = rough_alpha(p.rough(), rough_alpha(p.rough(1024), p.scale), 0.05)
     alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
 
@@ -34,20 +34,20 @@ def solve_temperature(p: Problem) -> Solved:
 
 
 def rough_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tensor:
-    """Return alpha `(1, S)` to a few digits, within reason; see `_bracketed`."""
+    """Return a rough alpha `(1, S)` in [1e-3, 1e3]; see `_bracketed`."""
     start = start.float().clamp(0.1, 100).expand_as(p.of_label)
     alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 
 def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first three derivatives of the NLL in alpha > 0 `(R, S)`: cumulants of the scores."""
+    """Return the first three derivatives of the NLL in alpha > 0 `(R, S)`: minus the label score plus the cumulants."""
     slope, curvature, skew = -p.of_label, torch.zeros_like(p.of_label), torch.zeros_like(p.of_label)
     alpha = alpha[..., None, None]
-    room: Tensor | None = None  # fresh memory for every piece costs more than the arithmetic
+    room: Tensor | None = None  # one buffer: new memory for each piece costs more than the arithmetic
     for s, w in p.pieces():
         room = s.new_empty(*w.shape, s.shape[-1]) if room is None else room[..., : s.shape[1], :]
-        q = torch.mul(alpha, s, out=room).exp_()  # at most 1, for no score is positive
+        q = torch.mul(alpha, s, out=room).exp_()  # at most 1, because no score is positive
         norm = q.sum(-1)
         mean, square, cube = (q.mul_(s).sum(-1).div_(norm) for _ in range(3))
         variance = square - mean.square()
@@ -60,21 +60,21 @@ def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _bracketed(
     p: Problem, x: Tensor, fixed: Tensor, relative: float | None, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find where the slope is 0, from `x` on.
+    """Find the root of the slope, starting at `x`.
 
-    The slope rises with alpha, so that every value of it narrows the bracket. A Newton step, lengthened or shortened by
-    up to a half for the third derivative (Halley's method), is taken if it stays inside and is at most half as long as
-    the one before it; else the bracket is cut, or widened fourfold where it is open.
+    The slope increases with alpha, so every evaluation narrows the bracket. A Newton step, corrected by up to a half
+    for the third derivative (Halley's method), is taken if it stays inside the bracket and is at most half as long as
+    the step before. Otherwise the bracket is divided at its geometric mean, or widened fourfold if it is open.
 
     Args:
         p: the problem.
         x: start, positive.
-        fixed: what needs no search.
-        relative: how long the last step may be, as a share of alpha; None asks for `GRADIENT` and `DECREMENT`.
-        rounds: evaluations, at most.
+        fixed: fits that need no search.
+        relative: largest last step as a share of alpha; None for the targets `GRADIENT` and `DECREMENT`.
+        rounds: largest number of evaluations.
 
     Returns:
-        alpha, the slope there (with `relative`, one step before), and whether it is what was asked for, each `(R, S)`.
+        alpha, its slope (with `relative`, one step before), and whether the target is met, each `(R, S)`.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
     last, slope, done = high, low, fixed

@@ -1,6 +1,9 @@
-"""Residuals smoothed by a reflected Gaussian kernel on a grid, and the width at which their mean equals that width.
+"""Smooth residuals with a reflected Gaussian kernel, and find the width that equals the error at this width.
 
-All that is known of the samples is sums over the cells between the nodes of all grids; see `smoothing_grids`.
+Everything is computed from the sums of `cells`: they are rounded to the nodes of a grid, smoothed by a Fourier
+transform, and read at equally spaced points.
+
+Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kernel smoothing (ICLR 2024), and its code.
 """
 
 import math
@@ -16,18 +19,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.operation import operation
-from torchcalib.ops.smoothing.grids import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
+from torchcalib.ops.smoothing.cells import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
 
 _EPS = 1e-4  # added to every density
-_FEWEST_POINTS = 200  # at which the smoothed residual is looked at; 10 / width for less than 0.05
+_FEWEST_POINTS = 200  # points at which the smoothed residual is evaluated; 10 / width for widths below 0.05
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
-    """Mean of the |smoothed residual|, weighed by the smoothed density.
+    """Mean of the |smoothed residual|, weighted by the smoothed density.
 
     Args:
         weight: weight, and its product with the confidence, of every cell: `(..., 2, K)`, K = `N_CELLS`.
-        residual: weighed confidence less outcome, and its product with the confidence, `(..., 2, K)`.
+        residual: weighted confidence minus outcome, and its product with the confidence, `(..., 2, K)`.
         width: standard deviation of the kernel: a number from 2 / 1024 to 1, or for each series a multiple of 1 / 1024
             in that range `(...)`.
 
@@ -38,16 +41,16 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
     """
     sums = torch.stack((residual, weight), -3)
     slopes: Tensor = _slopes(sums.detach(), *((width, 0.0) if isinstance(width, Tensor) else (None, width)))
-    # Both sums are as homogeneous in the sums over the cells as their slopes are constant.
+    # With the sign of the residuals held constant, both sums are linear in the sums over the cells.
     distance, density = (slopes * sums).sum((-1, -2)).unbind(-1)
     value = distance / (density + _n_points(width) * _EPS)
     return value.masked_fill(weight[..., 0, :].sum(-1) == 0, torch.nan)
 
 
 def best_width(weight: Tensor, residual: Tensor) -> Tensor:
-    """Return the first of the widths k / 1024 that is not below the error at this width `(...)`.
+    """Return the smallest width k / 1024 that is at least the error at this width `(...)`.
 
-    By ten halvings of [0, 1], as published. The arguments are those of `smoothed_error`.
+    By ten bisections of [0, 1], as published. The arguments are those of `smoothed_error`.
 
     Gradient: none.
     """
@@ -60,7 +63,7 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
     fake=lambda sums, width, at: torch.empty_like(sums),  # noqa: ARG005
 )
 def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
-    """Slopes in the sums `(..., 2, 2, K)` of the |residuals| and of the densities, each summed over the points.
+    """Return the gradient in the sums `(..., 2, 2, K)` of the |residuals| and densities, each summed over the points.
 
     Args:
         sums: of residual and weight, alone and times the confidence, `(..., 2, 2, K)`.
@@ -86,10 +89,10 @@ def _best_width(sums: Tensor) -> Tensor:
 
 
 class _Candidates:
-    """The same samples at one width after another; what depends on the samples alone is computed once.
+    """The same samples at several widths; the spectra, which do not depend on the width, are computed once.
 
-    On the CPU a grid is made for the widths that are asked for. Elsewhere the host would have to wait to learn which
-    these are, and each is read.
+    On the CPU only the grids of the given widths are computed. Elsewhere all are, because the host would have to
+    synchronise to know the widths.
     """
 
     def __init__(self, sums: Tensor) -> None:
@@ -97,7 +100,7 @@ class _Candidates:
         self._spectra: dict[int, Tensor] = {}
 
     def read(self, read: Callable[["_Grid"], Tensor], level: Tensor) -> Tensor:
-        """Read every series at its width, in 1024ths: int64 `(...)` to `(..., *)`."""
+        """Apply `read` to every series at its width in 1024ths, int64 `(...)`; return `(..., *)`."""
         on_own = (level >= FINEST) & (level <= COARSEST_OWN)
         value = None
         if level.device.type != "cpu" or not level.numel() or not on_own.all():
@@ -111,7 +114,7 @@ class _Candidates:
             at_own = read(self._grid(steps_of(own / LEVELS), width, _n_points(own / LEVELS)))
             chosen = chosen.reshape(level.shape + (1,) * (at_own.dim() - level.dim()))
             value = at_own if value is None else torch.where(chosen, at_own, value)
-        assert value is not None  # a width has a grid of its own, or shares one
+        assert value is not None  # every width has a grid
         return value
 
     def _grid(self, steps: int, width: Tensor, most_points: int) -> "_Grid":
@@ -122,12 +125,12 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Grid:
-    """What is smoothed, and by how much.
+    """Samples on a grid, and the width of the kernel.
 
     Attributes:
-        spectrum: of residual and weight at the nodes `(..., 2, m + 1)`.
+        spectrum: Fourier transform of residual and weight at the nodes `(..., 2, m + 1)`.
         width: `(...)`.
-        most_points: how many points are looked at in the series where they are most.
+        most_points: largest number of points of a series.
     """
 
     spectrum: Tensor
@@ -144,9 +147,9 @@ class _Grid:
         return _transform(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
 
     def points(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return node below every point `(..., 1, P)`, how far above it in steps, and whether it is one of the series.
+        """Return node below, distance to it in steps, and existence of equally spaced points, `(..., 1, P)` each.
 
-        They are equally spaced from 0 to 1.
+        A series has fewer points than others if its width is larger.
         """
         point = torch.arange(self.most_points, dtype=self.width.dtype, device=self.width.device)
         last = _n_points(self.width).unsqueeze(-1) - 1
@@ -155,7 +158,7 @@ class _Grid:
         return node.unsqueeze(-2), (place - node).unsqueeze(-2), (point <= last).unsqueeze(-2)
 
     def at_points(self) -> Tensor:
-        """Return smoothed residual and density at the points `(..., 2, P)`, 0 at those that are none of the series."""
+        """Return smoothed residual and density at the points `(..., 2, P)`; 0 at points that do not exist."""
         m = self.steps
         smoothed = _inverse(self.spectrum * self.kernel())[..., : m + 1]
         node, above, is_point = self.points()
@@ -165,13 +168,13 @@ class _Grid:
 
 
 def _error_on_grid(grid: _Grid) -> Tensor:
-    """Mean of |smoothed residual| over the points, weighed by the smoothed density, `(...)`."""
+    """Mean of |smoothed residual| over the points, weighted by the smoothed density, `(...)`."""
     residual, density = grid.at_points().unbind(-2)
     return residual.abs().sum(-1) / (density.sum(-1) + _n_points(grid.width) * _EPS)
 
 
 def _slopes_on_grid(grid: _Grid) -> Tensor:
-    """See `_slopes`: each step of smoothing, transposed, in reverse order."""
+    """See `_slopes`: the transposed steps of the smoothing in reverse order."""
     m = grid.steps
     residual, density = grid.at_points().unbind(-2)
     node, above, is_point = grid.points()
@@ -197,14 +200,14 @@ def _n_points(width: Tensor) -> Tensor: ...
 
 
 def _n_points(width: Tensor | float) -> Tensor | int:
-    """Return how many points are looked at; Python and torch round halves alike."""
+    """Return the number of points; Python and torch both round half to even."""
     if isinstance(width, Tensor):
         return (10 / width).round().clamp(min=_FEWEST_POINTS)
     return max(round(10 / width), _FEWEST_POINTS)
 
 
 def _steps_for(width: float) -> int:
-    """Steps of the grid for a width: as published, or where the cells do not know that grid, the finest there is."""
+    """Return the steps of the grid for a width: as published, or the finest grid if the cells lack that one."""
     steps = steps_of(width)
     return steps if any(own % steps == 0 for own in GRIDS) else FINEST_STEPS
 
@@ -247,8 +250,8 @@ def _spectrum(at_nodes: Tensor) -> Tensor:
 def _transform(x: Tensor) -> Tensor:
     """Fourier transform of real numbers `(..., 2 m)`: `(..., m + 1)`.
 
-    This and the next two by numpy on the CPU: torch deals even one short transform out to threads, and functions from
-    2,048 numbers on, and on busy cores these wait for each other.
+    This and the next two functions use numpy on the CPU: torch divides even one short transform among threads, and
+    elementwise functions from 2,048 numbers on. On busy cores the threads wait for each other.
     """
     if x.device.type == "cpu":
         return torch.from_numpy(np.fft.rfft(x.numpy()))
@@ -257,7 +260,7 @@ def _transform(x: Tensor) -> Tensor:
 
 
 def _inverse(spectrum: Tensor) -> Tensor:
-    """Return what `_transform` took the transform of."""
+    """Return the inverse of `_transform`."""
     n = 2 * (spectrum.shape[-1] - 1)
     if spectrum.device.type == "cpu":
         return torch.from_numpy(np.fft.irfft(spectrum.resolve_conj().numpy(), n))
