@@ -176,6 +176,16 @@ def test_divergence_is_a_loop(score):
     assert torch.stack(by_name).allclose(torch.stack(by_function), atol=1e-12)
 
 
+@pytest.mark.parametrize("score", ["nll", "brier", tc.nll])
+def test_law_divergences_of_replicates_are_a_loop(score):
+    logits, target = data(60, 3)
+    weights = 1 + torch.arange(180).reshape(3, 60) % 7
+    call = partial(tc.score_divergence, logits, target, score=score, folds=turns(60), **multi)
+    expected = zip(*(call(weights=row) for row in weights), strict=True)
+    for found, loop in zip(call(weights=weights), expected, strict=True):
+        assert found.allclose(torch.stack(loop), atol=1e-9)
+
+
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
 def test_bayes_risk_is_a_score(task):
     """By a loop over folds; and its divergence, what decisions cost if classes are drawn from the calibrated."""

@@ -217,6 +217,8 @@ def score_divergence(
 
     def divergence(p: Predictions) -> Tensor:
         after = p.with_values(calibrate(p).to(p.values.dtype))
+        replicates = after.given.shape[: after.given.dim() - p.given.dim()]
+        after = replace(after, given_target=p.given_target.expand(*replicates, *p.given_target.shape))
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 
