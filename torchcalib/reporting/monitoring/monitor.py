@@ -133,7 +133,7 @@ class Monitor:
                     f"`{name}` must be given for task={task!r}, got None. A rank without data cannot infer it."
                 )
         if not threshold >= 0:
-            raise ValueError(f"`threshold` must be a number of nats of at least 0, got {threshold!r}. Pass 0.1, say.")
+            raise ValueError(f"`threshold` must be a number of nats of at least 0, got {threshold!r}. Pass one.")
         if metrics is not None and not isinstance(metrics, Mapping):
             raise TypeError(
                 f"`metrics` must be metrics by their names, got {type(metrics).__name__}. "

@@ -1,0 +1,52 @@
+"""Tables of reports and comparisons: the same cells in text and in the terminal."""
+
+import math
+
+import pytest
+from helpers.reports import quick
+from helpers.systems import compared
+
+from torchcalib.reporting import contents, terminal
+from torchcalib.reporting.tables import Cell, Column, Table, fraction, number, to_text
+
+COLUMNS = (
+    Column("name", lambda item: Cell(item[0]), is_number=False),
+    Column("value", lambda item: number(item[1])),
+    Column("never", lambda item: Cell()),
+    Column("detail", lambda item: fraction(item[1], "+"), shown="page"),
+)
+
+
+def test_text_is_aligned_without_empty_columns_and_details():
+    items = {"": [("a", 12.5)], "of two": [("longer", -3e-9), ("c", math.inf)]}
+    table = Table.of(COLUMNS, items, is_quiet=lambda item: item[1] < 0)
+    assert to_text(table).splitlines() == [
+        "name        value",
+        "a       12.500000",
+        "of two",
+        "longer   0.000000",
+        "c             inf",
+    ]
+    assert [column.header for column in table.columns] == ["name", "value", "detail"]
+    assert [row.is_quiet for section in table.sections for row in section.rows] == [False, True, False]
+    assert [column.header for column in Table.of(COLUMNS, {"": []}).columns][2] == "never", "nothing is known of it"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda: contents.line_table(quick("binary")),
+        lambda: contents.bin_table(quick("binary").main_table),
+        lambda: contents.tested_table(quick("binary").tests["positive_class"]),
+        lambda: contents.difference_table(compared("binary"), "sure"),
+    ],
+)
+def test_every_cell_is_in_text_and_in_the_terminal(table, capsys):
+    table = table()
+    terminal._print_table(terminal._console(), table)
+    shown = capsys.readouterr().out
+    rows = [row for section in table.shown_on("always", "wide").sections for row in section.rows]
+    cells = [cell for row in rows for cell in row.cells]
+    assert cells
+    for text in (shown, to_text(table)):
+        assert all(cell.text in text for cell in cells)
