@@ -28,8 +28,8 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
     """Return the log-odds of one event for each row, or of every class against the others.
 
     Args:
-        values: logits `(..., N, C)` of any floating dtype and with any strides. A row that holds +inf spreads its
-            probability over these entries.
+        values: logits `(..., N, C)` of any floating dtype and with any strides. Entries of +inf share
+            the probability of their row.
         members: classes of the event of each row `(..., N, k)`, int64; None for every class on its own.
 
     Returns:
@@ -37,8 +37,8 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
         probability 0, -inf where the event has probability 0. NaN in a row that has a NaN or no logit above -inf.
 
     Gradient:
-        In `values`, in reverse and in forward mode, of any order. It is 0 in a row that has +inf or infinite log-odds.
-        Rows whose incoming gradients are all 0 get 0, whatever their values.
+        In `values`, in reverse and forward mode, of any order. It is 0 for infinite log-odds and in a row with +inf. A
+        row whose incoming gradients are all 0 has gradient 0 and may hold NaN.
     """
     found: Tensor = _log_odds(values, members)
     return found
