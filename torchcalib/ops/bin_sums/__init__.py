@@ -160,7 +160,7 @@ def _class_sums(
 
 
 def _class_gradient(
-    _: Backend,
+    backend: Backend,
     arguments: list[Any],
     results: tuple[Tensor, ...],  # noqa: ARG001
     needed: list[int],
@@ -173,8 +173,10 @@ def _class_gradient(
         return gradient_of(class_formula, given, needed, grads[..., :3, :])  # the sums of noise are constants
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = (x.unsqueeze(0).flatten(0, -3) for x in (grads[..., 1, :], out))
+    source = source_of("classes", values.device.type, values.dtype, backend)
+    fill = getattr(source, "class_gradient", class_gradient)  # Triton has none
     for k, matrix, (w, first, largest) in _series(values, weights, top, confidence):
-        class_gradient(matrix, w, first, largest, from_logits, right, upstream[k], filled[k])
+        fill(matrix, w, first, largest, from_logits, right, upstream[k], filled[k])
     return [out]
 
 

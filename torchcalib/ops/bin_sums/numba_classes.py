@@ -1,4 +1,4 @@
-"""Loops that add rows to the bins of all their classes.
+"""Loops that add rows to the bins of all their classes, and the gradient.
 
 At most B - 1 entries of a row reach 1/B, because they sum to 1. All other entries are in the first bin of their class
 and are added as vectors. The few others are found by probing 64 entries at a time and are added one by one.
@@ -118,3 +118,76 @@ def add_classes(
             label = target[i] - start
             if 0 <= label < x.size:
                 sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
+
+
+@step
+def _multiple(x: Any, scale: Any, out: Any) -> None:
+    for k in range(x.size):
+        out[k] = x[k] * scale
+
+
+@lanes
+def _dot(x: Any, y: Any) -> Any:
+    total = ZERO
+    for k in range(x.size):
+        total += x[k] * y[k]
+    return total
+
+
+@step
+def _softmax_gradient(e: Any, slope: Any, mean: Any, scale: Any, out: Any) -> None:
+    for k in range(e.size):
+        out[k] = scale * e[k] * (slope[k] - mean)
+
+
+@compiled_loop
+def fill_class_gradients(
+    values: Any,
+    weights: Any,
+    largest: Any,
+    confidence: Any,
+    grads: Any,
+    of_first: Any,
+    from_logits: Any,
+    edges: Any,
+    right: Any,
+    out: Any,
+) -> None:
+    """Fill in the gradient in `values`: q (g - sum of q g) for logits, with g the gradient in the probabilities q.
+
+    Args:
+        values, weights, from_logits, edges, right: as for `add_classes`.
+        largest: the entry of the top class of each row.
+        confidence: its probability.
+        grads: gradient in the sums of confidence, `(C, B)`.
+        of_first: its first column, for the entries below 1/B.
+        out: of the shape of `values`.
+    """
+    n_rows, n_classes = values.shape
+    shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
+    w = 1.0
+    for i in range(n_rows):
+        if weights is not None:
+            w = weights[i]
+        if w == 0 or (from_logits and largest[i] == INF):
+            out[i] = 0
+            continue
+        slope[:] = of_first
+        mean = 0.0
+        scale = confidence[i] if from_logits else 1.0
+        low = F(BELOW_EDGE * edges[1] / scale)
+        for start in range(0, n_classes, BLOCK):
+            x = values[i, start : start + BLOCK]
+            part = e[start : start + BLOCK]
+            _proportional(x, largest[i], from_logits, shifted[: x.size], part)
+            for begin in range(0, x.size, PROBE):
+                if _count_from(part[begin : begin + PROBE], low) > 0:
+                    for k in range(begin, min(begin + PROBE, x.size)):
+                        if part[k] >= low:
+                            b = bin_of(scale * np.float64(part[k]), edges, right)
+                            slope[start + k] = grads[start + k, b]
+            mean += _dot(part, slope[start : start + BLOCK])
+        if from_logits:
+            _softmax_gradient(e, slope, F(mean * scale), F(w * scale), out[i])
+        else:
+            _multiple(slope, F(w), out[i])
