@@ -260,7 +260,7 @@ def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_
         found = tc.report(bad, gone, weights=weights, nan_policy="drop", **given)
         expected = tc.report(preds, target, weights=left.long() if weights is None else left * weights, **given)
         assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
-        assert found.notes[-1].startswith(f"{n} {what} hold NaN")
+        assert found.notes[-1].startswith(f"{n} {what} with NaN")
         assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
         wanted = [gain.value for gain in expected.calibration.gains]
         assert [gain.value for gain in found.calibration.gains] == pytest.approx(wanted, rel=1e-9)
