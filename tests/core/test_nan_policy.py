@@ -275,6 +275,6 @@ def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_
     shown = " ".join(capsys.readouterr().out.split())
     assert f"({n} left out for NaN)" in shown
     for text in (shown, (tmp_path / "out" / "report.html").read_text()):
-        assert f"{n} {what} hold NaN" in text
+        assert f"{n} {what} with NaN" in text
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (n, "drop")
