@@ -95,8 +95,8 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
         confidence, outcome = p.probs.gather(-1, top).squeeze(-1), p.target.gather(-1, top).squeeze(-1)
         outcome = outcome.to(confidence.dtype)
     elif p.task == "multiclass":
-        confidence = p.rows.confidence
-        outcome = p.target == p.rows.top
+        rows = p.rows
+        confidence, outcome = rows.confidence, p.given_target == rows.top
     else:
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.predicts_one, p.values, p.not_probs)
         outcome = torch.where(p.predicts_one, p.target, 1 - p.target)

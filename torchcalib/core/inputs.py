@@ -110,7 +110,6 @@ class InputFormat:
         """
         voted = self.check(preds, target, weights)
         preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, voted)
-
         wide = wide_dtype(preds.device)
         dtype = torch.promote_types(preds.dtype, torch.float32)
         weighted, hard = weights is not None, not target.is_floating_point()

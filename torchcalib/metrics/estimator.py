@@ -99,11 +99,12 @@ def _estimator(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any
             return factory(**options)
         parts += (name, type(option), option)
     key = tuple(parts)
-    if key not in _estimators:
+    found = _estimators.get(key)
+    if found is None:
         if len(_estimators) >= _MOST_ESTIMATORS:
-            _estimators.clear()
-        _estimators[key] = factory(**options)
-    return _estimators[key]
+            _estimators.clear()  # another thread may do so, too
+        found = _estimators[key] = factory(**options)
+    return found
 
 
 def functional(

@@ -15,6 +15,7 @@ from torchcalib.ops.bin_sums.reference import class_formula, class_gradient, eve
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
+from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
 Noise = Literal["none", "labels", "shares"]
@@ -133,7 +134,36 @@ def _event_sums(
     return sums if groups is None else sums.view(*lead, n_sums, n_groups, n_bins).movedim(-2, -3)
 
 
-_events = fused(_event_sums, event_formula)
+_ROW_OF = {0: 1, 1: 2, 3: -1}
+"""The sum of confidence, outcome and ECD, by their positions among the arguments."""
+
+
+def _event_gradient(
+    _: Backend,
+    arguments: list[Any],
+    results: tuple[Tensor, ...],  # noqa: ARG001
+    needed: list[int],
+    grads: Tensor,
+) -> list[Tensor]:
+    """Return the gradients in confidence, outcome and ECD: that of the sum of the event's bin, times the weight."""
+    confidence, weights, groups = arguments[0], arguments[2], arguments[4]
+    n_bins, right = arguments[6], arguments[7]
+    if 2 in needed:
+        return gradient_of(event_formula, arguments, needed, grads)
+    cell = bin_index(confidence, n_bins, right)
+    if groups is not None:
+        cell = groups * n_bins + cell
+        grads = grads.movedim(-3, -2).flatten(-2)
+    found = []
+    for k in needed:
+        slope = grads[..., _ROW_OF[k], :].gather(-1, cell)
+        if weights is not None:
+            slope = (slope * weights).masked_fill_(weights == 0, 0)
+        found.append(slope.to(arguments[k].dtype))
+    return found
+
+
+_events = fused(_event_sums, event_formula, _event_gradient)
 
 
 def _class_sums(
