@@ -64,14 +64,19 @@ BIN_TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
 BIN_TYPES |= dict.fromkeys(("n", "size", "n_bins", "n_rows", "n_classes"), "i32")
 NOISE = {"has_noise": True, "shares": True, "squared": True}
 KERNELS = [
-    ("row_op_triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
-    ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
-    ("row_op_triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
-    ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
-    ("row_op_triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
-    ("bin_op_triton", "_add_events", BIN_TYPES, {"held": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE}),
-    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False, "n_sums": 4}),
-    ("bin_op_triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True, "n_sums": 5}),
+    ("softmax_stats.triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
+    ("softmax_stats.triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
+    ("softmax_stats.triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
+    ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
+    ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
+    (
+        "bin_sums.triton",
+        "_add_events",
+        BIN_TYPES,
+        {"held": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE},
+    ),
+    ("bin_sums.triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False, "n_sums": 4}),
+    ("bin_sums.triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True, "n_sums": 5}),
 ]
 
 

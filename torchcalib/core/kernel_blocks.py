@@ -247,7 +247,7 @@ def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:
-    """What probabilities are multiplied by, so that a kernel of bandwidth 1 in `pair_op` is the one that is meant."""
+    """Return the factor of probabilities for which a kernel of `ops.pairwise` has this bandwidth."""
     return 1 / (2 * bandwidth if kernel == "laplacian" else math.sqrt(2) * bandwidth)
 
 

@@ -136,7 +136,7 @@ class Binning:
         bins: which bins, or their edges from 0 to 1.
         n_bins: B of equal-width and equal-mass bins.
         right: equal-width bins, and those of given edges, are `(a, b]`.
-        n_min, n_max, variant: see `kernels.isotonic.pava_bc`.
+        n_min, n_max, variant: see `tce`.
         ties: "pool" keeps samples of equal score together; "split" takes them in the order given.
     """
 

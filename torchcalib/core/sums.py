@@ -291,7 +291,7 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class EqualWidthBins:
-    """Sums over equal-width bins of the confidence of events; see `kernels.bin_sums.bin_index` for the edge rule.
+    """Sums over equal-width bins of the confidence of events; see `ops.segments.bin_index` for the edge rule.
 
     Attributes:
         reduction: what the events are.
@@ -385,7 +385,7 @@ class EqualWidthBins:
 
 
 def kind_of_noise(p: Predictions, wanted: bool) -> Noise:
-    """Return which variances of the outcomes of a batch are summed, if any are wanted; see `kernels.bin_op.Noise`."""
+    """Return which variances of the outcomes of a batch are summed, if any are wanted; see `ops.bin_sums.Noise`."""
     if not wanted:
         return "none"
     return "labels" if p.hard else "shares"

@@ -40,7 +40,7 @@ _MOST = 2**22  # numbers that the batch elements read at a time hold
 
 @dataclass(frozen=True, eq=False)
 class SmoothingCells(BinStats):
-    """Bins between the nodes of all grids that residuals are smoothed on; see `kernels.smoothing_cells`.
+    """Bins between the nodes of all grids that residuals are smoothed on; see `ops.smoothing.cells`.
 
     Beside weight, confidence and outcome there are the sums of confidence times 1 - confidence, then `noise` if it was
     asked for, and of confidence times outcome (last). So rounding a sample to the nodes on its sides can wait until a
