@@ -8,9 +8,11 @@ process, `quick_environment` skips imports that torchcalib does not need.
 import contextlib
 import multiprocessing
 import os
+import random
 import runpy
 import socket
 import sys
+import time
 import warnings
 from functools import cache
 from multiprocessing import forkserver
@@ -74,8 +76,9 @@ def run_together(commands, environments=None, folder=".", timeout=240):
             started.append(_server().Process(target=_run, args=arguments))
             started[-1].start()
         try:
+            deadline = time.monotonic() + timeout
             for process in started:
-                process.join(timeout)
+                process.join(max(0, deadline - time.monotonic()))
         finally:
             for process in started:
                 process.kill()
@@ -84,12 +87,17 @@ def run_together(commands, environments=None, folder=".", timeout=240):
 
 
 def free_ports(n):
-    """Return the numbers of free ports, as text."""
-    with contextlib.ExitStack() as opened:
-        found = [opened.enter_context(socket.socket()) for _ in range(n)]
-        for free in found:
-            free.bind(("127.0.0.1", 0))
-        return [str(free.getsockname()[1]) for free in found]
+    """Return the numbers of free ports, as text.
+
+    They lie below the ports that systems give to connections (from 32768 on): a connection that is opened before a rank
+    listens cannot take them.
+    """
+    found = []
+    while len(found) < n:
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_768)))
+            found.append(str(free.getsockname()[1]))
+    return found
 
 
 def environments_of_ranks(n_ranks, port=None, **more):
