@@ -213,18 +213,26 @@ class StreamingMetric(Metric, Generic[S]):
             RuntimeError: in the capture of a CUDA graph, if the state is not sums alone.
             TorchMetricsUserError: between `sync` and `unsync`.
         """
-        refuse_if_synced(self, "update")
-        self._add(preds, self._batch_state(preds, target, weights))
+        if self._is_synced:
+            refuse_if_synced(self, "update")
+        if self._shared is None:
+            batch = self._state_of(self._read(self.input_format, preds, target, weights))
+        else:
+            reading, p = self._reading(preds, target, weights)
+            batch = self._once((*reading, *self._counts_what), lambda: self._state_of(p))
+        self._add(preds, batch)
 
     def _add(self, preds: Tensor, batch: Any) -> None:
         """Add the state of a batch."""
         if is_captured(preds):
             self._add_in_graph(batch)
-        elif self._in_graph:
+            return
+        add = self.kind.add if self._shared is None else self._added
+        if self._in_graph:
             with self._in_its_place():
-                self.state = self._added(self.state, batch)
+                self.state = add(self.state, batch)
         else:
-            self.state = self._added(self.state, batch)
+            self.state = add(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
         """Add in place. Every replay does so again, unseen by Python: from now on no computed value is kept."""
@@ -349,13 +357,6 @@ class StreamingMetric(Metric, Generic[S]):
                 settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare this
         return {**settings, "batch_shape": self.batch_shape}
 
-    def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
-        """State of one batch alone."""
-        if self._shared is None:
-            return self._state_of(self._read(self.input_format, preds, target, weights))
-        reading, p = self._reading(preds, target, weights)
-        return self._once((*reading, *self._counts_what), lambda: self._state_of(p))
-
     def _reading(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
@@ -415,7 +416,7 @@ class StreamingMetric(Metric, Generic[S]):
     @property
     def state(self) -> Any:
         """The whole state: for sums a tensor that begins with the counts of rows left out; for samples a `Samples`."""
-        return self.kind.join([getattr(self, name) for name in self.state_names])
+        return self.kind.join(tuple(map(self.__getattribute__, self.state_names)))
 
     @state.setter
     def state(self, value: Any) -> None:

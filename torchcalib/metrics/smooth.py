@@ -25,11 +25,12 @@ from torchcalib.core.events import Events, Reduction, resolve_reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.sums import BinStats, apart_of, kind_of_noise, noise_of
+from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
 from torchcalib.metrics.ranked import TestedRankedMetric, kept_apart, ranked
 from torchcalib.metrics.tested import TestedMetric
+from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.host_values import look
 from torchcalib.ops.loess import loess
 from torchcalib.ops.smoothing import best_width, smoothed_error
@@ -80,7 +81,8 @@ class SmoothingRecipe(EventSums[BinStats]):
 
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
         """Take the sums over events of `p`, from one read of them."""
-        columns, noise = (events.confidence, events.outcome, events.weights), kind_of_noise(p, self.with_noise)
+        columns = (events.confidence, events.outcome, events.weights)
+        noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
         return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 
