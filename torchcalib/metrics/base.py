@@ -17,7 +17,7 @@ from torchcalib.core.documentation import document, input_parameters, parameters
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.state import SamplesKind, StateKind, SumsKind
+from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -91,7 +91,7 @@ class StreamingMetric(Metric, Generic[S]):
     stream_options: ClassVar[tuple[str, ...]] = ()
     """Options of the class alone, which `Estimator.streamed` takes."""
 
-    kind: StateKind[Any, S]
+    kind: SumsKind[S] | SamplesKind
     """How the state adds, is saved and meets across ranks."""
     state_names: tuple[str, ...]
     """Names of the parts of the state among the attributes."""
@@ -152,7 +152,7 @@ class StreamingMetric(Metric, Generic[S]):
         self.batch_shape = tuple(batch_shape)
         for size in self.batch_shape:
             check_count("batch_shape", size)
-        self.kind: StateKind[Any, S] = self._state_kind()
+        self.kind = self._state_kind()
         # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
         # two kinds.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
@@ -177,7 +177,7 @@ class StreamingMetric(Metric, Generic[S]):
         """Take from there, and put there, what members of a collection have in common in an update; None ends it."""
         vars(self)["_shared"] = computed
 
-    def _state_kind(self) -> StateKind[Any, Any]:
+    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
         """How the statistic streams."""
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.recipe, ExactSample):

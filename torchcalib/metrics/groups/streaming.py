@@ -8,7 +8,7 @@ from torch import Tensor
 from torchcalib.core.arguments import check_count
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.state import SamplesKind, StateKind, SumsKind
+from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.evidence import Evidence
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.groups.samples import MOST_GROUPS, GroupedSample, GroupedSamplesKind
@@ -182,7 +182,7 @@ class ByGroup(WrappedMetric[Any]):
         found = resolved(found, again, n_replicates)
         return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
 
-    def _state_kind(self) -> StateKind[Any, Any]:
+    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
         kind = self.metric.kind
         if isinstance(kind, SamplesKind):
             return GroupedSamplesKind(kind.recipe, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
