@@ -114,7 +114,7 @@ class StreamingMetric(Metric, Generic[S]):
         of_class = [p for p in parameters_of(StreamingMetric.__init__) if p.name not in ("task", "factory")]
         of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [*parameters_of(cls.factory), *of_stream, *input_parameters(without=["weights"]), *of_class]
-        document(cls, cls.__doc__, [*given[:1], *own, *given[1:]])
+        document(cls, cls.__doc__, [*given[:1], *own, *given[1:]], entries=cls.factory.__doc__)
 
     def __init__(
         self,
