@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Iterable
 from inspect import Parameter, Signature, signature
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 ARGUMENTS = {
     "preds": "Probabilities, or logits with `from_logits=True`: binary `(..., N)`, multi-class `(..., N, C)`, "
@@ -97,6 +99,13 @@ def document(
     function.__signature__ = Signature(parameters, return_annotation=returns)
     if doc is not None:
         function.__doc__ = _completed(doc, [p.name for p in parameters], entries)
+
+
+def documented(function: F) -> F:
+    """Decorate a function that takes `**options`: show the input options in its signature and docstring."""
+    returns = signature(function).return_annotation
+    document(function, function.__doc__, [*parameters_of(function), *input_parameters()], returns)
+    return function
 
 
 def arguments_section(doc: str | None) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, task_read_as
 from torchcalib.core.bins import BinTable, equal_width_edges, root
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
@@ -427,6 +427,7 @@ class RMSCE(BinnedMetric):
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 
 
+@documented
 def bin_table(
     preds: Tensor,
     target: Tensor,
@@ -465,9 +466,6 @@ def bin_table(
         ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, reduction, "macro", options
     )
     return estimator.table(table_statistic(estimator, preds, target, options))
-
-
-document(bin_table, bin_table.__doc__, [*parameters_of(bin_table), *input_parameters()], BinTable)
 
 
 def table_statistic(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
 from torchcalib.core.checks import Problem, Rule, enforce
+from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
@@ -114,6 +115,7 @@ def _bayes_risk(
 bayes_risk = functional(_bayes_risk)
 
 
+@documented
 def bayes_risk_per_sample(
     preds: Tensor,
     target: Tensor,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
+from torchcalib.core.documentation import documented
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.estimator import functional
@@ -168,6 +169,7 @@ def _total_variation(
 total_variation = functional(_total_variation)
 
 
+@documented
 def total_variation_per_sample(
     preds: Tensor,
     target: Tensor,
@@ -251,6 +253,7 @@ def _kl_divergence(
 kl_divergence = functional(_kl_divergence)
 
 
+@documented
 def kl_divergence_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -326,6 +329,7 @@ def _entropy_difference(
 entropy_difference = functional(_entropy_difference)
 
 
+@documented
 def entropy_difference_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -402,6 +406,7 @@ def _votes_distance(
 votes_distance = functional(_votes_distance)
 
 
+@documented
 def votes_distance_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
 ) -> Tensor:

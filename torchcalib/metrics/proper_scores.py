@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average
 from torchcalib.core.checks import read_priors
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions
@@ -209,6 +209,7 @@ def _nll(
 nll = functional(_nll)
 
 
+@documented
 def nll_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, eps: float | None = None, **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -306,6 +307,7 @@ def _brier_score(
 brier_score = functional(_brier_score)
 
 
+@documented
 def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> Tensor:
     """Squared distance of every sample; see `brier_score`.
 
@@ -349,6 +351,7 @@ def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
 _ECD = Score(_ecd_of, _zero)
 
 
+@documented
 def ecd(
     preds: Tensor | Distribution,
     target: Tensor,
@@ -400,9 +403,7 @@ def ecd(
     return estimator(preds, target, options.get("weights"))
 
 
-document(ecd, ecd.__doc__, [*parameters_of(ecd), *input_parameters()], Tensor)
-
-
+@documented
 def ecd_per_sample(
     preds: Tensor | Distribution,
     target: Tensor,

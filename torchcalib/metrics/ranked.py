@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_choice, task_read_as
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
@@ -354,6 +354,7 @@ class CORPCurve:
         return type(self)(confidence, n, frequency, low, high, self.level)
 
 
+@documented
 def corp_curve(
     preds: Tensor,
     target: Tensor,
@@ -400,9 +401,6 @@ def corp_curve(
     with torch.no_grad():
         sample = ExactSample(mode).of(input_format.read(preds, target, options.get("weights")))
         return curve_of(sample, level, n_replicates, seed)
-
-
-document(corp_curve, corp_curve.__doc__, [*parameters_of(corp_curve), *input_parameters()], CORPCurve)
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
