@@ -101,6 +101,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
 
 def scored(
     score: Score,
+    /,
     *,
     task: Task,
     normalize: Literal["prior"] | None = None,
