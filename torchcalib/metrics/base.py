@@ -18,6 +18,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.inference.evidence import Evidence
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -79,6 +80,8 @@ class StreamingMetric(Metric, Generic[S]):
     """The question that the value answers, in one line for a report."""
     source: ClassVar[str]
     """Publication and equation."""
+    is_signed: ClassVar[bool] = False
+    """Whether the value is a mean gap, on both sides of 0."""
 
     factory: ClassVar[Callable[..., Estimator[Any]]]
     """Function from keyword options to the estimator."""
@@ -327,6 +330,32 @@ class StreamingMetric(Metric, Generic[S]):
     @property
     def _statistic(self) -> S:
         return self.kind.statistic(self.state)
+
+    def evidence(
+        self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
+    ) -> Evidence:
+        """Return a calibration error with its noise floor, a p-value and an interval; see `torchcalib.evidence`.
+
+        Only the state is needed, of all ranks if `torch.distributed` is running. Arguments are those of the function.
+
+        Raises:
+            TypeError: for a metric that is no calibration error: sampling noise does not bias a score.
+            ValueError: for bad arguments, and if rows on CUDA were bad.
+        """
+        how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
+        return self.evidence_from(self._synced_statistic(), **how)
+
+    def evidence_from(self, statistic: S, **how: Any) -> Evidence:  # noqa: ARG002 - for subclasses
+        """Return the evidence of a statistic of this metric, which may have further batch axes.
+
+        Args:
+            statistic: bins with sums of noise, or a ranked sample.
+            **how: arguments of `evidence`.
+        """
+        raise TypeError(
+            f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
+            "Use ECE or KS, for example. `torchcalib.bootstrap` computes intervals of any metric."
+        )
 
     def _synced_statistic(self) -> S:
         """Return the statistic of all ranks, checked as in `compute`."""

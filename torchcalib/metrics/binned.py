@@ -15,8 +15,8 @@ from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats, EqualWidthBins
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
+from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
-from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import Ties
 
 
@@ -96,7 +96,7 @@ def binned(
     return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
 
 
-class BinnedMetric(TestedMetric[BinStats | RankedSample]):
+class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
     """A function of bins over a stream.
 
     The state of equal-width bins is 5 sums for each bin (6 with ECD) and class: weight, confidence, outcome, and two

@@ -18,7 +18,6 @@ from torchcalib.inference.evidence import ErrorTest, Evidence, check_arguments, 
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
-from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
@@ -68,10 +67,6 @@ class RankedMetric(StreamingMetric[RankedSample]):
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
-
-
-class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
-    """A calibration error of samples in order."""
 
     has_interval = True
     """Whether `evidence` computes an interval, from about two thousand replicates."""
@@ -160,7 +155,7 @@ def _ks(
 ks = functional(_ks)
 
 
-class KS(TestedRankedMetric):
+class KS(RankedMetric):
     """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample."""
 
     factory = staticmethod(_ks)
@@ -281,7 +276,7 @@ def _corp(
 corp = functional(_corp, CORPDecomposition)
 
 
-class CORP(TestedRankedMetric):
+class CORP(RankedMetric):
     """A part of the CORP decomposition of a score, streamed; see `corp`.
 
     Args:
