@@ -89,7 +89,11 @@ def test_bad_arguments_and_metrics_without_evidence_are_refused():
         ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
         ({"n_replicates": 99.5}, TypeError, "`n_replicates` must be an int"),
         ({"seed": 1.5}, TypeError, "`seed` must be an int"),
-        ({"metric": tc.NLL(task="binary")}, TypeError, "`metric` must be a calibration error to have a noise floor, got NLL"),
+        (
+            {"metric": tc.NLL(task="binary")},
+            TypeError,
+            "`metric` must be a calibration error to have a noise floor",
+        ),
         ({"metric": tc.Cox(task="binary")}, TypeError, "got Cox. Its fit() has standard errors and a p-value"),
         ({"metric": tc.CORP(task="binary", component="dsc")}, ValueError, "`component` must be 'mcb' for evidence"),
     ]
