@@ -307,7 +307,7 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
 
 
 def replicates_at_once(elements: int) -> int:
-    """Return in how many ways rows are weighed at a time where each makes this many numbers."""
+    """Return the number of replicates that are computed at a time, from the numbers that each needs in memory."""
     return max(1, _MOST_AT_ONCE // max(1, elements))
 
 

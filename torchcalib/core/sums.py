@@ -26,8 +26,7 @@ class Sums:
 
     Attributes:
         sums: in the order that the statistic says.
-        apart: `(...)`, of bins whose noise follows from all rows together; see `apart_of`. None for others, and where
-            `settled` has had its say.
+        apart: `(...)`, 0 if all targets so far are labels; see `apart_of`. None without noise, and after `settled`.
     """
 
     sums: Tensor
@@ -151,17 +150,17 @@ def _noise(sums: Tensor, apart: Tensor) -> Tensor:
 
 
 def settled(sums: Tensor, apart: Tensor) -> Tensor:
-    """Return sums of bins, `BinStats.sums`, to be read and not to be added to: their noise is what all rows say."""
+    """Return `BinStats.sums` with the noise that applies to all rows together; they do not add any more."""
     return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
 def apart_of(
     p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
 ) -> Tensor:
-    """Return what a batch adds to `Sums.apart`: it stays 0 as long as the noise of bins is their spread.
+    """Return what a batch adds to `Sums.apart`, which is 0 as long as `BinStats.noise` equals `BinStats.spread`.
 
-    That is so for labels, each of which counts for some copies. A share t of weight w adds w t (1 - t), which no label
-    does. Floating weights add themselves, for the noise goes by their squares.
+    They are equal for labels whose weights are copies. A soft target t of weight w adds w t (1 - t), which is 0 for a
+    label. Floating weights add themselves, because their noise is a sum of squares.
 
     Args:
         p: the batch.
@@ -171,7 +170,7 @@ def apart_of(
         n_groups: G.
 
     Returns:
-        `(...)`, or `(G, ...)`. A sum of what is not negative: 0 if and only if every row adds 0, in whatever pieces.
+        `(...)`, or `(G, ...)`. No summand is negative, so the sum is 0 if and only if each of them is.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
@@ -316,7 +315,7 @@ def sums_of_replicates(
 
 
 def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:
-    """Return the shape of the series that a reduction makes of one of predictions: `(C,)` for C classes apart."""
+    """Return the batch axes that a reduction adds: `(C,)` for classes that are kept apart."""
     if reduction != "classwise":
         return ()
     return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)

@@ -1,7 +1,7 @@
 """The engine of every metric: predictions -> accumulator -> value.
 
 A metric is a factory: a function of its options that returns an `Estimator`. `functional` makes the function of the
-metric from the factory, and `torchcalib.metrics.base.CalibrationMetric` its streaming class.
+metric from the factory, and `torchcalib.metrics.base.StreamingMetric` its class.
 """
 
 from collections.abc import Callable, Mapping
