@@ -258,7 +258,7 @@ class ScoreRecipe:
         return ScoreSum(self._shared_out(score, n, p).sum(-2))
 
     def cells(self, p: Predictions) -> Cells:
-        """Say where every sample counts; with soft targets by class each is an event of every class."""
+        """Return the cell and the summands of every sample; a soft target by class is an event of each class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
@@ -268,12 +268,12 @@ class ScoreRecipe:
         return Cells(classes.flatten(-2), self._shared_out(score, n, p).flatten(-2), p.num_classes)
 
     def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
-        """The weighed score, and the weights, of every sample `(..., N)`."""
+        """Return weighted scores and weights `(..., N)`."""
         score = weighted(score, p.weights, wide_dtype(score.device))
         return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
 
     def _shared_out(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
-        """The quantities of every sample, dealt out to the classes by its shares of votes `(..., F, N, K)`."""
+        """Return the quantities of every sample, divided among classes by its soft target, `(..., F, N, K)`."""
         shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
         shares = shares.to(score).nan_to_num()  # NaN only in rows of weight 0
         columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
