@@ -434,21 +434,15 @@ def check_option_names(options: Mapping[str, Any]) -> None:
         raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
 
 
-def read_input(
-    task: Task,
-    preds: Tensor,
-    target: Tensor,
-    options: Mapping[str, Any],
-    *,
-    hard_targets: bool = False,
-    whole_weights: bool = False,
-    least_votes: int = 0,
-    wait: bool = True,
-) -> Predictions:
-    """Return the predictions of a function call with `options` of `InputOptions`."""
+def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) -> InputFormat:
+    """Return the input format of a call with `options` of `InputOptions`, with the requirements of a metric."""
     check_option_names(options)
-    named = {name: value for name, value in options.items() if name != "weights"}
-    reading = InputFormat(
-        task, hard_targets=hard_targets, whole_weights=whole_weights, least_votes=least_votes, **named
-    )
-    return reading.read(preds, target, options.get("weights"), wait=wait)
+    return InputFormat(task, **{name: value for name, value in options.items() if name != "weights"}, **requirements)
+
+
+def read_input(
+    task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, wait: bool = True, **requirements: Any
+) -> Predictions:
+    """Return the predictions of a call with `options` of `InputOptions`."""
+    input_format = input_format_of(task, options, **requirements)
+    return input_format.read(preds, target, options.get("weights"), wait=wait)
