@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from torchcalib.ops.threads import in_threads
+from torchcalib.ops.threads import PER_THREAD, in_threads
 
 BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
 CONVERTED = 2**15  # entries that torch copies in the calling thread
@@ -165,6 +165,9 @@ def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
     """Call `work(begin, end, rows)` for ranges of all rows, with these rows contiguous and float32."""
     n_classes = values.shape[-1]
     direct = values.dtype == torch.float32 and values.is_contiguous()
+    if direct and values.numel() < PER_THREAD:
+        work(0, len(values), values)
+        return
 
     def run(begin: int, end: int) -> None:
         if direct:
@@ -177,11 +180,6 @@ def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
             work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
 
     in_threads(run, len(values), values.numel())
-
-
-def column_of(x: Tensor) -> Any:
-    """Return a column as a contiguous array; bool as uint8, on which numba computes without a branch, half as float."""
-    return columns_of(x)[0]
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:

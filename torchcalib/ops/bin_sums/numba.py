@@ -40,24 +40,29 @@ def event_sums(
     countable = may_be_counted(outcome, weights, ecd, noise)
     c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
     edges = _edges(n_bins)
+
+    def add(series: int, held: slice, into: Any) -> None:
+        of = None if g is None else g[series, held]
+        if countable:
+            add_labels(c[series, held], o[series, held], of, told, edges, right, into)
+        else:
+            own, more = (None if x is None else x[series, held] for x in (w, d))
+            add_events(c[series, held], o[series, held], own, more, of, told, edges, right, into)
+
     size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
     for series, into in enumerate(sums.numpy()):
-        pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
+        if len(starts) == 1:
+            add(series, slice(n), into)
+            continue
+        pieces = np.zeros((len(starts), *into.shape))
 
-        def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
+        def add_pieces(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
-                held = slice(starts[piece], starts[piece] + size)
-                of = None if g is None else g[series, held]
-                if countable:
-                    add_labels(c[series, held], o[series, held], of, told, edges, right, pieces[piece])
-                else:
-                    own, more = (None if x is None else x[series, held] for x in (w, d))
-                    add_events(c[series, held], o[series, held], own, more, of, told, edges, right, pieces[piece])
+                add(series, slice(starts[piece], starts[piece] + size), pieces[piece])
 
-        in_threads(add, len(starts), n)
-        if len(starts) > 1:
-            into[:] = pieces.sum(0)
+        in_threads(add_pieces, len(starts), n)
+        into[:] = pieces.sum(0)
 
 
 def class_sums(

@@ -149,8 +149,6 @@ def block_starts(
     chosen = choose(op, weight.device, backend).backend
     if not weight.numel():
         return torch.empty_like(weight, dtype=torch.bool)
-    if not weight.numel():
-        return torch.empty_like(weight, dtype=torch.bool)
     if backend == "auto" and op != "isotonic_regression" and _may_overflow(weight, values):
         chosen = "python"  # its integers have no limit
     if begins is not None and chosen in ("rounds", "triton"):

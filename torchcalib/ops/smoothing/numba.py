@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from torchcalib.ops.numba_math import BLOCK, column_of, compiled_loop, step, told_of_noise
+from torchcalib.ops.numba_math import BLOCK, columns_of, compiled_loop, step, told_of_noise
 from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS
 from torchcalib.ops.threads import in_threads
 
@@ -75,7 +75,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
     def fill(begin: int, end: int) -> None:
         for start in starts[begin:end]:
             held = slice(start, start + _PIECE)
-            _fill_cells(column_of(confidence[held]), index[held].numpy())
+            _fill_cells(*columns_of(confidence[held]), index[held].numpy())
 
     in_threads(fill, len(starts), len(index))
 
@@ -93,8 +93,8 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
     def add(begin: int, end: int) -> None:
         for series, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             held = slice(starts[piece], starts[piece] + size)
-            part = [None if x is None else column_of(x[series, held]) for x in (confidence, outcome, weights)]
-            _sums(*part, told, pieces[series, piece])
+            part = (None if x is None else x[series, held] for x in (confidence, outcome, weights))
+            _sums(*columns_of(*part), told, pieces[series, piece])
 
     in_threads(add, n_series * len(starts), n_series * n)
     if len(starts) > 1:
