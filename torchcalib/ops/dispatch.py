@@ -4,7 +4,7 @@ import importlib
 import os
 from functools import cache
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -61,13 +61,6 @@ _MODULES: dict[Backend, tuple[str, str]] = {
 }
 
 
-class Choice(NamedTuple):
-    """The implementation of an op, and why no preferred one can be used ("" if it is the first choice)."""
-
-    backend: Backend
-    why: str
-
-
 @cache
 def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
     """Return the module of a backend, or None and the reason. numba raises RuntimeError without a cache folder."""
@@ -78,7 +71,7 @@ def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
         return None, f"{backend} cannot be used ({error}); {install}"
 
 
-def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
+def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
     """Return the implementation of an op for tensors on a device.
 
     Raises:
@@ -88,12 +81,7 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
     """
     order = _ORDER[op].get(device.type, _ORDER[op]["other"])
     if backend == "auto":
-        reasons: list[str] = []
-        for name in order:
-            module, why = _load(op, name)
-            if module is not None:
-                return Choice(name, "; ".join(reasons))
-            reasons.append(why)
+        return next(name for name in order if _load(op, name)[0] is not None)
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if backend not in order and not (backend == "triton" and interpreted):
         allowed = ", ".join(repr(name) for name in ("auto", *order))
@@ -102,7 +90,7 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Choice:
             f"`backend` must be one of {allowed} for {op} on {device.type}, got {backend!r}. Leave it at 'auto'.{hint}"
         )
     implementation(op, backend)
-    return Choice(backend, "")
+    return backend
 
 
 @cache
@@ -119,7 +107,7 @@ def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) ->
                 f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Leave it at 'auto'."
             )
         backend = "torch"
-    return implementation(op, choose(op, torch.device(device_type), backend).backend)
+    return implementation(op, choose(op, torch.device(device_type), backend))
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:
