@@ -62,7 +62,9 @@ def _all_bits(x: Any) -> Any:
 def add_events(
     confidence: Any, outcome: Any, weights: Any, ecd: Any, groups: Any, noise: Any, edges: Any, right: Any, sums: Any
 ) -> None:
-    """Add events to sums `(F, K)`; `noise` is that of `told_of_noise`.
+    """Add events to sums `(F, K)`.
+
+    `noise` is whether outcomes are shares, and whether weights are squared; None without sums of noise.
 
     The sums of a cell lie side by side, so that an event touches one line of the cache.
     """

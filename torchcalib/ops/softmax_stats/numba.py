@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchcalib.ops.numba_math import (
@@ -247,7 +246,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
 
 
 @compiled_loop
-def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any, tops: Any) -> None:
+def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tolerance: Any) -> None:
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     buffer = np.empty(BLOCK, np.float32)
@@ -345,18 +344,11 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """See `reference.forward`. Here `values` are float32 or narrower."""
+    columns = target.numpy(), scores.numpy(), top.numpy()
     if from_logits:
-        loop = _forward_few_logits if values.shape[-1] <= _FEW else _forward_logits
+        by_rows(_forward_few_logits if values.shape[-1] <= _FEW else _forward_logits, values, columns)
     else:
-        loop = _forward_probabilities
-    options = () if from_logits else (tolerance,)
-    # Slices of arrays cost a tenth of slices of tensors.
-    labels, of_rows, tops = target.numpy(), scores.numpy(), top.numpy()
-
-    def work(begin: int, end: int, rows: Tensor) -> None:
-        loop(rows.numpy(), labels[begin:end], *options, of_rows[:, begin:end], tops[begin:end])
-
-    by_rows(work, values)
+        by_rows(_forward_probabilities, values, columns, (tolerance,))
 
 
 def backward(
@@ -364,13 +356,4 @@ def backward(
 ) -> None:
     """See `reference.backward`. Whole forward and backward of 256 x 1,000: 0.6 ms, with the torch backward 2.0 ms."""
     loop = _backward_logits if from_logits else _backward_probabilities
-
-    def work(begin: int, end: int, rows: Tensor) -> None:
-        into = out[begin:end]
-        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
-        columns = [x[..., begin:end].numpy() for x in (target, scores, top, grads)]
-        loop(rows.numpy(), *columns, filled.numpy())
-        if filled is not into:
-            into.copy_(filled)
-
-    by_rows(work, values)
+    by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
