@@ -66,9 +66,20 @@ def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
     """Return the module of a backend, or None and the reason. numba raises RuntimeError without a cache folder."""
     name, install = _MODULES[backend]
     try:
-        return importlib.import_module(f"torchcalib.ops.{_FOLDERS[op]}.{name}"), ""
+        module = importlib.import_module(f"torchcalib.ops.{_FOLDERS[op]}.{name}")
+        if backend == "triton" and torch.cuda.is_available():
+            _check_launch()
     except (ImportError, RuntimeError) as error:
         return None, f"{backend} cannot be used ({error}); {install}"
+    return module, ""
+
+
+def _check_launch() -> None:
+    """Raise ImportError if Triton cannot build its launcher: it needs a C compiler, which not every machine has."""
+    try:
+        importlib.import_module("triton").runtime.driver.active.get_current_device()
+    except Exception as error:  # any error of the build
+        raise ImportError(f"no kernel can be launched: {error}") from error
 
 
 def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
