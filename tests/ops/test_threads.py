@@ -10,7 +10,7 @@ from torchcalib.ops import threads
 
 @pytest.fixture(autouse=True)
 def on_three_threads(monkeypatch):
-    monkeypatch.setattr(threads, "_PER_THREAD", 1)
+    monkeypatch.setattr(threads, "PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 

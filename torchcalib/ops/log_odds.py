@@ -4,24 +4,22 @@ A probability near 1 has no digits left for 1 - p. The two logarithms keep them:
 relative to the largest logit of its own classes. All arithmetic is in the dtype of sums.
 
 Events of equal rows must tie, wherever the rows stand in a batch. Softmax ensures this, because it runs row by row.
-Elementwise functions do not: the vectorised and the scalar code of exp and log1p differ in the last digit, and the
-scalar code computes the end of a tensor. So they run over padded blocks that no thread splits (`_elementwise`).
+Other functions run over blocks that no thread splits, by `logs.elementwise`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
+from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices
 
 _BLOCK = 2**15  # numbers; torch splits larger tensors among threads
 _BLOCK_ELSEWHERE = 2**24  # on other devices, where the launch of a kernel costs more than its arithmetic
-_LANES = 64  # at least the vector width of any processor
 
 
 def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
@@ -129,8 +127,8 @@ def _of_each(z: Tensor) -> Tensor:
     scale = of_top.clamp(min=0)
     among = rest.log_softmax(-1) - scale
     below = torch.where(of_top < 0, of_top, -of_top)  # with the slope that matches `scale` at a tie, unlike abs
-    ratio = _elementwise(torch.exp, below) - _elementwise(torch.exp, among)
-    return (among - _elementwise(torch.log1p, ratio)).scatter(-1, top, of_top)
+    ratio = elementwise(torch.exp, below) - elementwise(torch.exp, among)
+    return (among - elementwise(torch.log1p, ratio)).scatter(-1, top, of_top)
 
 
 def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,12 +137,6 @@ def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     of_top = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
     # If all others have probability 0, D = inf, so any finite logits give the same result.
     return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), of_top
-
-
-def _elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply an elementwise function to a block, padded so that only vectorised code computes its numbers."""
-    padded = torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % _LANES))
-    return function(padded)[: x.numel()].view(x.shape)
 
 
 _log_odds = fused(_forward, _formula, _gradient)

@@ -6,16 +6,31 @@ A distribution over classes is a pair `(q, log_q)` with classes last. A binary d
 only where an outcome has probability 0. Scores are `0 - x` and not `-x`, so that certainty scores 0 and not -0.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 from torchcalib.ops.host_values import look
+
+LANES = 64  # at least the vector width of any processor
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums: float64, or float32 on a device without float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function such that equal numbers have equal results, wherever they stand.
+
+    The vectorised and the scalar code of exp, log and log1p differ in the last digit, and the scalar code computes the
+    end of a tensor. So the tensor is padded. It must be short, because torch splits a long one among threads.
+    """
+    extra = -x.numel() % LANES
+    flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)
+    return function(flat)[: x.numel()].view(x.shape)
 
 
 def safe_log(x: Tensor) -> Tensor:

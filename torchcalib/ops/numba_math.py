@@ -5,7 +5,7 @@ computed separately and in a fixed order, so its bits depend neither on its plac
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.ir
@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from torchcalib.ops.threads import in_threads
+from torchcalib.ops.threads import PER_THREAD, in_threads
 
 BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
 CONVERTED = 2**15  # entries that torch copies in the calling thread
@@ -161,27 +161,44 @@ def logs_of(q: Any, logs: Any) -> None:
         logs[k] = found if x >= ZERO else NAN
 
 
-def by_rows(work: Callable[[int, int, Tensor], None], values: Tensor) -> None:
-    """Call `work(begin, end, rows)` for ranges of all rows, with these rows contiguous and float32."""
-    n_classes = values.shape[-1]
-    direct = values.dtype == torch.float32 and values.is_contiguous()
+def by_rows(
+    loop: Callable[..., None],
+    values: Tensor,
+    columns: Sequence[Any],
+    options: tuple[Any, ...] = (),
+    out: Tensor | None = None,
+) -> None:
+    """Call `loop(rows, *columns, *options)` for ranges of rows, which are contiguous and float32 there.
+
+    Args:
+        loop: its result must not depend on how the rows are cut.
+        values: `(N, C)` of any floating dtype, with any strides.
+        columns: arrays `(..., N)` or None, of which the loop gets the part of its rows.
+        options: further arguments.
+        out: `(N, C)` of any floating dtype, filled in by the loop as its last argument.
+    """
+    ready = values.dtype == torch.float32 and values.is_contiguous()
+    direct = ready and (out is None or out.dtype == torch.float32)
+    if direct and values.numel() < PER_THREAD:
+        loop(values.numpy(), *columns, *options, *(() if out is None else (out.numpy(),)))
+        return
 
     def run(begin: int, end: int) -> None:
-        if direct:
-            work(begin, end, values[begin:end])
-            return
-        n = max(1, CONVERTED // n_classes)
-        buffer = torch.empty(min(n, end - begin), n_classes, dtype=torch.float32)
+        n = end - begin if direct else max(1, CONVERTED // values.shape[-1])
+        buffer = torch.empty(0 if ready else min(n, end - begin), values.shape[-1], dtype=torch.float32)
         for start in range(begin, end, n):
-            stop = min(start + n, end)
-            work(start, stop, buffer[: stop - start].copy_(values[start:stop]))
+            part = slice(start, min(start + n, end))
+            rows = values[part] if ready else buffer[: part.stop - start].copy_(values[part])
+            arguments = [rows.numpy(), *(None if x is None else x[..., part] for x in columns), *options]
+            if out is None:
+                loop(*arguments)
+            else:
+                filled = out[part] if out.dtype == torch.float32 else torch.empty_like(out[part], dtype=torch.float32)
+                loop(*arguments, filled.numpy())
+                if out.dtype != torch.float32:
+                    out[part] = filled
 
     in_threads(run, len(values), values.numel())
-
-
-def column_of(x: Tensor) -> Any:
-    """Return a column as a contiguous array; bool as uint8, on which numba computes without a branch, half as float."""
-    return columns_of(x)[0]
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:
@@ -193,8 +210,3 @@ def columns_of(*columns: Tensor | None) -> list[Any]:
             numbers = x.view(torch.uint8) if x.dtype == torch.bool else x.float() if narrow else x
             found[k] = np.ascontiguousarray(numbers.numpy())
     return found
-
-
-def told_of_noise(noise: str, weights: Tensor | None, copies: bool) -> tuple[bool, bool] | None:
-    """Return `bin_sums.Noise` for loops: whether outcomes are shares, and whether weights are squared; None without."""
-    return None if noise == "none" else (noise == "shares", weights is not None and not copies)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-_PER_THREAD = 2**18  # entries; starting a thread for fewer costs more than it saves
+PER_THREAD = 2**18  # entries; starting a thread for fewer costs more than it saves
 
 
 @cache
@@ -30,7 +30,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         n: number of pieces of work.
         n_entries: number of values that all pieces read; one thread reads few of them.
     """
-    n_threads = min(torch.get_num_threads(), max(1, n_entries // _PER_THREAD), n)
+    n_threads = min(torch.get_num_threads(), max(1, n_entries // PER_THREAD), n)
     if n_threads <= 1:
         work(0, n)
         return

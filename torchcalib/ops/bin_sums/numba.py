@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes, fill_class_gradients
 from torchcalib.ops.bin_sums.numba_events import add_events, add_labels
 from torchcalib.ops.bin_sums.reference import may_be_counted
-from torchcalib.ops.numba_math import CONVERTED, by_rows, columns_of, told_of_noise
+from torchcalib.ops.numba_math import CONVERTED, by_rows, columns_of
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events
@@ -36,28 +36,33 @@ def event_sums(
 ) -> None:
     """See `reference.event_sums`."""
     n, n_cells = confidence.shape[-1], sums.shape[-1]
-    told = told_of_noise(noise, weights, copies)
+    kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     countable = may_be_counted(outcome, weights, ecd, noise)
     c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
     edges = _edges(n_bins)
+
+    def add(series: int, held: slice, into: Any) -> None:
+        of = None if g is None else g[series, held]
+        if countable:
+            add_labels(c[series, held], o[series, held], of, kind, edges, right, into)
+        else:
+            own, more = (None if x is None else x[series, held] for x in (w, d))
+            add_events(c[series, held], o[series, held], own, more, of, kind, edges, right, into)
+
     size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
     for series, into in enumerate(sums.numpy()):
-        pieces = into[None] if len(starts) == 1 else np.zeros((len(starts), *into.shape))
+        if len(starts) == 1:
+            add(series, slice(n), into)
+            continue
+        pieces = np.zeros((len(starts), *into.shape))
 
-        def add(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
+        def add_pieces(begin: int, end: int, series: int = series, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
-                held = slice(starts[piece], starts[piece] + size)
-                of = None if g is None else g[series, held]
-                if countable:
-                    add_labels(c[series, held], o[series, held], of, told, edges, right, pieces[piece])
-                else:
-                    own, more = (None if x is None else x[series, held] for x in (w, d))
-                    add_events(c[series, held], o[series, held], own, more, of, told, edges, right, pieces[piece])
+                add(series, slice(starts[piece], starts[piece] + size), pieces[piece])
 
-        in_threads(add, len(starts), n)
-        if len(starts) > 1:
-            into[:] = pieces.sum(0)
+        in_threads(add_pieces, len(starts), n)
+        into[:] = pieces.sum(0)
 
 
 def class_sums(
@@ -109,20 +114,10 @@ def class_gradient(
     out: Tensor,
 ) -> None:
     """See `reference.class_gradient`. Forward and backward of 256 x 1,000 logits take 0.9 ms, 2.3 ms by `reference`."""
-    edges = _edges(grads.shape[-1])
     slopes = grads.float().contiguous().numpy()
-    of_first = slopes[:, 0].copy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-
-    def fill(begin: int, end: int, rows: Tensor) -> None:
-        into = out[begin:end]
-        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
-        some = [None if column is None else column[begin:end] for column in columns]
-        fill_class_gradients(rows.numpy(), *some, slopes, of_first, from_logits, edges, right, filled.numpy())
-        if filled is not into:
-            into.copy_(filled)
-
-    by_rows(fill, values)
+    options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right
+    by_rows(fill_class_gradients, values, columns, options, out)
 
 
 @cache

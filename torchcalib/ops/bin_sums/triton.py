@@ -11,9 +11,6 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums import reference
 from torchcalib.ops.segments import BELOW_EDGE
-from torchcalib.ops.triton_launch import check_launch
-
-check_launch()
 
 _EVENTS = 256  # events held at once
 _PIECE = 512  # events of a program, unless there are more than `_PIECES` of these

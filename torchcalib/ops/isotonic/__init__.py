@@ -146,9 +146,7 @@ def block_starts(
         paper: whether "pava_bc" ends as in the paper.
         begins: where groups begin that are pooled first `(..., M)`; None if each element is a group.
     """
-    chosen = choose(op, weight.device, backend).backend
-    if not weight.numel():
-        return torch.empty_like(weight, dtype=torch.bool)
+    chosen = choose(op, weight.device, backend)
     if not weight.numel():
         return torch.empty_like(weight, dtype=torch.bool)
     if backend == "auto" and op != "isotonic_regression" and _may_overflow(weight, values):

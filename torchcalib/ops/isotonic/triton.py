@@ -14,10 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.triton_launch import check_launch
-
-check_launch()
-
 # A program is sequential, and more warps would only repeat it. Without fused multiply-add, products are rounded before
 # they are compared, as on the CPU, so the blocks are the same.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}

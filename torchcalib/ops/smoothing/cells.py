@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import Noise
-from torchcalib.ops.dispatch import Backend, choose, implementation
+from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain, operation
 
@@ -58,7 +58,7 @@ def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
 def _cell_index(confidence: Tensor, backend: Backend) -> Tensor:
     index = torch.empty(confidence.shape, dtype=torch.int64, device=confidence.device)
     if index.numel():
-        source = implementation("smoothing", choose("smoothing", confidence.device, backend).backend)
+        source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
         source.cells(confidence.reshape(-1), index.view(-1))
     return index
 
@@ -98,7 +98,7 @@ def smoothing_sums(
     shape = (*confidence.shape[:-1], 5 + (noise != "none"), N_CELLS)
     sums = torch.zeros(shape, dtype=wide, device=confidence.device)
     if confidence.numel():
-        source = implementation("smoothing", choose("smoothing", confidence.device, backend).backend)
+        source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
         series = (None if x is None else x.detach().reshape(-1, x.shape[-1]) for x in (confidence, outcome, weights))
         source.sums(*series, noise, copies, sums.view(-1, *shape[-2:]))
     return sums

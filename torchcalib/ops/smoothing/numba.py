@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from torchcalib.ops.numba_math import BLOCK, column_of, compiled_loop, step, told_of_noise
+from torchcalib.ops.numba_math import BLOCK, columns_of, compiled_loop, step
 from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS
 from torchcalib.ops.threads import in_threads
 
@@ -43,7 +43,7 @@ def _fill_cells(confidence: Any, index: Any) -> None:
 
 @compiled_loop
 def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) -> None:
-    """Add events to the sums of their cells; `noise` is that of `told_of_noise`."""
+    """Add events to the sums of their cells; `noise` is that of `bin_sums.numba_events.add_events`."""
     last = len(sums) - 1
     cells = np.empty(BLOCK, np.int32)
     w = 1.0
@@ -75,7 +75,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
     def fill(begin: int, end: int) -> None:
         for start in starts[begin:end]:
             held = slice(start, start + _PIECE)
-            _fill_cells(column_of(confidence[held]), index[held].numpy())
+            _fill_cells(*columns_of(confidence[held]), index[held].numpy())
 
     in_threads(fill, len(starts), len(index))
 
@@ -83,7 +83,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
     """See `reference.sums`."""
     n_series, n = confidence.shape
-    told = told_of_noise(noise, weights, copies)
+    kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     size = max(_PER_CELL * N_CELLS, -(-n // _PIECES))
     starts = range(0, n, size)
     pieces = into.numpy()[:, None]
@@ -93,8 +93,8 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
     def add(begin: int, end: int) -> None:
         for series, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             held = slice(starts[piece], starts[piece] + size)
-            part = [None if x is None else column_of(x[series, held]) for x in (confidence, outcome, weights)]
-            _sums(*part, told, pieces[series, piece])
+            part = (None if x is None else x[series, held] for x in (confidence, outcome, weights))
+            _sums(*columns_of(*part), kind, pieces[series, piece])
 
     in_threads(add, n_series * len(starts), n_series * n)
     if len(starts) > 1:

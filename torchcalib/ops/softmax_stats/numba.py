@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchcalib.ops.numba_math import (
@@ -247,7 +246,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
 
 
 @compiled_loop
-def _forward_probabilities(values: Any, target: Any, tolerance: Any, scores: Any, tops: Any) -> None:
+def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tolerance: Any) -> None:
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     buffer = np.empty(BLOCK, np.float32)
@@ -318,7 +317,7 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
 
 
 @compiled_loop
-def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out: Any) -> None:
+def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:  # noqa: ARG001
     n_rows, n_classes = values.shape
     buffer = np.zeros(BLOCK, np.float32)
     for i in range(n_rows):
@@ -345,36 +344,16 @@ def _backward_probabilities(values: Any, target: Any, tops: Any, grads: Any, out
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """See `reference.forward`. Here `values` are float32 or narrower."""
-    loop = _forward_few_logits if values.shape[-1] <= _FEW else _forward_logits
-    labels, of_rows, tops = (
-        target.numpy(),
-        scores.numpy(),
-        top.numpy(),
-    )  # slices of arrays cost a tenth of slices of tensors
-
-    def work(begin: int, end: int, rows: Tensor) -> None:
-        columns = of_rows[:, begin:end], tops[begin:end]
-        if from_logits:
-            loop(rows.numpy(), labels[begin:end], *columns)
-        else:
-            _forward_probabilities(rows.numpy(), labels[begin:end], tolerance, *columns)
-
-    by_rows(work, values)
+    columns = target.numpy(), scores.numpy(), top.numpy()
+    if from_logits:
+        by_rows(_forward_few_logits if values.shape[-1] <= _FEW else _forward_logits, values, columns)
+    else:
+        by_rows(_forward_probabilities, values, columns, (tolerance,))
 
 
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
     """See `reference.backward`. Whole forward and backward of 256 x 1,000: 0.6 ms, with the torch backward 2.0 ms."""
-
-    def work(begin: int, end: int, rows: Tensor) -> None:
-        into = out[begin:end]
-        filled = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
-        columns = [target[begin:end], top[begin:end], grads[:, begin:end], filled]
-        if from_logits:
-            columns.insert(1, scores[:, begin:end])
-        (_backward_logits if from_logits else _backward_probabilities)(*(x.numpy() for x in (rows, *columns)))
-        if filled is not into:
-            into.copy_(filled)
-
-    by_rows(work, values)
+    loop = _backward_logits if from_logits else _backward_probabilities
+    by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -1,26 +1,24 @@
 """Statistics of rows in plain torch: in chunks of rows that stay in cache, and as a formula for autograd.
 
 A row gets the same bits at any place. Softmax and sums work row by row. Sums and products of two numbers are rounded in
-one way only. Functions of one number per row run over padded columns (`_of`), because the vectorised and the scalar
-code of a function differ in the last digit, and the scalar code computes the end of a tensor. There are always at least
-two rows, because torch splits a sum over a whole tensor among threads.
+one way only. Functions of one number per row run over short columns, by `logs.elementwise`. There are at least two
+rows, because torch splits a sum over a whole tensor among threads.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xmul
+from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
 
 _CHUNK = 2**18  # entries: fewer spend time on calls, more leave the cache
 _CHUNK_ELSEWHERE = 2**24  # entries on other devices, where each call has a launch
 _COLUMN = 2**14  # rows: torch splits longer columns among threads
 _FEW = 16  # classes up to which rows are transposed
-_LANES = 64  # at least the vector width of any processor
 _LOWEST = -1000  # a shift whose exp is 0 in any dtype
 
 
@@ -111,8 +109,8 @@ def _logit_gradient(
 ) -> Tensor:
     log_prob, squared_error, neg_entropy, confidence = scores
     of_log, of_square, of_entropy, of_confidence = grads
-    q_h = _of("exp", log_prob)
-    mean_shift = neg_entropy - _of("log", confidence)  # of x - largest, which log q is up to a constant
+    q_h = elementwise(torch.exp, log_prob)
+    mean_shift = neg_entropy - elementwise(torch.log, confidence)  # of x - largest, which log q is up to a constant
     a = -of_log - of_confidence * confidence - 2 * of_square * (squared_error - 1 + q_h) - of_entropy * mean_shift
     b, c = 2 * of_square, of_entropy
     for_top = confidence * (a + b * confidence + of_confidence)
@@ -129,7 +127,7 @@ def _logit_gradient(
 
 def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
     of_log, of_square, of_entropy, of_confidence = grads
-    of_label = (of_log / q_h + of_entropy * (_of("log", q_h) + 1)).masked_fill(q_h == 0, 0)
+    of_label = (of_log / q_h + of_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
     columns = 2 * of_square, of_entropy, of_label + 2 * of_square * (q_h - 1), of_confidence
     b, c, for_label, more_at_top = (column.to(x.dtype).unsqueeze(-1) for column in columns)
     found = torch.log(x).add_(1).masked_fill_(x == 0, 0).mul_(c).addcmul_(x, b)
@@ -222,19 +220,13 @@ def _columns(n: int, values: Tensor, label: Tensor, top: Tensor) -> tuple[Tensor
 
     Sums over transposed rows add the end of a tensor in another order.
     """
-    extra = -len(label) % _LANES if values.shape[-1] <= _FEW else 0
+    extra = -len(label) % LANES if values.shape[-1] <= _FEW else 0
     columns = torch.empty(n, len(label) + extra, dtype=_dtype(values), device=values.device)
     return columns, _padded(label, extra), _padded(top, extra)
 
 
 def _padded(column: Tensor, extra: int) -> Tensor:
     return torch.nn.functional.pad(column, (0, extra)) if extra else column
-
-
-def _of(function: Literal["exp", "log", "log1p"], column: Tensor) -> Tensor:
-    """Return a function of a column, padded so that vectorised code computes every element."""
-    result: Tensor = getattr(torch, function)(_padded(column, -len(column) % _LANES))
-    return result[: len(column)]
 
 
 def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
@@ -292,10 +284,10 @@ def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
     at_label, at_top, of_top, rest, squares, product = sums
     # Normalise by this sum: softmax divides by a plain float32 sum, which has a larger error.
     total = of_top + rest
-    log_total = _of("log1p", rest / of_top)
+    log_total = elementwise(torch.log1p, rest / of_top)
     shift = at_label - at_top
     confidence = of_top / total
-    own = 1 - 2 * _of("exp", shift) * confidence
+    own = 1 - 2 * elementwise(torch.exp, shift) * confidence
     squared_error = torch.where(hit, rest * rest, of_top * of_top).add_(squares).div_(total * total)
     squared_error += own.masked_fill_(hit, 0)
     return torch.stack((shift - log_total, squared_error, product / total - log_total, confidence))
@@ -322,7 +314,7 @@ def _of_probability_sums(sums: Tensor, hit: Tensor, tolerance: float) -> Tensor:
     others = (at_top * at_top - at_label * at_label).masked_fill_(hit, 0)
     miss = 1 - at_label
     poison = entropy.isfinite().logical_not_()
-    scores = torch.stack((_of("log", at_label), miss * miss + squares + others, entropy, at_top))
+    scores = torch.stack((elementwise(torch.log, at_label), miss * miss + squares + others, entropy, at_top))
     scores[2:].masked_fill_(poison, torch.nan)
     if math.isfinite(tolerance):
         scores.masked_fill_(~(((total - 1).abs() <= tolerance) & (at_top <= 1)) | poison, torch.nan)
