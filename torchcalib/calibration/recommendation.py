@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcalib.calibration.affine import DPCalibration, Temperature
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import CalibrationOptions
+from torchcalib.calibration.cross_validation import CalibrationOptions, with_calibration_options
 from torchcalib.calibration.gain import Score, both_scores
 from torchcalib.core.arguments import Task
 
@@ -37,6 +37,7 @@ class Recommendation:
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 
 
+@with_calibration_options
 def recommend(
     preds: Tensor,
     target: Tensor,
@@ -51,13 +52,9 @@ def recommend(
 
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        target: see `calibration_loss`.
-        task: see `calibration_loss`.
-        score: see `calibration_loss`.
         calibrators: candidates, the simplest first. A later one is preferred to an earlier one if its gain is larger by
             a tenth.
         worthwhile: smallest gain, in percent, that justifies a calibration stage.
-        **options: see `calibration_loss`.
 
     Returns:
         A `Recommendation`.

@@ -1,7 +1,7 @@
 """Arguments that many functions share: their documentation and their place in signatures, from one source."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, Signature, signature
 from textwrap import fill
 from typing import Any
@@ -82,17 +82,24 @@ def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
     return [p for p in signature(function).parameters.values() if p.kind not in kinds and p.name != "self"]
 
 
-def document(function: Any, doc: str | None, parameters: list[Parameter], returns: Any = Parameter.empty) -> None:
+def document(
+    function: Any,
+    doc: str | None,
+    parameters: list[Parameter],
+    returns: Any = Parameter.empty,
+    entries: Mapping[str, str] | None = None,
+) -> None:
     """Give a function or class an explicit signature, and a docstring with an entry for every parameter.
 
-    Entries that the docstring has are kept. The others come from `ARGUMENTS`, in the order of the signature.
+    Entries that the docstring has are kept. The others come from `entries` or `ARGUMENTS`, in the order of the
+    signature.
     """
     function.__signature__ = Signature(parameters, return_annotation=returns)
     if doc is not None:
-        function.__doc__ = _completed(doc, [p.name for p in parameters])
+        function.__doc__ = _completed(doc, [p.name for p in parameters], {**ARGUMENTS, **(entries or {})})
 
 
-def _completed(doc: str, names: list[str]) -> str:
+def _completed(doc: str, names: list[str], shared: Mapping[str, str]) -> str:
     lines = doc.split("\n")
     begin = next((k for k, line in enumerate(lines) if line == "    Args:"), None)
     own: dict[str, list[str]] = {}
@@ -110,11 +117,10 @@ def _completed(doc: str, names: list[str]) -> str:
             own.setdefault(name, []).append(lines[end])
             end += 1
         end += 1
-    entries = [own.get(name) or [_entry(name)] for name in names if name in own or name in ARGUMENTS]
+    entries = [own.get(name) or [_entry(name, shared[name])] for name in names if name in own or name in shared]
     section = ["    Args:", *(line for entry in entries for line in entry), ""]
     return "\n".join((*lines[:begin], *section, *lines[end:]))
 
 
-def _entry(name: str) -> str:
-    entry = f"{name}: {ARGUMENTS[name]}"
-    return fill(entry, 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
+def _entry(name: str, text: str) -> str:
+    return fill(f"{name}: {text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)

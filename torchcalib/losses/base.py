@@ -1,4 +1,4 @@
-"""What all penalties share: the module, and for penalties of events the function."""
+"""Parts that all penalties share: the module, and for penalties of events the function."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from torchcalib.core.arguments import (
     check_task,
     task_read_as,
 )
+from torchcalib.core.documentation import document, parameters_of
 from torchcalib.core.events import Reduction, n_events, reduce_to_events, resolve_reduction
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
@@ -43,6 +44,12 @@ class PenaltyLoss(nn.Module):
             `torchcalib.InputOptions`.
         whole_weights: whether weights must be whole numbers.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Document the options that the subclass shares with the others."""
+        own = parameters_of(cls.__init__)
+        shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
+        document(cls, cls.__doc__, [*own, *shared])
 
     def __init__(
         self,
@@ -124,7 +131,7 @@ def evaluate(
     options: InputOptions,
     per_event: int = 1,
 ) -> Tensor:
-    """Return the penalty of every series; `per_event` is the number of values that an event needs in memory."""
+    """Return the penalty of every batch element; `per_event` is the number of values that an event needs in memory."""
     classwise = penalty.reduction == "classwise"
     check_average(average, classwise)
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
