@@ -130,16 +130,8 @@ class _BinsWithGaps(BinStats):
         return self._cells.n.expand_as(self._gaps)
 
     @property
-    def total(self) -> Tensor:
-        return self._cells.n.sum(-1).expand(self._gaps.shape[:-1])
-
-    @property
     def share(self) -> Tensor:
         return (self._cells.n / self._cells.n.sum(-1, keepdim=True)).expand_as(self._gaps)
-
-    @property
-    def confidence(self) -> Tensor:
-        return self._cells.expected / self._cells.n
 
     @property
     def outcomes(self) -> Tensor:
