@@ -16,7 +16,7 @@ from torchcalib.io.paths import check_paths, expanded
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. `find` of the parsed arguments checks paths and returns them, by system for `compare`."""
     kind: Any = partial(argparse.ArgumentParser, allow_abbrev=False)
-    parser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
+    parser: argparse.ArgumentParser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
     parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=kind)
 
