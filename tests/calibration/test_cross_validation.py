@@ -72,7 +72,7 @@ def test_wrong_calls_of_one_function():
     wrong = [
         (tc.rcl, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
         (tc.recommend, {"calibrators": []}, "`calibrators` must hold"),
-        (tc.recommend, {"preds": P[None], "target": Y[None]}, "`preds` must be of one series"),
+        (tc.recommend, {"preds": P[None], "target": Y[None]}, "`preds` must have no batch axes"),
         (tc.score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
     ]
     given = {"preds": P, "target": Y, "task": "binary"}

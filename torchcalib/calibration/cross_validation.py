@@ -82,7 +82,7 @@ def calibrated(
         least float32). Rows left out by `ignore_index` or weight 0 have no meaning; dropped rows are NaN.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -104,17 +104,11 @@ def calibrated(
 
 
 class Fitting(NamedTuple):
-    """Checked predictions, and how to calibrate them.
-
-    Attributes:
-        p: predictions.
-        calibrate: maps `p`, or the same rows under other weights, to calibrated values in canonical form.
-        n_fits: number of fits for each replicate.
-    """
+    """Checked predictions, and how to calibrate them."""
 
     p: Predictions
-    calibrate: Callable[[Predictions], Tensor]
-    n_fits: int
+    calibrate: Callable[[Predictions], Tensor]  # from `p`, or the same rows with other weights, to calibrated values
+    n_fits: int  # for each replicate
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
         """Return a function of predictions and calibrated values, for a few replicates at a time."""
@@ -155,13 +149,7 @@ def fitted(
 
 
 def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> tuple[Tensor, Transform]:
-    """Calibrate every sample by a fit to the other folds; all fits are one solve.
-
-    Args:
-        p: predictions, with one weight per sample or R replicates.
-        calibrator: calibration method.
-        folds: of every sample, in [0, n_folds), of the shape of `p.target`.
-        n_folds: F.
+    """Calibrate every sample by a fit to the other folds, which have the shape of `p.target`; all fits are one solve.
 
     Returns:
         Canonical values `(..., N)` or `(..., N, C)`, with R in front for R replicates; and the transform of all fits,
@@ -248,8 +236,7 @@ def axis_from_the_end(p: Predictions, options: CalibrationOptions) -> int:
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     """Return the fold of every sample, int64 of the shape of `p.target`, and the number of folds.
 
-    Raises:
-        TypeError, ValueError: bad options, or a class with all samples in one fold: fits without it lack the class.
+    A class with all samples in one fold is an error, because fits without that fold lack the class.
     """
     n_folds, seed = options.get("n_folds", 5), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")

@@ -47,7 +47,7 @@ def calibration_loss(
         `(...)`, in the dtype of `preds` (at least float32); -inf if only the calibrated score is infinite.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: a fit has no optimum, and leaves predictions unchanged, or did not reach it. The gain may then be
@@ -92,7 +92,7 @@ def rcl(
         calibrated score is, NaN if both are.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -185,7 +185,7 @@ def score_divergence(
         A `ScoreDivergence` of `(...)` (means over labels), float64 for `"nll"` and `"brier"`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.

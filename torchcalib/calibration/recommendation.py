@@ -60,7 +60,7 @@ def recommend(
         A `Recommendation`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -83,7 +83,7 @@ def recommend(
     for name, calibrator in zip(names, calibrators, strict=True):
         raw, after = both_scores(preds, target, task, score, calibrator, options)
         if raw.dim():
-            raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Pass one at a time.")
+            raise ValueError(f"`preds` must have no batch axes, got {tuple(raw.shape)}. Pass one data set.")
         gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
     return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
 

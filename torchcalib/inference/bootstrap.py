@@ -158,7 +158,7 @@ def bootstrap(
         `ignore_index` are not drawn. Memory holds the predictions and about 2^22 weights.
 
     Raises:
-        TypeError, ValueError: for bad input; the message states the rule.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.

@@ -21,21 +21,13 @@ from torchcalib.io.source import Source
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of one file.
+    """Some rows of one file. Everything but predictions is int64 or floating."""
 
-    Attributes:
-        preds: in the dtype of the file.
-        target: int64 or floating.
-        weights: int64 or floating; None without weights.
-        groups: int64, one for every sample, -1 where a text is empty; None without groups.
-        group_names: names of the groups in these rows, by number; None if the file has numbers.
-    """
-
-    preds: Tensor
+    preds: Tensor  # in the dtype of the file
     target: Tensor
     weights: Tensor | None = None
-    groups: Tensor | None = None
-    group_names: list[str] | None = None
+    groups: Tensor | None = None  # int64, one for every sample, -1 where a text is empty
+    group_names: list[str] | None = None  # of the groups in these rows, by number; None if the file has numbers
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -47,17 +39,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class PredictionFiles:
-    """One data set of predictions in one or more files. No file stays open.
-
-    Attributes:
-        source: files, names of arrays, shape and dtype.
-        task: "binary", "multiclass" or "multilabel".
-        readers: of the files with rows, in order; `.npy` files have one reader together.
-    """
+    """One data set of predictions in one or more files. No file stays open."""
 
     source: Source
     task: Task
-    readers: tuple[Reader, ...]
+    readers: tuple[Reader, ...]  # of the files with rows, in order; `.npy` files have one reader together
 
     @property
     def n_rows(self) -> int:

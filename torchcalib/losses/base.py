@@ -86,7 +86,7 @@ class PenaltyLoss(nn.Module):
             weights: one non-negative weight per sample; 0 leaves it out.
 
         Raises:
-            TypeError, ValueError: for bad input; the message says what must hold.
+            TypeError, ValueError: for invalid input.
         """
         p = self.input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         return self.penalty.of(p).mean().to(p.dtype)

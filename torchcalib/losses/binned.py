@@ -111,7 +111,7 @@ def soft_binned_ece(
         A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         In the confidences, everywhere and finite; 0 where the value is 0. Outcomes are constants. O(N n_bins) time and

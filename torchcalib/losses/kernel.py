@@ -94,7 +94,7 @@ def mmce(
         In [0, 1], weighted [0, 2], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         In the confidences, everywhere and finite; 0 where the value is 0, and for |c_i - c_j| where the two are equal.

@@ -58,8 +58,7 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
     """Return the columns of one table as arrays, without the empty bins of no width that pad a batch."""
     if table.n.dim() != 1:
         raise ValueError(
-            f"`{name}` must hold one series of bins, got a batch of shape {tuple(table.n.shape)}. "
-            f"Draw one of them: `{name}[k]`."
+            f"`{name}` must have no batch axes, got shape {tuple(table.n.shape)}. Draw one of the batch: `{name}[k]`."
         )
     columns = table.to_dict()
     real = (columns["n"] > 0) | (columns["upper"] > columns["lower"])

@@ -29,7 +29,7 @@ def bin_comparison(
     - Ticks below the frame: edges of the bins.
 
     Args:
-        tables: bins of one series, by the name of the binning.
+        tables: bins without batch axes, by the name of the binning.
 
     Returns:
         The axes; their figure is `ax.figure`.

@@ -28,7 +28,7 @@ def reliability_diagram(
     calibrated model has its mark in the box of a bin in 95% of samples.
 
     Args:
-        table: bins of one series.
+        table: bins without batch axes.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -90,7 +90,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     predicted, above it more frequent. The strip on top shows counts.
 
     Args:
-        curve: curve of one series; see `corp_curve`.
+        curve: curve without batch axes; see `corp_curve`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -110,7 +110,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     """
     if curve.n.dim() != 1:
         raise ValueError(
-            f"`curve` must be of one series, got a batch of shape {tuple(curve.n.shape)}. Draw one of them: `curve[k]`."
+            f"`curve` must have no batch axes, got shape {tuple(curve.n.shape)}. Draw one of the batch: `curve[k]`."
         )
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
@@ -144,7 +144,7 @@ def confidence_histogram(
     For the top label the mean outcome is the accuracy. The distance between the two lines is |ESCE|.
 
     Args:
-        table: bins of one series.
+        table: bins without batch axes.
         log: whether counts have a logarithmic scale, named on the axis; by default if the largest bin holds more than
             20 times the median.
 
