@@ -14,14 +14,19 @@ from hypothesis import settings
 
 settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, without time limits
 settings.load_profile("here")
-for package in filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")):
-    sys.modules[package] = None  # as if it were not installed
+LEFT_OUT = list(filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")))
+sys.modules.update(dict.fromkeys(LEFT_OUT))  # as if they were not installed
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Processes that share a cache can load the code of another signature while it is being written, which rounds
     # differently: numba does not lock its index.
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache" / worker))
 # On small tensors and busy cores several threads are slower than one.
 torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
+
+
+def pytest_configure(config):
+    # Collecting the doctests of a module that cannot be imported leaves half of it in `sys.modules`.
+    config.option.ignore_glob = [*(config.option.ignore_glob or []), *(f"*/ops/*{name}*.py" for name in LEFT_OUT)]
 
 
 def pytest_report_header():

@@ -108,7 +108,12 @@ def test_wrong_counts_and_components_are_refused():
             ValueError,
             [f"{one_of}'corrected', got"],
         ),
-        ("priors", partial(tc.VotesDistance, task="binary", priors=[0.5, 0.5]), ValueError, ["`priors` must be None"]),
+        (
+            "priors",
+            partial(tc.VotesDistance, task="binary", priors=[0.5, 0.5]),
+            TypeError,
+            ["`priors` must not be given"],
+        ),
     ]
     for name, component in SETTINGS:
         call = partial(DISTANCES[name][0], logits, component=component, **given)

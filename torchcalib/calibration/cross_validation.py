@@ -39,23 +39,22 @@ class CalibrationOptions(FoldOptions, InputOptions, total=False):
 _FOLD_DEFAULTS = {"n_folds": 5, "seed": 0, "groups": None, "folds": None}
 _DEFAULTS = {**_FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
 
-_ARGUMENTS = {
-    "target": "Integer labels; see `torchcalib.nll`.",
-    "score": '`"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` '
-    "and is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always "
-    "minimise the NLL.",
-    "calibrator": "Calibration method; see `torchcalib.calibration`. By default it is cross-validated: every sample is "
-    "calibrated by a fit to the other folds.",
-    "n_folds": "Number of folds, stratified by class: the counts of a class differ by at most one.",
-    "seed": "Seed of the random split, which is the same on every device.",
-    "groups": "Integers `(N,)` or `(..., N)`. Samples of equal number share a fold (a patient, a video). Groups are "
-    "assigned by decreasing size, each to the fold with the smallest share of its classes.",
-    "folds": "A given split, integers `(N,)` or `(..., N)`, one for every fold.",
-    "train_on_test": "Fit and evaluate on the same data. Optimistic, by about the number of parameters over N in NLL, "
-    "so it bounds the gain from above.",
-    "calibration": "`(preds, target)` or `(preds, target, weights)` of a held-out set, with the same input options, to "
-    "fit to. Its leading axes are those of the test set, or none.",
-}
+_ARGUMENTS = """
+        target: Integer labels; see `torchcalib.nll`.
+        score: `"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` and
+            is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always
+            minimise the NLL.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: every sample is
+            calibrated by a fit to the other folds.
+        n_folds: Number of folds, stratified by class: the counts of a class differ by at most one.
+        seed: Seed of the random split, which is the same on every device.
+        groups: Integers `(N,)` or `(..., N)`. Samples of equal number share a fold (a patient, a video). Groups are
+            assigned by decreasing size, each to the fold with the smallest share of its classes.
+        folds: A given split, integers `(N,)` or `(..., N)`, one for every fold.
+        train_on_test: Fit and evaluate on the same data. Optimistic, by about the number of parameters over N in NLL,
+            so it bounds the gain from above.
+        calibration: `(preds, target)` or `(preds, target, weights)` of a held-out set, with the same input options, to
+            fit to. Its leading axes are those of the test set, or none."""
 
 
 def with_calibration_options(function: F) -> F:

@@ -1,10 +1,12 @@
 """Arguments that many functions share: their documentation and their place in signatures, from one source."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from inspect import Parameter, Signature, signature
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 ARGUMENTS = {
     "preds": "Probabilities, or logits with `from_logits=True`: binary `(..., N)`, multi-class `(..., N, C)`, "
@@ -87,40 +89,66 @@ def document(
     doc: str | None,
     parameters: list[Parameter],
     returns: Any = Parameter.empty,
-    entries: Mapping[str, str] | None = None,
+    entries: str | None = None,
 ) -> None:
     """Give a function or class an explicit signature, and a docstring with an entry for every parameter.
 
-    Entries that the docstring has are kept. The others come from `entries` or `ARGUMENTS`, in the order of the
-    signature.
+    Entries that the docstring has are kept. The others come from the section "Args" of the docstring `entries`, if
+    given, or from `ARGUMENTS`, in the order of the signature.
     """
     function.__signature__ = Signature(parameters, return_annotation=returns)
     if doc is not None:
-        function.__doc__ = _completed(doc, [p.name for p in parameters], {**ARGUMENTS, **(entries or {})})
+        function.__doc__ = _completed(doc, [p.name for p in parameters], entries)
 
 
-def _completed(doc: str, names: list[str], shared: Mapping[str, str]) -> str:
+def documented(function: F) -> F:
+    """Decorate a function that takes `**options`: show the input options in its signature and docstring."""
+    returns = signature(function).return_annotation
+    document(function, function.__doc__, [*parameters_of(function), *input_parameters()], returns)
+    return function
+
+
+def arguments_section(doc: str | None) -> str | None:
+    """Return the section "Args" of a docstring alone."""
+    if doc is None:
+        return None
     lines = doc.split("\n")
+    begin, end = _place_of_arguments(lines)
+    return "\n".join(lines[begin:end])
+
+
+def _place_of_arguments(lines: list[str]) -> tuple[int, int]:
+    """Return the lines of the section "Args": first and behind the last. An absent one is before the first section."""
     begin = next((k for k, line in enumerate(lines) if line == "    Args:"), None)
-    own: dict[str, list[str]] = {}
-    if begin is None:  # behind the description: before the first section, or at the end
+    if begin is None:
         sections = (k for k, line in enumerate(lines) if re.match(r"^ {4}[A-Z]\w+:$", line))
-        begin = end = next(sections, len(lines) - 1)
-    else:
-        end = begin + 1
-        name = ""
-        while lines[end].startswith("        ") or not lines[end].strip():
-            if not lines[end].strip():
-                break
-            if found := _ENTRY.match(lines[end]):
-                name = found[1]
-            own.setdefault(name, []).append(lines[end])
-            end += 1
-        end += 1
-    entries = [own.get(name) or [_entry(name, shared[name])] for name in names if name in own or name in shared]
-    section = ["    Args:", *(line for entry in entries for line in entry), ""]
-    return "\n".join((*lines[:begin], *section, *lines[end:]))
+        begin = next(sections, len(lines) - 1)
+        return begin, begin
+    behind = (k for k in range(begin, len(lines)) if not lines[k].strip())
+    return begin, next(behind, len(lines))
 
 
-def _entry(name: str, text: str) -> str:
-    return fill(f"{name}: {text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
+def _entries(lines: list[str]) -> dict[str, list[str]]:
+    """Return the lines of each entry of a section "Args", by name."""
+    entries: dict[str, list[str]] = {}
+    name = ""
+    for line in lines[1:]:
+        if found := _ENTRY.match(line):
+            name = found[1]
+        entries.setdefault(name, []).append(line)
+    return entries
+
+
+def _completed(doc: str, names: list[str], entries: str | None) -> str:
+    lines = doc.split("\n")
+    begin, end = _place_of_arguments(lines)
+    own = _entries((entries or "").split("\n")) | _entries(lines[begin:end])
+    listed = [own.get(name) or [_entry(name)] for name in names if name in own or name in ARGUMENTS]
+    section = ["    Args:", *(line for entry in listed for line in entry)]
+    gap = [""] if begin == end else []  # before the section that follows
+    return "\n".join((*lines[:begin], *section, *gap, *lines[end:]))
+
+
+def _entry(name: str) -> str:
+    entry = f"{name}: {ARGUMENTS[name]}"
+    return fill(entry, 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)

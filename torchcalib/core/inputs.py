@@ -110,7 +110,6 @@ class InputFormat:
         """
         voted = self.check(preds, target, weights)
         preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, voted)
-        wide = wide_dtype(preds.device)
         dtype = torch.promote_types(preds.dtype, torch.float32)
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
@@ -119,10 +118,11 @@ class InputFormat:
             target = target.long() if hard else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
-            weights = weights.to(wide)
+            weights = weights.to(wide_dtype(preds.device))
             rules.append(WeightRule(weights, self.whole_weights))
         if self.ignore_index is not None:
-            own = torch.ones((), dtype=wide, device=preds.device) if weights is None else weights
+            one = torch.ones((), dtype=wide_dtype(preds.device), device=preds.device)
+            own = one if weights is None else weights
             weights = torch.where(target == self.ignore_index, 0.0, own)
         samples = preds.dim() - (self.task == "multiclass")
         absent = None if weights is None else in_all_replicates(weights == 0, samples)
@@ -204,15 +204,14 @@ class InputFormat:
             return False
         if self.task != "multiclass":
             return target.shape == (*preds.shape, 2)
-        return target.shape == preds.shape and self._has_class_axis(preds) and preds.shape[self.class_axis] > 1
+        if target.shape != preds.shape or not -preds.dim() <= self.class_axis < preds.dim():
+            return False
+        return preds.shape[self.class_axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Read counts of votes as soft targets and the number of votes behind each; see `counts_votes`."""
         shares, n_votes = shares_of_votes(target, self.class_axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
-
-    def _has_class_axis(self, preds: Tensor) -> bool:
-        return -preds.dim() <= self.class_axis < preds.dim()
 
     def samples_of(self, preds: Tensor) -> tuple[int, ...]:
         """Return the shape of the samples of predictions that have been read, which have a class axis or need none."""
@@ -261,13 +260,13 @@ class InputFormat:
                 f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
                 "Pass probabilities or logits; hard decisions carry no confidence."
             )
-        if self.num_classes is not None and preds.dim() and self._has_class_axis(preds):
-            n_classes = preds.shape[self.class_axis]
-            if self.task != "binary" and n_classes != self.num_classes:
-                raise ValueError(
-                    f"`preds` must have {self.num_classes} entries on its class axis ({self.class_axis}), got shape "
-                    f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
-                )
+        has_axis = -preds.dim() <= self.class_axis < preds.dim()
+        n_expected = None if self.task == "binary" or not has_axis else self.num_classes
+        if n_expected is not None and preds.shape[self.class_axis] != n_expected:
+            raise ValueError(
+                f"`preds` must have {n_expected} entries on its class axis ({self.class_axis}), got shape "
+                f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
+            )
         voted = self.counts_votes(preds, target)
         if self.hard_targets and (target.is_floating_point() or voted):
             found = f"counts of votes {tuple(target.shape)}" if voted else f"{target.dtype}"
@@ -312,7 +311,7 @@ class InputFormat:
             )
         soft = False
         if has_classes:
-            if not self._has_class_axis(preds):
+            if not -preds.dim() <= self.class_axis < preds.dim():
                 raise ValueError(
                     f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.class_axis}."
                 )

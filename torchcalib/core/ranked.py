@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.events import Reduction, n_events, reduce_to_scores
@@ -21,6 +20,7 @@ from torchcalib.core.sums import BinStats, Cells, series_shape, weighted
 from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
+from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
 from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
 
@@ -84,7 +84,7 @@ class RankedSample:
     def is_labelled(self) -> bool:
         """Whether elements are probabilities with a label each, on the CPU and without a gradient: bits can be keys."""
         plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
-        return plain and self.score.device.type == "cpu" and not _is_differentiated(self.score)
+        return plain and self.score.device.type == "cpu" and is_plain(self.score)
 
     def sorted(self, stable: bool = False) -> "SortedSample":
         """Put the elements in order; those of equal score in the order given if `stable`, else in any.
@@ -109,15 +109,6 @@ class RankedSample:
         else:
             score, positives, n, size = sorted_columns(score, positives, n)
         return SortedSample(score, positives, n, size, self.from_logits)
-
-
-def _is_differentiated(x: Tensor) -> bool:
-    """Whether a derivative in `x` may be being taken.
-
-    A tensor under `vmap` does not tell whether it has a gradient or a tangent further out, so any transform counts.
-    """
-    in_reverse = x.requires_grad and torch.is_grad_enabled()
-    return in_reverse or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:

@@ -7,7 +7,7 @@ every operation returns a new one, which may share tensors with those it was mad
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import SumsRecipe, settled, with_apart
 
 S = TypeVar("S", covariant=True)
-State = TypeVar("State")
 
 N_LEFT_OUT = 2
 """Counts that every state holds: bad rows, and missing ones (`nan_policy="drop"`)."""
@@ -36,56 +35,6 @@ def left_out_of(p: Predictions, like: Tensor) -> Tensor:
     return torch.cat(counts)
 
 
-class StateKind(Protocol[State, S]):
-    """What a streaming metric needs to know of its state."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parts of the state, each a tensor that adds or a list of tensors."""
-
-    def empty(self) -> State:
-        """Return the state before any data."""
-
-    def join(self, parts: Sequence[Any]) -> State:
-        """Return the state of these parts."""
-
-    def parts(self, state: State) -> Sequence[Tensor | list[Tensor]]:
-        """Return the parts of a state."""
-
-    def of(self, p: Predictions) -> State:
-        """Return the state of one batch alone."""
-
-    def add(self, state: State, more: State) -> State:
-        """Return the state of both together."""
-
-    def detach(self, state: State) -> State:
-        """Return the state without its graph."""
-
-    def left_out(self, state: State) -> Tensor:
-        """Return how many rows were left out, bad ones and missing ones, float64 `(2,)`."""
-
-    def statistic(self, state: State) -> S:
-        """Return what the state is a state of."""
-
-    def check(self, parts: Sequence[Any], like: State) -> State | None:
-        """Return parts that were saved as a state on the device of `like`, or None if they are none of this kind."""
-
-    def announce(self, state: State, rank: int, world: int) -> Tensor:
-        """Return what is summed over ranks, float64 `(n,)`."""
-
-    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum over ranks that `meet` expects, from announcements that each rank made as rank 0 of 1."""
-
-    def payload(self, state: State) -> Tensor:
-        """Return what is gathered from every rank, uint8 `(n,)`."""
-
-    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
-        """Return the size of the payload of every rank, from the sum of what they announced."""
-
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> State:
-        """Return the state of all ranks together."""
-
-
 @dataclass(frozen=True)
 class SumsKind(Generic[S]):
     """One float64 tensor: how many rows were left out, bad ones and missing ones, then the sums.
@@ -98,7 +47,7 @@ class SumsKind(Generic[S]):
     names: ClassVar[tuple[str, ...]] = ("sums",)
 
     def empty(self) -> Tensor:
-        """Return zeros."""
+        """Return the state before any data."""
         return torch.zeros(self._first + math.prod(self.shape), dtype=torch.float64)
 
     @property
@@ -107,31 +56,31 @@ class SumsKind(Generic[S]):
         return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.recipe) else 0)
 
     def join(self, parts: Sequence[Any]) -> Tensor:
-        """Return the only part."""
+        """Return the state of these parts."""
         (state,) = parts
         assert isinstance(state, Tensor)
         return state
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
-        """Return the only part."""
+        """Return the parts of a state, each a tensor that adds or a list of tensors."""
         return [state]
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the sums over a batch."""
+        """Return the state of one batch."""
         found = self.recipe.of(p)
         sums, apart = found.sums.reshape(-1), () if found.apart is None else (found.apart.reshape(-1),)
         return torch.cat((left_out_of(p, sums), *apart, sums))
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
-        """Add."""
+        """Return the state of both together."""
         return state + more.to(state)
 
     def detach(self, state: Tensor) -> Tensor:
-        """Return the sums without their graph."""
+        """Return the state without its graph."""
         return state.detach()
 
     def left_out(self, state: Tensor) -> Tensor:
-        """Return the first entries."""
+        """Return how many rows were left out, bad ones and missing ones, float64 `(2,)`."""
         return state[:N_LEFT_OUT]
 
     def statistic(self, state: Tensor) -> S:
@@ -142,7 +91,10 @@ class SumsKind(Generic[S]):
         return self.recipe.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
-        """Return a copy of saved sums, if they are as many, and no narrower: those have been rounded."""
+        """Return a copy of saved parts on the device of `like`, or None if they are no state of this kind.
+
+        Sums in a narrower dtype have been rounded, and are refused.
+        """
         (state,) = parts
         if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
             return None
@@ -151,23 +103,23 @@ class SumsKind(Generic[S]):
         return state.detach().to(like, copy=True)
 
     def announce(self, state: Tensor, rank: int, world: int) -> Tensor:  # noqa: ARG002
-        """Return the sums."""
+        """Return what is summed over ranks, float64 `(n,)`."""
         return state.detach()
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum."""
+        """Return the sum over ranks that `meet` expects, from what each rank announced as rank 0 of 1."""
         return torch.stack(list(announced)).sum(0)
 
     def payload(self, state: Tensor) -> Tensor:
-        """Return nothing."""
+        """Return what is gathered from every rank, uint8 `(n,)`: nothing."""
         return torch.zeros(0, dtype=torch.uint8, device=state.device)
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:  # noqa: ARG002
-        """Return zeros."""
+        """Return the size of the payload of every rank, from the sum of what they announced."""
         return [0] * world
 
     def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
-        """Return the sum."""
+        """Return the state of all ranks together."""
         return announced
 
 

@@ -142,6 +142,9 @@ class BinStats(Sums):
 
 S = TypeVar("S", covariant=True)
 
+KIND_OF_NOISE: dict[bool, Noise] = {True: "labels", False: "shares"}
+"""Which variances of outcomes are summed, for labels and for soft targets; see `ops.bin_sums.Noise`."""
+
 
 def _noise(sums: Tensor, apart: Tensor) -> Tensor:
     return torch.where(apart.unsqueeze(-1) == 0, sums[..., 3, :], sums[..., 4, :])
@@ -321,7 +324,8 @@ class EqualWidthBins:
         events = reduce_to_events(p, self.reduction, self.with_ecd)
         if not p.replicates or events.weights is None:
             columns = events.confidence, events.outcome, events.weights, events.ecd
-            return self._made(p, event_bins(*columns, noise=kind_of_noise(p, self.with_noise), **options), events)
+            noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
+            return self._made(p, event_bins(*columns, noise=noise, **options), events)
         index = bin_index(events.confidence, self.n_bins, self.right)
         if self.with_noise:  # of which the replicates that are read have no need
             return self._made(p, bin_sums(index, self._columns(events, p), self.n_bins), events)
@@ -342,7 +346,8 @@ class EqualWidthBins:
         groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=kind_of_noise(p, self.with_noise), copies=p.copies, groups=groups, n_groups=num_groups,
+            noise=KIND_OF_NOISE[p.hard] if self.with_noise else "none", copies=p.copies, groups=groups,
+            n_groups=num_groups,
         )  # fmt: skip
         return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
 
@@ -372,8 +377,8 @@ class EqualWidthBins:
         n_groups: int = 1,
     ) -> BinStats:
         """Return the sums of a batch as `BinStats`, which add; arguments as of `apart_of`."""
-        made = self.wrap(sums)
-        return replace(made, apart=apart_of(p, sums, events, groups, n_groups)) if self.with_noise else made
+        apart = apart_of(p, sums, events, groups, n_groups) if self.with_noise else None
+        return BinStats(sums, has_noise=self.with_noise, apart=apart)
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Return `sums` as `BinStats`."""
@@ -382,13 +387,6 @@ class EqualWidthBins:
     def n_events(self, p: Predictions) -> int:
         """Return the number of events."""
         return n_events(p, self.reduction)
-
-
-def kind_of_noise(p: Predictions, wanted: bool) -> Noise:
-    """Return which variances of the outcomes of a batch are summed, if any are wanted; see `ops.bin_sums.Noise`."""
-    if not wanted:
-        return "none"
-    return "labels" if p.hard else "shares"
 
 
 def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:

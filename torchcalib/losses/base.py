@@ -1,6 +1,6 @@
 """Parts that all penalties share: the module, and for penalties of events the function."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torchcalib.core.arguments import (
     check_task,
     task_read_as,
 )
-from torchcalib.core.documentation import document, parameters_of
+from torchcalib.core.documentation import arguments_section, document, parameters_of
 from torchcalib.core.events import Reduction, n_events, reduce_to_events, resolve_reduction
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
@@ -45,11 +45,11 @@ class PenaltyLoss(nn.Module):
         whole_weights: whether weights must be whole numbers.
     """
 
-    def __init_subclass__(cls) -> None:
-        """Document the options that the subclass shares with the others."""
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
+        """Document the options that the subclass shares with a function, and with all penalties."""
         own = parameters_of(cls.__init__)
         shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
-        document(cls, cls.__doc__, [*own, *shared])
+        document(cls, cls.__doc__, [*own, *shared], entries=arguments_section(function.__doc__ if function else None))
 
     def __init__(
         self,

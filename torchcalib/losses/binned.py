@@ -15,7 +15,7 @@ from torchcalib.core.arguments import (
     check_flag,
     check_positive,
 )
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, EqualWidthBins
@@ -83,6 +83,7 @@ class ECELoss(PenaltyLoss):
         super().__init__(HardBins(bins), task=task, **options)
 
 
+@documented
 def soft_binned_ece(
     preds: Tensor,
     target: Tensor,
@@ -128,15 +129,8 @@ def soft_binned_ece(
     return evaluate(penalty, preds, target, task, average, options, per_event=n_bins)
 
 
-document(soft_binned_ece, soft_binned_ece.__doc__, [*parameters_of(soft_binned_ece), *input_parameters()], Tensor)
-
-
-class SoftBinnedECELoss(PenaltyLoss):
+class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
     """Soft-binned calibration error as a module; see `soft_binned_ece` for the definition and `ECELoss` for its use.
-
-    Args:
-        temperature: Softness of the bins, in squared probability.
-        norm: `"l1"` or `"l2"`.
 
     Example:
         >>> SoftBinnedECELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))

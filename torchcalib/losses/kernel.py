@@ -8,12 +8,12 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, check_positive, check_task, task_read_as
 from torchcalib.core.bins import root
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
 from torchcalib.metrics.canonical import DirichletReading
-from torchcalib.metrics.kernel import KernelReading
+from torchcalib.metrics.kernel import KernelReading, skce
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
@@ -66,6 +66,7 @@ def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
     return d.square().sum(-1) + 2 * (d * before / rise).sum(-1)
 
 
+@documented
 def mmce(
     preds: Tensor,
     target: Tensor,
@@ -113,15 +114,8 @@ def mmce(
     return evaluate(penalty, preds, target, task, average, options)
 
 
-document(mmce, mmce.__doc__, [*parameters_of(mmce), *input_parameters()], Tensor)
-
-
-class MMCELoss(PenaltyLoss):
+class MMCELoss(PenaltyLoss, function=mmce):
     """Maximum mean calibration error as a module; see `mmce` for the definition and `ECELoss` for its use.
-
-    Args:
-        bandwidth: of the Laplacian kernel, a probability of at least 0.001.
-        weighted: average the residuals of correct and of wrong predictions separately.
 
     Example:
         >>> MMCELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
@@ -179,7 +173,7 @@ class CanonicalLoss(PenaltyLoss):
         super().__init__(LeaveOneOut(DirichletReading(p, bandwidth)), task=task, whole_weights=True, **options)
 
 
-class SKCELoss(PenaltyLoss):
+class SKCELoss(PenaltyLoss, function=skce):
     """Squared kernel calibration error of a batch as a module; see `torchcalib.skce` and `ECELoss` for its use.
 
     It is the biased estimate over all pairs: smooth, never negative, defined for any weights and for one sample. Its
@@ -187,7 +181,6 @@ class SKCELoss(PenaltyLoss):
     `MMCELoss` with another kernel. Time O(N^2 C) for a batch of N.
 
     Args:
-        kernel: see `torchcalib.skce`.
         bandwidth: see `torchcalib.skce`. The default 1 is our choice; the source of `skce` uses the median distance of
             the predictions, `bandwidth="median"`.
 

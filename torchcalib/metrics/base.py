@@ -17,7 +17,8 @@ from torchcalib.core.documentation import document, input_parameters, parameters
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.state import SamplesKind, StateKind, SumsKind
+from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.inference.evidence import Evidence
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -39,38 +40,32 @@ _TORCHMETRICS_OPTIONS = (
 
 
 class StreamingMetric(Metric, Generic[S]):
-    """A metric that streams.
+    """A streaming metric: an `Estimator` as a `torchmetrics.Metric`.
 
-    Sums are float64 (on a device that has none they stay on the CPU). A state keeps its dtype under `.to(dtype)`,
-    `.half()` and Lightning's precision plugins. An `update` or `forward` that raises leaves the metric as it was.
-    Values are float64; `compute` without data gives NaN; `forward` returns the batch's value with its gradient.
+    The state is float64 sums, or samples. It keeps its dtype under `.to(dtype)`, `.half()`, `set_dtype` and Lightning's
+    precision plugins; sums stay on the CPU for devices without float64. Values are float64, NaN without data. `forward`
+    returns the value of the batch, with its gradient. An `update` or `forward` that raises leaves the metric unchanged.
 
-    On the CPU a bad value raises in `update`. On CUDA `update` never waits for the device: bad rows are counted
-    there, kept out of the sums, and `compute` raises. Where the state is sums, `update` can be captured in a CUDA graph
-    after one that was not: each replay adds the batch that lies in the graph's input by then.
+    On the CPU a bad value raises an error in `update`. On CUDA `update` does not synchronise: bad rows are counted and
+    left out, and `compute` raises. A CUDA graph can capture `update` if the state is sums and one update came before;
+    each replay adds the batch that is then in the input of the graph.
 
-    Between `sync` and `unsync` the state is that of all ranks, to be read: `statistic`, `n_dropped`, `state_dict` and a
-    pickle are of all ranks then. `update`, `forward`, `merge_state` and `load_state_dict` raise, for what they add
-    would be lost with the sum; `reset` forgets both.
+    Between `sync` and `unsync` the state is that of all ranks and read-only: `update`, `forward`, `merge_state` and
+    `load_state_dict` raise, and `reset` discards both states. A `dist_sync_fn(tensor, group=process_group)` returns the
+    list of the tensors of all ranks, which have the same shape and dtype (float64 or uint8). With a
+    `distributed_available_fn` it replaces `torch.distributed`, for Ray, MPI or Horovod.
 
-    `set_dtype` changes nothing: sums stay float64, and `dtype` stays float32.
+    `torch.jit.script` can compile a module that holds a metric. It leaves the metric out, as with other torchmetrics.
 
-    A `dist_sync_fn` is called as `dist_sync_fn(tensor, group=process_group)` and returns the list of the tensors of all
-    ranks. With a `distributed_available_fn` beside it, ranks may be those of Ray, MPI or Horovod: `torch.distributed`
-    is not needed. Every gathered tensor has the same shape and dtype (float64 or uint8) on all ranks.
-
-    A module that holds a metric can be compiled by `torch.jit.script`, as with other torchmetrics metrics. The metric
-    itself is left out, and raises an error if the compiled code calls it.
-
-    A subclass names its `factory`, which makes the `Estimator` from the options of the metric, and its metadata.
+    A subclass names its `factory`, which makes the estimator from the options, and its metadata.
 
     Args:
-        num_classes: number of classes C of a multi-class task. It is needed where classes are kept apart, else checked.
-        num_labels: number of labels L of a multi-label task, which is needed.
-        batch_shape: leading axes to keep apart, one value each. All other axes but the class axis are samples.
-        persistent: whether `state_dict` carries the state, so that checkpoints of the module that the metric is part of
-            do; see `state_dict`.
-        **options: the options of the function of the same name but `weights`, and those of `torchmetrics.Metric`.
+        num_classes: Number of classes C of a multi-class task. It is needed where classes are kept apart, and checked
+            elsewhere.
+        num_labels: Number of labels L of a multi-label task, which is needed.
+        batch_shape: Leading axes to keep apart, one value each. All other axes but the class axis are samples.
+        persistent: `state_dict` contains the state, so that checkpoints do.
+        **options: Options of the function of the same name without `weights`, and those of `torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -78,27 +73,29 @@ class StreamingMetric(Metric, Generic[S]):
     higher_is_better: bool | None = False
 
     unit: ClassVar[str]
-    """What the value is measured in."""
+    """Unit of the value."""
     perfect: ClassVar[float]
-    """The value of a predictor that is right and sure every time."""
+    """Value of a perfect and certain predictor."""
     question: ClassVar[str]
-    """What the metric answers, in one line for a report."""
+    """The question that the value answers, in one line for a report."""
     source: ClassVar[str]
     """Publication and equation."""
+    is_signed: ClassVar[bool] = False
+    """Whether the value is a mean gap, on both sides of 0."""
 
     factory: ClassVar[Callable[..., Estimator[Any]]]
-    """Keyword options to the estimator."""
+    """Function from keyword options to the estimator."""
     stream_options: ClassVar[tuple[str, ...]] = ()
-    """Options of the class alone, which `Estimator.streamed` takes."""
+    """Options of the class alone, for `Estimator.streamed`."""
 
-    kind: StateKind[Any, S]
-    """How the state adds, is saved and meets across ranks."""
+    kind: SumsKind[S] | SamplesKind
+    """How the state adds, is saved and is synced across ranks."""
     state_names: tuple[str, ...]
-    """Names of the parts of the state among the attributes."""
+    """Attributes that hold the parts of the state."""
     _shared: dict[Hashable, Any] | None = None
-    """Results that members of a collection share in an update that is under way."""
+    """Results that members of a collection share during an update."""
     _in_graph = False
-    """Whether a CUDA graph adds to the state, without Python."""
+    """Whether a CUDA graph adds to the state."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Document every option by name, and hide properties and annotated attributes from TorchScript."""
@@ -111,16 +108,14 @@ class StreamingMetric(Metric, Generic[S]):
         if "factory" not in vars(cls):
             return
         own = [] if cls.__init__ is StreamingMetric.__init__ else parameters_of(cls.__init__)
-        of_class = [p for p in parameters_of(StreamingMetric.__init__) if p.name not in ("task", "factory")]
+        of_class = [p for p in parameters_of(StreamingMetric.__init__) if p.name != "task"]
         of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [*parameters_of(cls.factory), *of_stream, *input_parameters(without=["weights"]), *of_class]
-        document(cls, cls.__doc__, [*given[:1], *own, *given[1:]])
+        document(cls, cls.__doc__, [*given[:1], *own, *given[1:]], entries=cls.factory.__doc__)
 
     def __init__(
         self,
-        factory: Callable[..., Estimator[Any]] | None = None,
-        /,
-        *,
+        *positional: Any,
         task: Task,
         num_classes: int | None = None,
         num_labels: int | None = None,
@@ -128,18 +123,16 @@ class StreamingMetric(Metric, Generic[S]):
         persistent: bool = False,
         **options: Any,
     ) -> None:
-        if not (factory is None or callable(factory)):
+        if positional:
             raise TypeError(
-                f"arguments must be given by name, got {factory!r} by position. Write `task=`, for example."
+                f"arguments must be given by name, got {positional[0]!r} by position. Write `task=`, for example."
             )
         kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
         of_stream = {name: options.pop(name) for name in self.stream_options if name in options}
-        factory = factory or type(self).factory
-        estimator = factory(task=task, **options)
+        estimator = self.factory(task=task, **options)
         estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **of_stream)
         self._build(estimator, batch_shape, persistent, **kwargs)
-        defaults = {p.name: p.default for p in parameters_of(factory)}
-        self.settings = {**defaults, **options}
+        self.settings = {**{p.name: p.default for p in parameters_of(self.factory)}, **options}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
         """Set up the state."""
@@ -152,9 +145,9 @@ class StreamingMetric(Metric, Generic[S]):
         self.batch_shape = tuple(batch_shape)
         for size in self.batch_shape:
             check_count("batch_shape", size)
-        self.kind: StateKind[Any, S] = self._state_kind()
-        # The names tell what the parts are: torchmetrics' compute groups and state dicts go by them, and must never mix
-        # two kinds.
+        self.kind = self._state_kind()
+        # torchmetrics' compute groups and state dicts go by names. The fingerprint keeps them from mixing metrics of
+        # different configurations.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
@@ -174,11 +167,11 @@ class StreamingMetric(Metric, Generic[S]):
         return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
     def share(self, computed: dict[Hashable, Any] | None) -> None:
-        """Take from there, and put there, what members of a collection have in common in an update; None ends it."""
+        """Share results with other members of a collection during an update, in this dict; None ends it."""
         vars(self)["_shared"] = computed
 
-    def _state_kind(self) -> StateKind[Any, Any]:
-        """How the statistic streams."""
+    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
+        """Return the kind of state that the accumulator needs."""
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.recipe, ExactSample):
             lead = (*self.batch_shape, *self.recipe.lead(task, num_classes))
@@ -186,12 +179,12 @@ class StreamingMetric(Metric, Generic[S]):
         return SumsKind(self.recipe, (*self.batch_shape, *self.recipe.shape(task, num_classes)))
 
     def _state_of(self, p: Predictions) -> Any:
-        """State of predictions alone."""
+        """Return the state of one batch of predictions."""
         return self.kind.of(p)
 
     @property
     def _counts_what(self) -> tuple[object, ...]:
-        """What tells apart states of the same predictions."""
+        """What distinguishes states of the same predictions."""
         return (self.recipe,)
 
     def _value(self, statistic: S) -> Tensor:
@@ -202,32 +195,40 @@ class StreamingMetric(Metric, Generic[S]):
         """Add a batch.
 
         Args:
-            preds: probabilities (or logits with `from_logits=True`). Every axis but the class axis is samples, after
-                the leading `batch_shape`.
-            target: labels, or floating soft targets.
-            weights: one non-negative weight per sample.
+            preds: probabilities (or logits with `from_logits=True`). Every axis behind `batch_shape` but the class axis
+                is samples.
+            target: labels or soft targets, as for the function.
+            weights: non-negative weight of each sample.
 
         Raises:
             TypeError: for a wrong dtype.
             ValueError: for a wrong shape or device and, on the CPU, for a bad value.
-            RuntimeError: in the capture of a CUDA graph, if the state is not sums alone.
+            RuntimeError: in the capture of a CUDA graph, if the state is not sums.
             TorchMetricsUserError: between `sync` and `unsync`.
         """
-        refuse_if_synced(self, "update")
-        self._add(preds, self._batch_state(preds, target, weights))
+        if self._is_synced:
+            refuse_if_synced(self, "update")
+        if self._shared is None:
+            batch = self._state_of(self._read(self.input_format, preds, target, weights))
+        else:
+            reading, p = self._reading(preds, target, weights)
+            batch = self._once((*reading, *self._counts_what), lambda: self._state_of(p))
+        self._add(preds, batch)
 
     def _add(self, preds: Tensor, batch: Any) -> None:
         """Add the state of a batch."""
         if is_captured(preds):
             self._add_in_graph(batch)
-        elif self._in_graph:
+            return
+        add = self.kind.add if self._shared is None else self._added
+        if self._in_graph:
             with self._in_its_place():
-                self.state = self._added(self.state, batch)
+                self.state = add(self.state, batch)
         else:
-            self.state = self._added(self.state, batch)
+            self.state = add(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
-        """Add in place. Every replay does so again, unseen by Python: from now on no computed value is kept."""
+        """Add in place, in each replay again. Python does not see replays, so values are no longer cached."""
         if not self._adds_up or self._enable_grad:  # `forward` enables it
             raise RuntimeError(
                 f"`{type(self).__name__}` must be updated outside of the capture of a CUDA graph. Only `update` of "
@@ -238,35 +239,35 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def _adds_up(self) -> bool:
-        """Whether the state of a batch follows from the batch alone, and is added."""
+        """Whether the state is a sum over batches that depend on nothing else."""
         return isinstance(self.kind, SumsKind)
 
     def reset(self) -> None:
-        """Forget everything seen; between `sync` and `unsync` what this rank has seen too."""
+        """Reset the state; between `sync` and `unsync` also that of this rank."""
         if self._is_synced:
             self.unsync()
         with self._in_its_place():
             super().reset()
         if self._in_graph:
-            self._update_count = 1  # for all that is known: torchmetrics warns of none
+            self._update_count = 1  # torchmetrics warns if there was none, and replays are not counted
 
     def compute(self) -> Tensor:
-        """Return the value over everything seen, by all ranks if `torch.distributed` is running.
+        """Return the value over all updates, of all ranks if `torch.distributed` is running.
 
         Raises:
-            ValueError: if rows that came on CUDA were bad.
+            ValueError: if rows on CUDA were bad.
         """
-        if not self._enable_grad:  # `forward` reads its batch here, and must not wait for the device
+        if not self._enable_grad:  # within `forward`, which must not synchronise
             self._raise_if_invalid()
         return self._value(self._statistic)
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch as `update` does and return the batch's own value, with its gradient."""
+        """Update with a batch and return the value of the batch, with its gradient."""
         with unchanged_on_error(self), self._in_its_place():
             value = super().forward(*args, **kwargs)
             self.state = self.kind.detach(self.state)
-        # torchmetrics keeps the value for loggers. Kept with its graph it would hold the batch and break `clone`.
+        # torchmetrics keeps the value for loggers. With its graph it would keep the batch and break `clone`.
         self._forward_cache = value.detach()
         return value
 
@@ -274,10 +275,10 @@ class StreamingMetric(Metric, Generic[S]):
         """Add the state of another metric of the same class, input format and bins.
 
         Args:
-            incoming_state: the metric, its `metric_state`, or what `state_dict` saved of it. `nan_policy` may differ.
+            incoming_state: the metric, its `metric_state`, or its `state_dict`. `nan_policy` may differ.
 
         Raises:
-            ValueError: if the two do not count the same thing, or the dict does not say what it counts.
+            ValueError: if configurations differ, or a dict has no description of its configuration.
             TorchMetricsUserError: between `sync` and `unsync`.
         """
         refuse_if_synced(self, "merge_state")
@@ -292,19 +293,18 @@ class StreamingMetric(Metric, Generic[S]):
         self._update_count += 1
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw `val` (by default `compute()`), one value or a sequence over time, on `ax`. Returns (figure, axes)."""
-        _, drawn = self._plot(val, ax)  # torchmetrics gives no figure where it was given axes
+        """Plot `val` (default: `compute()`), one value or a sequence over time, on `ax`. Return figure and axes."""
+        _, drawn = self._plot(val, ax)  # torchmetrics returns no figure for given axes
         return drawn.get_figure(), drawn  # type: ignore[union-attr]  # one plot is one axes
 
     def extra_repr(self) -> str:
-        """Say which settings the state depends on."""
+        """Return the settings that the state depends on."""
         return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
 
     def n_dropped(self) -> int:
-        """Return how many rows `nan_policy="drop"` has left out; of multi-label input how many entries.
+        """Return the number of rows that `nan_policy="drop"` left out (multi-label: of entries).
 
-        Of all ranks if `torch.distributed` is running, wherever `compute` is: then it is a collective, which all ranks
-        must call. It waits for the device.
+        It is summed over ranks where `compute` is; all ranks must call it then. It synchronises the device.
         """
         count = self.kind.left_out(self.state)[1:].detach()
         if self._would_sync and self.dist_sync_fn is not None:
@@ -315,14 +315,14 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def _would_sync(self) -> bool:
-        """Whether `compute` would sync."""
+        """Whether `compute` syncs."""
         return bool(self._to_sync and not self._is_synced and self.distributed_available_fn())
 
     def statistic(self) -> S:
-        """Return the statistic so far: of this rank alone, or of all ranks between `sync` and `unsync`.
+        """Return the accumulated statistic of this rank, or between `sync` and `unsync` of all ranks.
 
         Raises:
-            ValueError: if rows that came on CUDA were bad.
+            ValueError: if rows on CUDA were bad.
         """
         self._raise_if_invalid()
         return self._statistic
@@ -331,35 +331,54 @@ class StreamingMetric(Metric, Generic[S]):
     def _statistic(self) -> S:
         return self.kind.statistic(self.state)
 
+    def evidence(
+        self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
+    ) -> Evidence:
+        """Return a calibration error with its noise floor, a p-value and an interval; see `torchcalib.evidence`.
+
+        Only the state is needed, of all ranks if `torch.distributed` is running. Arguments are those of the function.
+
+        Raises:
+            TypeError: for a metric that is no calibration error: sampling noise does not bias a score.
+            ValueError: for bad arguments, and if rows on CUDA were bad.
+        """
+        how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
+        return self.evidence_from(self._synced_statistic(), **how)
+
+    def evidence_from(self, statistic: S, **how: Any) -> Evidence:  # noqa: ARG002 - for subclasses
+        """Return the evidence of a statistic of this metric, which may have further batch axes.
+
+        Args:
+            statistic: bins with sums of noise, or a ranked sample.
+            **how: arguments of `evidence`.
+        """
+        raise TypeError(
+            f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
+            "Use ECE or KS, for example. `torchcalib.bootstrap` computes intervals of any metric."
+        )
+
     def _synced_statistic(self) -> S:
-        """The statistic over all ranks, checked as `compute` checks it."""
+        """Return the statistic of all ranks, checked as in `compute`."""
         if self._is_synced:
             return self.statistic()
         with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
             return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
-        """See `PersistentMetric`."""
+        """Return the settings that the state depends on, for descriptions and comparisons of states."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.recipe):
             for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
                 if not field.compare:
                     continue
                 setting = getattr(value, field.name)
-                settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare this
+                settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare settings
         return {**settings, "batch_shape": self.batch_shape}
-
-    def _batch_state(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
-        """State of one batch alone."""
-        if self._shared is None:
-            return self._state_of(self._read(self.input_format, preds, target, weights))
-        reading, p = self._reading(preds, target, weights)
-        return self._once((*reading, *self._counts_what), lambda: self._state_of(p))
 
     def _reading(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
-        """Read one batch; also return what tells this reading from others of the same batch."""
+        """Return a key for this way to read a batch, and its predictions."""
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
@@ -368,7 +387,7 @@ class StreamingMetric(Metric, Generic[S]):
         return reading, self._once(reading, lambda: self._read(shareable, preds, target, weights))
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Make what members of a collection have in common once in an update, whichever of them needs it first."""
+        """Return a result that members of a collection share, computed once in an update."""
         if self._shared is None:
             return make()
         if key not in self._shared:
@@ -385,15 +404,15 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def _drops_invalid(self) -> bool:
-        """Whether bad rows are counted and left out, for looking for them would make the host wait."""
+        """Whether bad rows are counted and left out, because an error would synchronise the device."""
         return self.device.type != "cpu"
 
     def _added(self, state: Any, batch: Any) -> Any:
-        """Add a batch's state. Members of a collection that hold the same samples go on sharing them."""
+        """Add the state of a batch. Members of a collection that hold the same samples share the result."""
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
-        if key not in self._shared:  # kept with the chunks that the key tells by their place, so that it stays theirs
+        if key not in self._shared:  # with the chunks, so that their addresses in the key stay theirs
             self._shared[key] = (self.kind.add(state, batch), state)
         return self._shared[key][0]
 
@@ -401,11 +420,11 @@ class StreamingMetric(Metric, Generic[S]):
         if invalid := int(self.kind.left_out(self.state)[0]):
             raise ValueError(
                 f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
-                "they were left out of the sums. Call reset() and run that data on the CPU to see which rows and why."
+                "they were left out. Call reset() and run that data on the CPU to see which rows and why."
             )
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Torchmetrics takes a barrier and two gathers for each part. A given `dist_sync_fn` is used, and gathers."""
+        """Sync in one collective (torchmetrics: a barrier and two gathers a part), or by a given `dist_sync_fn`."""
         group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
             self.state = met_by_gather(self, dist_sync_fn, group)
@@ -414,18 +433,18 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def state(self) -> Any:
-        """The whole state: for sums a tensor that begins with the counts of rows left out; for samples a `Samples`."""
-        return self.kind.join([getattr(self, name) for name in self.state_names])
+        """The state: for sums a tensor that begins with the counts of rows left out; for samples a `Samples`."""
+        return self.kind.join(tuple(map(self.__getattribute__, self.state_names)))
 
     @state.setter
     def state(self, value: Any) -> None:
         for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            # Past nn.Module, which searches for parameters. A list is copied, because `reset` empties it.
+            # `vars` avoids the search for parameters in nn.Module. `reset` empties lists, hence the copy.
             vars(self)[name] = list(part) if isinstance(part, list) else part
 
     @contextmanager
     def _in_its_place(self) -> Iterator[None]:
-        """Write the new state into the memory to which a CUDA graph adds."""
+        """Write the new state into the memory to which a CUDA graph adds, if there is one."""
         if not self._in_graph:
             yield
             return
@@ -438,7 +457,7 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
-        """The parts of the state, and a description of what it counts, as `merge_state` takes them."""
+        """The parts of the state and a description of the configuration, for `merge_state`."""
         parts = zip(self.kind.names, self.kind.parts(self.state), strict=True)
         copies = {name: list(part) if isinstance(part, list) else part for name, part in parts}
         return {**copies, DESCRIPTION: self._description().encoded()}
@@ -446,20 +465,16 @@ class StreamingMetric(Metric, Generic[S]):
     def state_dict(  # type: ignore[override]  # as in torchmetrics
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Return a dict for checkpoints. That of a persistent metric contains a copy of the state.
+        """Return a dict for checkpoints. That of a persistent metric contains the state.
 
-        Beside the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) stands `description`, a
-        uint8 tensor of JSON: the format of the state, the version of torchcalib, and the arguments that the state
-        depends on. All are tensors or lists of tensors, so that `torch.load(weights_only=True)` reads them, and
-        safetensors where the state is sums.
+        It has the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) and `description`, a
+        uint8 tensor of JSON with the format, the version of torchcalib, and the arguments that the state depends on.
+        `torch.load(weights_only=True)` reads all of it, safetensors that of sums.
 
-        Each rank saves its own state, which the same rank is to load. Between `sync` and `unsync` it is the sum of all
-        ranks, which one process or one of the ranks is to load.
-
-        `load_state_dict` takes the state of a metric of the same class that was made with the same arguments
-        (`nan_policy` may differ), in this format. Anything else is a ValueError that names the difference, and leaves
-        the metric as it was. A persistent metric that finds no state reports its keys as missing, an error where
-        `strict=True`.
+        Each rank saves its own state and loads it again. Between `sync` and `unsync` the dict has the state of all
+        ranks, which one process or one rank loads. `load_state_dict` raises ValueError for a state of other arguments
+        (`nan_policy` may differ) or another format, and changes nothing. With `strict=True` it raises for a missing
+        state, too.
         """
         saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if self.is_persistent:
@@ -474,7 +489,7 @@ class StreamingMetric(Metric, Generic[S]):
         return all(self._persistent.values())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over a saved state; see `state_dict`. If it raises, the metric is as it was."""
+        """Load a saved state; see `state_dict`. An error leaves the metric unchanged."""
         with unchanged_on_error(self):
             return super().load_state_dict(state_dict, strict, assign)
 
@@ -490,7 +505,7 @@ class StreamingMetric(Metric, Generic[S]):
         missing_keys: list[str],
         *args: Any,
     ) -> None:
-        """Check the state. torchmetrics takes any tensors, keeps the old value, and reports no missing keys."""
+        """Load a checked state. torchmetrics takes any tensors, keeps the old value and reports no missing keys."""
         if holds_state(state_dict, prefix):
             refuse_if_synced(self, "load_state_dict")
             state, described = read_state(self, "state_dict", state_dict, prefix)
@@ -503,14 +518,14 @@ class StreamingMetric(Metric, Generic[S]):
             missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
 
-    # torchmetrics.Metric, where it would lose something: after an error, under `.to(dtype)`, or axes of a value
+    # Overrides of torchmetrics.Metric, which loses state after an error and under `.to(dtype)`, and axes of a value
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        """Torchmetrics copies every tensor, all samples so far in each `forward`; states are never written into."""
+        """Copy no tensors: states are replaced, never written into. torchmetrics copies them in each `forward`."""
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics counts an update before it runs; one that fails must leave no trace."""
+        """Undo an update that fails. torchmetrics counts it before it runs."""
         wrapped = super()._wrap_update(update)
 
         @functools.wraps(update)
@@ -526,7 +541,7 @@ class StreamingMetric(Metric, Generic[S]):
         return atomic
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Torchmetrics takes the axes from a value that is a single number, as of one series of a batch."""
+        """Keep the axes of a value that is a single number, which torchmetrics squeezes."""
         shapes: list[torch.Size] = []
 
         @functools.wraps(compute)
@@ -549,18 +564,18 @@ class StreamingMetric(Metric, Generic[S]):
         return whole
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Torchmetrics keeps a copy of the state if a rank does not answer, or if the metric is synced already."""
+        """Undo a sync that fails. torchmetrics keeps its copy of the state then."""
         with unchanged_on_error(self):
             super().sync(*args, **kwargs)
 
     @contextmanager
     def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Torchmetrics leaves a metric synced if the body raises, as `compute` may."""
+        """Undo the sync if the body raises. torchmetrics leaves the metric synced."""
         with unsynced_on_error(self), super().sync_context(*args, **kwargs):
             yield
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Torchmetrics lets `.to(dtype)` cast the state; sums follow the module's device and keep their dtype."""
+        """Move the state to another device, but keep its dtype, which torchmetrics casts."""
 
         def moved(tensor: Tensor) -> Tensor:
             device = fn(tensor.new_empty(0, dtype=torch.float32)).device

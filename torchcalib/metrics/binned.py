@@ -9,14 +9,14 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, task_read_as
 from torchcalib.core.bins import BinTable, equal_width_edges, root
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats, EqualWidthBins
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
+from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
-from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import Ties
 
 
@@ -96,7 +96,7 @@ def binned(
     return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
 
 
-class BinnedMetric(TestedMetric[BinStats | RankedSample]):
+class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
     """A function of bins over a stream.
 
     The state of equal-width bins is 5 sums for each bin (6 with ECD) and class: weight, confidence, outcome, and two
@@ -427,6 +427,7 @@ class RMSCE(BinnedMetric):
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 
 
+@documented
 def bin_table(
     preds: Tensor,
     target: Tensor,
@@ -465,9 +466,6 @@ def bin_table(
         ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, reduction, "macro", options
     )
     return estimator.table(table_statistic(estimator, preds, target, options))
-
-
-document(bin_table, bin_table.__doc__, [*parameters_of(bin_table), *input_parameters()], BinTable)
 
 
 def table_statistic(

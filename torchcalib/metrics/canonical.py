@@ -15,7 +15,7 @@ from torchcalib.core.arguments import (
     check_count,
     task_read_as,
 )
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.metrics.estimator import input_format_of
@@ -111,6 +111,7 @@ def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None
     return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
 
 
+@documented
 def canonical_error(
     preds: Tensor,
     target: Tensor,
@@ -166,6 +167,3 @@ def canonical_error(
     given = input_format_of(task, options, whole_weights=True).read(preds, target, options.get("weights"))
     value = by_replicates(reading.of, given, given.samples.numel() * given.num_classes)
     return (value.mean(-1) if is_multilabel and average is not None else value).to(given.dtype)
-
-
-document(canonical_error, canonical_error.__doc__, [*parameters_of(canonical_error), *input_parameters()], Tensor)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
-from torchcalib.core.checks import Problem, Rule, enforce, read_priors
+from torchcalib.core.checks import Problem, Rule, enforce
+from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
@@ -19,7 +20,6 @@ from torchcalib.metrics.proper_scores import (
     Score,
     ScoreEstimator,
     ScoreMetric,
-    ScoreReading,
     per_sample,
     scored,
     share_right,
@@ -115,6 +115,7 @@ def _bayes_risk(
 bayes_risk = functional(_bayes_risk)
 
 
+@documented
 def bayes_risk_per_sample(
     preds: Tensor,
     target: Tensor,
@@ -166,7 +167,7 @@ def bayes_decisions(
 
 
 class BayesRisk(ScoreMetric):
-    """Bayes risk, streamed; see `bayes_risk`. `cost`: what decisions cost, `(C, M)`; None is 1 for every error.
+    """Bayes risk, streamed; see `bayes_risk`.
 
     Example:
         >>> metric = BayesRisk(task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
@@ -175,16 +176,18 @@ class BayesRisk(ScoreMetric):
         tensor(0.1250, dtype=torch.float64)
     """
 
+    factory = staticmethod(_bayes_risk)
+    score = _bayes_risk_score(None)
     is_differentiable = False
     unit, perfect = "cost", 0.0
     question = "what do decisions cost that are made as if the probabilities were right"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
 
-    def __init__(self, *, cost: CostMatrix | Costs | None = None, **options: Any) -> None:
-        super().__init__(_bayes_risk_score(cost), **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
-        if cost is not None and num_classes is not None:
-            read_costs(cost, num_classes)
+        if options.get("cost") is not None and num_classes is not None:
+            read_costs(options["cost"], num_classes)
 
 
 def expected_cost(
@@ -264,10 +267,8 @@ def expected_cost(
         partial(_cheapest_constant, cost=matrix),
         normalizable=True,
     )
-    checked = None if priors is None else read_priors(priors, matrix.num_classes)
-    reading = ScoreReading(score, "multiclass", normalize, checked)
-    recipe = score.recipe(reading.by_class)
-    return by_replicates(lambda p: reading.read(recipe.of(p)), given, recipe.n_events(given))
+    estimator = scored(score, task="multiclass", normalize=normalize, priors=priors)
+    return by_replicates(estimator.of, given, estimator.accumulator.n_events(given))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import arguments_section, document, input_parameters, parameters_of
 from torchcalib.core.events import TopK
 from torchcalib.core.inputs import InputFormat, check_option_names
 from torchcalib.core.predictions import Predictions, by_replicates
@@ -128,5 +128,5 @@ def functional(
     factory.__qualname__ = function.__name__ = function.__qualname__ = name  # errors name the function
     data = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for name in ("preds", "target")]
     document(function, factory.__doc__, [*data, *parameters_of(factory), *input_parameters()], result or Tensor)
-    factory.__doc__ = None  # so that doctest runs the example once
+    factory.__doc__ = arguments_section(factory.__doc__)  # for the class; doctest must not run the example twice
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

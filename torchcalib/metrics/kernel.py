@@ -18,7 +18,7 @@ from torchcalib.core.arguments import (
     is_number,
     task_read_as,
 )
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import read_input
 from torchcalib.core.kernel_blocks import (
     BlockRecipe,
@@ -264,6 +264,7 @@ _LARGEST = 2.0
 """|h| of two samples is at most |e_y - p| |e_y' - p'| <= 2."""
 
 
+@documented
 def skce_test(
     preds: Tensor,
     target: Tensor,
@@ -334,6 +335,3 @@ def _bounded(reading: KernelReading, p: Predictions) -> CalibrationTest:
     value = reading.of(p)
     n_pairs = (by_way(ways_of_weighing(p).sum(-1), p) / 2).floor()
     return CalibrationTest(value, (-n_pairs * value.clamp(min=0).square() / (2 * _LARGEST**2)).exp())
-
-
-document(skce_test, skce_test.__doc__, [*parameters_of(skce_test), *input_parameters()], CalibrationTest)

@@ -6,15 +6,17 @@ were drawn from the predictions) and, where an estimator exists, the value corre
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
+from torchcalib.core.documentation import documented
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
-from torchcalib.metrics.proper_scores import Score, ScoreMetric, evaluate, per_sample
+from torchcalib.metrics.estimator import functional
+from torchcalib.metrics.proper_scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
 
@@ -113,47 +115,32 @@ def _score(distance: str, component: Component) -> Score:
     return Score(_distance, _zero, arguments=(distance, component), least_votes=_LEAST_ANNOTATORS[component])
 
 
-class LabelDistributionMetric(ScoreMetric):
-    """Mean distance to label distributions over a stream.
-
-    Args:
-        component: see the function of the same name.
-        **options: those of `ScoreMetric`, without `priors`, which need samples of a single class.
-    """
-
-    distance: ClassVar[str]
-
-    def __init__(self, *, component: Component = "value", **options: Any) -> None:
-        if options.get("priors") is not None:
-            raise ValueError(
-                f"`priors` must be None, got {options['priors']!r}: a label distribution belongs to no single class."
-            )
-        super().__init__(_score(self.distance, component), **options)
+def _mean_distance(
+    distance: str, component: Component, task: Task, average: Average | None, options: Mapping[str, Any]
+) -> ScoreEstimator:
+    if "priors" in options or "normalize" in options:
+        name = "priors" if "priors" in options else "normalize"
+        raise TypeError(f"`{name}` must not be given, got {options[name]!r}: a label distribution has no single class.")
+    return scored(_score(distance, component), task=task, average=average, **options)
 
 
-def total_variation(
-    preds: Tensor,
-    target: Tensor,
+def _total_variation(
     *,
     task: Task,
     component: Literal["value", "noise_floor"] = "value",
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
-) -> Tensor:
+) -> ScoreEstimator:
     """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
 
     It is the largest difference between the two probabilities of any set of classes; binary |p - t|.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: annotator counts: integers, multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
             `(..., N, L, 2)` for no and yes; or their shares, floating, of the shape of `preds`; or labels, each one
             annotator.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         component: `"value"`; or `"noise_floor"`, its exact expectation if the annotations were drawn from the
             predictions.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in [0, 1], in the dtype of `preds` (at least float32); NaN without data.
@@ -176,10 +163,13 @@ def total_variation(
         >>> total_variation(preds, counts, task="multiclass", component="noise_floor")
         tensor(0.1244)
     """
-    score = _score("total variation", component)
-    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+    return _mean_distance("total variation", component, task, average, options)
 
 
+total_variation = functional(_total_variation)
+
+
+@documented
 def total_variation_per_sample(
     preds: Tensor,
     target: Tensor,
@@ -200,7 +190,7 @@ def total_variation_per_sample(
     return per_sample(_score("total variation", component), preds, target, task, options)
 
 
-class TotalVariation(LabelDistributionMetric):
+class TotalVariation(ScoreMetric):
     """Total variation distance between predictions and label distributions, streamed; see `total_variation`.
 
     Example:
@@ -210,36 +200,31 @@ class TotalVariation(LabelDistributionMetric):
         tensor(0.1000, dtype=torch.float64)
     """
 
-    distance = "total variation"
+    factory = staticmethod(_total_variation)
+    score = _score("total variation", "value")
     unit, perfect, plot_lower_bound, plot_upper_bound = "probability", 0.0, 0.0, 1.0
     question = "how far are the predictions from the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
 
 
-def kl_divergence(
-    preds: Tensor,
-    target: Tensor,
+def _kl_divergence(
     *,
     task: Task,
     component: Component = "value",
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
-) -> Tensor:
+) -> ScoreEstimator:
     """Kullback-Leibler divergence of predictions q from label distributions t: the mean of sum_k t_k log(t_k / q_k).
 
     It is the NLL under t minus the entropy of t, which no prediction can avoid; in nats, +inf where q_k = 0 < t_k, with
     0 log 0 = 0. Few annotators make it too large, because the entropy of their shares is too small.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: annotator counts, their shares, or labels, as for `total_variation`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions, exact
             for up to 49 annotators a sample (else within 2e-9 nats a class); or `"corrected"`, which estimates the
             entropy of the distribution that the annotations were drawn from. Its remaining bias, for n draws from p, is
             sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)), of either sign.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in [0, inf] (corrected also less than 0), otherwise as `total_variation`.
@@ -262,10 +247,13 @@ def kl_divergence(
         >>> kl_divergence(preds, counts, task="multiclass", component="corrected")
         tensor(-0.0539)
     """
-    score = _score("Kullback-Leibler", component)
-    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+    return _mean_distance("Kullback-Leibler", component, task, average, options)
 
 
+kl_divergence = functional(_kl_divergence)
+
+
+@documented
 def kl_divergence_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -281,7 +269,7 @@ def kl_divergence_per_sample(
     return per_sample(_score("Kullback-Leibler", component), preds, target, task, options)
 
 
-class KLDivergence(LabelDistributionMetric):
+class KLDivergence(ScoreMetric):
     """Kullback-Leibler divergence of predictions from label distributions in nats, streamed; see `kl_divergence`.
 
     Example:
@@ -291,21 +279,20 @@ class KLDivergence(LabelDistributionMetric):
         tensor(0.0582, dtype=torch.float64)
     """
 
-    distance = "Kullback-Leibler"
+    factory = staticmethod(_kl_divergence)
+    score = _score("Kullback-Leibler", "value")
     unit, perfect = "nats", 0.0  # no lower bound: a corrected value may be negative
     question = "how much log loss do the predictions have beyond the entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
 
 
-def entropy_difference(
-    preds: Tensor,
-    target: Tensor,
+def _entropy_difference(
     *,
     task: Task,
     component: Component = "value",
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
-) -> Tensor:
+) -> ScoreEstimator:
     """Entropy of the predictions minus the entropy of the label distributions, in nats, averaged over samples.
 
     Positive where the model is less certain than the annotators, negative where it is more certain; the mean may hide
@@ -313,13 +300,9 @@ def entropy_difference(
     entropy of their shares is too small.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: annotator counts, their shares, or labels, as for `total_variation`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions; or
             `"corrected"`. Both are computed, and biased, as in `torchcalib.kl_divergence`; the bias has the same size.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in [-log C, log C] (corrected also less), otherwise as `total_variation`.
@@ -340,10 +323,13 @@ def entropy_difference(
         >>> entropy_difference(preds, counts, task="multiclass", component="corrected")
         tensor(0.0308)
     """
-    score = _score("entropy", component)
-    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+    return _mean_distance("entropy", component, task, average, options)
 
 
+entropy_difference = functional(_entropy_difference)
+
+
+@documented
 def entropy_difference_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -359,7 +345,7 @@ def entropy_difference_per_sample(
     return per_sample(_score("entropy", component), preds, target, task, options)
 
 
-class EntropyDifference(LabelDistributionMetric):
+class EntropyDifference(ScoreMetric):
     """Entropy of predictions minus that of label distributions in nats, streamed; see `entropy_difference`.
 
     Example:
@@ -369,35 +355,30 @@ class EntropyDifference(LabelDistributionMetric):
         tensor(0.1429, dtype=torch.float64)
     """
 
-    distance = "entropy"
+    factory = staticmethod(_entropy_difference)
+    score = _score("entropy", "value")
     higher_is_better = None  # 0 is best
     unit, perfect = "nats", 0.0
     question = "is the model less certain than the annotators (+) or more certain (-)"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
 
 
-def votes_distance(
-    preds: Tensor,
-    target: Tensor,
+def _votes_distance(
     *,
     task: Task,
     component: Component = "value",
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
-) -> Tensor:
+) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
     It is the Brier score of a label distribution; binary (p - t)^2. Its correction is exact: for any number of
     annotators, the expected corrected value is the distance to the distribution that the annotations were drawn from.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: annotator counts, their shares, or labels, as for `total_variation`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         component: `"value"`; `"noise_floor"`, its expectation sum_k q_k (1-q_k) / n if the n annotations were drawn
             from the predictions; or `"corrected"`, the value minus the unbiased variance sum_k t_k (1-t_k) / (n-1).
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`.
 
     Returns:
         `(...)` in [0, 2], binary [0, 1] (corrected also less than 0), otherwise as `total_variation`.
@@ -419,10 +400,13 @@ def votes_distance(
         >>> votes_distance(preds, counts, task="multiclass", component="corrected")
         tensor(-0.0057)
     """
-    score = _score("squared", component)
-    return evaluate(score, preds, target, options, task=task, normalize=None, priors=None, average=average)
+    return _mean_distance("squared", component, task, average, options)
 
 
+votes_distance = functional(_votes_distance)
+
+
+@documented
 def votes_distance_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -438,7 +422,7 @@ def votes_distance_per_sample(
     return per_sample(_score("squared", component), preds, target, task, options)
 
 
-class VotesDistance(LabelDistributionMetric):
+class VotesDistance(ScoreMetric):
     """Squared distance between predictions and label distributions, streamed; see `votes_distance`.
 
     Example:
@@ -448,7 +432,8 @@ class VotesDistance(LabelDistributionMetric):
         tensor(0.0400, dtype=torch.float64)
     """
 
-    distance = "squared"
+    factory = staticmethod(_votes_distance)
+    score = _score("squared", "value")
     unit, perfect = "squared probability", 0.0  # no lower bound: a corrected value may be negative
     question = "how far are the predictions from the label distributions, without sampling noise if corrected"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9, with label distributions"

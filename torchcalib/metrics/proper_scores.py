@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average
 from torchcalib.core.checks import read_priors
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions
@@ -23,14 +23,14 @@ from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 
 
 class Score(NamedTuple):
-    """A per-sample score, and its mean for one who always predicts the class priors.
+    """A score of a sample, and its mean if the class priors are always predicted.
 
     Attributes:
         per_sample: predictions (and `arguments`) to scores `(..., N)`.
         of_prior: sums by class, class priors and task to the mean score of predicting those priors.
-        normalizable: whether a share of `of_prior` means something.
+        normalizable: whether a ratio to `of_prior` is meaningful.
         arguments: further arguments of `per_sample`.
-        least_votes: how many votes must be known to stand behind every target; see `InputFormat`.
+        least_votes: least number of annotators of every target; see `InputFormat`.
     """
 
     per_sample: Callable[..., Tensor]
@@ -40,81 +40,63 @@ class Score(NamedTuple):
     least_votes: int = 0
 
     def recipe(self, by_class: bool) -> ScoreRecipe:
-        """The sums that this score is read from."""
+        """Return the sums from which the mean follows."""
         return ScoreRecipe(self.per_sample, self.arguments, by_class)
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreReading:
-    """From sums of a score to its value: the mean, over samples or with the classes at given priors, normalised.
-
-    Attributes:
-        priors: class priors `(..., C)`, or None for those of the data.
-    """
-
-    score: Score
-    task: Task
-    normalize: Literal["prior"] | None = None
-    priors: Tensor | Sequence[float] | None = None
-    average: Average | None = "macro"
-
-    def __post_init__(self) -> None:
-        if self.normalize not in (None, "prior") or (self.normalize and not self.score.normalizable):
-            offered = " or 'prior'" if self.score.normalizable else ""
-            raise ValueError(f"`normalize` must be None{offered}, got {self.normalize!r}.")
-        check_average(self.average, self.task == "multilabel")
-
-    @property
-    def by_class(self) -> bool:
-        """Whether the sums must keep classes apart."""
-        return self.normalize is not None or self.priors is not None
-
-    def checked(self, num_classes: int) -> "ScoreReading":
-        """Return the reading with priors that have been checked, as float64."""
-        return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
-
-    def read(self, s: ScoreSum) -> Tensor:
-        """Read the value, `(...)`, or `(..., L)` for labels that are not averaged."""
-        value = s.score.sum(-1) / s.total
-        if self.priors is not None:
-            value = xmul(self._class_priors(s), s.score / s.n).sum(-1)
-        if self.normalize is not None:
-            value = value / self.score.of_prior(s, self._class_priors(s), self.task)
-        return self._averaged(value)
-
-    def of_prior(self, s: ScoreSum) -> Tensor:
-        """Read what always predicting the class priors would get; `s` must keep classes apart."""
-        return self._averaged(self.score.of_prior(s, self._class_priors(s), self.task))
-
-    def _class_priors(self, s: ScoreSum) -> Tensor:
-        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
-
-    def _averaged(self, value: Tensor) -> Tensor:
-        return value.mean(-1) if self.task == "multilabel" and self.average else value
+def mean_score(s: ScoreSum) -> Tensor:
+    """Return the mean over samples `(...)`."""
+    return s.score.sum(-1) / s.total
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreEstimator(Estimator[ScoreSum]):
-    """The mean of a score.
+    """The mean of a score, over samples or with the classes at given priors, and relative to predicting the priors.
 
     Attributes:
-        reading: from sums to the value. Its priors are as they were given: the predictions tell how many there must be.
+        score: the score of a sample.
+        normalize: whether the mean is divided by that of always predicting the class priors.
+        priors: class priors as they were given: how many there must be follows from the predictions. None for the
+            class frequencies of the data.
     """
 
-    reading: ScoreReading
+    score: Score
+    normalize: bool
+    priors: Tensor | Sequence[float] | None
 
     def of(self, p: Predictions) -> Tensor:
         """Return the value of checked predictions."""
-        return self.reading.checked(p.num_classes).read(self.accumulator.of(p))  # type: ignore[arg-type]
+        return self.with_checked_priors(p.num_classes).value(self.accumulator.of(p))
 
-    def streamed(self, num_classes: int | None, *, keep_classes: bool = False, **_: Any) -> "ScoreEstimator":
+    def values(self, statistic: ScoreSum) -> Tensor:
+        """Return the value of every batch element, `(...)` or `(..., L)`."""
+        value = self.formula(statistic)
+        if self.priors is not None:
+            value = xmul(self._class_priors(statistic), statistic.score / statistic.n).sum(-1)
+        return value / self._of_prior(statistic) if self.normalize else value
+
+    def of_prior(self, s: ScoreSum) -> Tensor:
+        """Return the mean score of always predicting the class priors; `s` must keep classes apart."""
+        value = self._of_prior(s)
+        return value.mean(-1) if self.averages else value
+
+    def _of_prior(self, s: ScoreSum) -> Tensor:
+        return self.score.of_prior(s, self._class_priors(s), self.input_format.read_as)
+
+    def _class_priors(self, s: ScoreSum) -> Tensor:
+        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
+
+    def with_checked_priors(self, num_classes: int) -> Self:
+        """Return the estimator with checked priors, as float64."""
+        return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
+
+    def streamed(self, num_classes: int | None, *, keep_classes: bool = False, **_: Any) -> Self:
         """Return the estimator of a stream; see `ScoreMetric`."""
-        reading = self.reading
-        if reading.priors is not None:
-            reading = reading.checked(known("num_classes", num_classes) if reading.task == "multiclass" else 2)
-        accumulator = reading.score.recipe(reading.by_class or keep_classes)
-        input_format = replace(self.input_format, num_classes=num_classes)
-        return replace(self, input_format=input_format, accumulator=accumulator, formula=reading.read, reading=reading)
+        made = super().streamed(num_classes)
+        if self.priors is not None:
+            is_multiclass = self.input_format.read_as == "multiclass"
+            made = made.with_checked_priors(known("num_classes", num_classes) if is_multiclass else 2)
+        return replace(made, accumulator=self.score.recipe(True)) if keep_classes else made
 
 
 def scored(
@@ -139,13 +121,14 @@ def scored(
     """
     demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
     input_format = input_format_of(task, options, **demands)
-    reading = ScoreReading(score, input_format.read_as, normalize, priors, average)
-    return ScoreEstimator(input_format, score.recipe(reading.by_class), reading.read, False, reading)
-
-
-def evaluate(score: Score, preds: Tensor, target: Tensor, options: InputOptions, **how: Any) -> Tensor:
-    """Return the mean of a score over predictions; see `scored` for the arguments."""
-    return scored(score, **how, **options)(preds, target, options.get("weights"))
+    if normalize not in (None, "prior") or (normalize and not score.normalizable):
+        offered = " or 'prior'" if score.normalizable else ""
+        raise ValueError(f"`normalize` must be None{offered}, got {normalize!r}.")
+    has_labels = input_format.read_as == "multilabel"
+    check_average(average, has_labels)
+    accumulator = score.recipe(by_class=normalize is not None or priors is not None)
+    averages = has_labels and average is not None
+    return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
 
 
 def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
@@ -158,20 +141,14 @@ def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options:
 
 
 class ScoreMetric(StreamingMetric[ScoreSum]):
-    """Mean of a per-sample score over a stream.
+    """Mean of a score over a stream.
 
-    The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
+    The state is 2 sums; where `normalize`, `priors` or `keep_classes` keep the classes apart, 3 for each class.
     """
 
-    score: Score
+    score: ClassVar[Score]
+    """The score with its default options."""
     stream_options = ("keep_classes",)
-
-    def __init__(self, score: Score | None = None, /, **options: Any) -> None:
-        if not (score is None or isinstance(score, Score)):
-            raise TypeError(f"arguments must be given by name, got {score!r} by position. Write `task=`, for example.")
-        if score is not None:
-            self.score = score
-        super().__init__(partial(scored, self.score), **options)
 
 
 def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:
@@ -233,6 +210,7 @@ def _nll(
 nll = functional(_nll)
 
 
+@documented
 def nll_per_sample(
     preds: Tensor, target: Tensor, *, task: Task, eps: float | None = None, **options: Unpack[InputOptions]
 ) -> Tensor:
@@ -251,7 +229,7 @@ def nll_per_sample(
 
 
 class NLL(ScoreMetric):
-    """Negative log-likelihood in nats, streamed; see `nll`. `eps`: probabilities below it count as `eps`.
+    """Negative log-likelihood in nats, streamed; see `nll`.
 
     Example:
         >>> import torch
@@ -261,13 +239,11 @@ class NLL(ScoreMetric):
         tensor(0.2284, dtype=torch.float64)
     """
 
+    factory = staticmethod(_nll)
     score = _nll_score()
     unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
     question = "how improbable was what happened"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
-
-    def __init__(self, *, eps: float | None = None, **options: Any) -> None:
-        super().__init__(_nll_score(eps), **options)
 
 
 Normalize = Literal["prior", "classes"]
@@ -332,6 +308,7 @@ def _brier_score(
 brier_score = functional(_brier_score)
 
 
+@documented
 def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> Tensor:
     """Squared distance of every sample; see `brier_score`.
 
@@ -357,16 +334,11 @@ class Brier(ScoreMetric):
         tensor(0.0467, dtype=torch.float64)
     """
 
+    factory = staticmethod(_brier_score)
     score = _BRIER
     unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
     question = "how far were the probabilities from what happened"
     source = "Sumler et al., An Entropic Metric, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9"
-
-    def __init__(self, *, normalize: Normalize | None = None, **options: Any) -> None:
-        if normalize == "classes":
-            super().__init__(_BRIER_OVER_CLASSES, **options)
-        else:
-            super().__init__(normalize=normalize, **options)
 
 
 def _ecd_of(p: Predictions) -> Tensor:
@@ -380,6 +352,7 @@ def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
 _ECD = Score(_ecd_of, _zero)
 
 
+@documented
 def ecd(
     preds: Tensor | Distribution,
     target: Tensor,
@@ -427,12 +400,11 @@ def ecd(
     if isinstance(preds, Distribution):
         _check_left_out(task=task, priors=priors, average=None if average == "macro" else average, **options)
         return mean_over_samples(ecd_of_distribution(preds, target), options.get("weights"))
-    return evaluate(_ECD, preds, target, options, task=_required(task), priors=priors, average=average)
+    estimator = scored(_ECD, task=_required(task), priors=priors, average=average, **options)
+    return estimator(preds, target, options.get("weights"))
 
 
-document(ecd, ecd.__doc__, [*parameters_of(ecd), *input_parameters()], Tensor)
-
-
+@documented
 def ecd_per_sample(
     preds: Tensor | Distribution,
     target: Tensor,
@@ -479,6 +451,7 @@ class ECD(ScoreMetric):
         tensor(-0.2504, dtype=torch.float64)
     """
 
+    factory = staticmethod(partial(scored, _ECD))
     score = _ECD
     higher_is_better = None  # 0 is calibrated; below is under-confident, above over-confident
     unit, perfect = "nats", 0.0
@@ -548,6 +521,7 @@ class Accuracy(ScoreMetric):
         tensor(0.6667, dtype=torch.float64)
     """
 
+    factory = staticmethod(_accuracy)
     score = _ACCURACY
     is_differentiable = False
     higher_is_better = True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_choice, task_read_as
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
@@ -18,7 +18,6 @@ from torchcalib.inference.evidence import ErrorTest, Evidence, check_arguments, 
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
-from torchcalib.metrics.tested import TestedMetric
 from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
@@ -68,10 +67,6 @@ class RankedMetric(StreamingMetric[RankedSample]):
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
-
-
-class TestedRankedMetric(RankedMetric, TestedMetric[RankedSample]):
-    """A calibration error of samples in order."""
 
     has_interval = True
     """Whether `evidence` computes an interval, from about two thousand replicates."""
@@ -160,7 +155,7 @@ def _ks(
 ks = functional(_ks)
 
 
-class KS(TestedRankedMetric):
+class KS(RankedMetric):
     """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample."""
 
     factory = staticmethod(_ks)
@@ -281,7 +276,7 @@ def _corp(
 corp = functional(_corp, CORPDecomposition)
 
 
-class CORP(TestedRankedMetric):
+class CORP(RankedMetric):
     """A part of the CORP decomposition of a score, streamed; see `corp`.
 
     Args:
@@ -354,6 +349,7 @@ class CORPCurve:
         return type(self)(confidence, n, frequency, low, high, self.level)
 
 
+@documented
 def corp_curve(
     preds: Tensor,
     target: Tensor,
@@ -400,9 +396,6 @@ def corp_curve(
     with torch.no_grad():
         sample = ExactSample(mode).of(input_format.read(preds, target, options.get("weights")))
         return curve_of(sample, level, n_replicates, seed)
-
-
-document(corp_curve, corp_curve.__doc__, [*parameters_of(corp_curve), *input_parameters()], CORPCurve)
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_count, task_read_as
 from torchcalib.core.checks import read_priors
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
@@ -43,6 +43,7 @@ class BayesRiskCurve:
         return self.risk / self.cheapest
 
 
+@documented
 def bayes_risk_curve(
     preds: Tensor,
     target: Tensor,
@@ -89,11 +90,7 @@ def bayes_risk_curve(
     return BayesRiskCurve(c, risk, cheapest)
 
 
-document(
-    bayes_risk_curve, bayes_risk_curve.__doc__, [*parameters_of(bayes_risk_curve), *input_parameters()], BayesRiskCurve
-)
-
-
+@documented
 def bayes_risk_area(
     preds: Tensor,
     target: Tensor,
@@ -140,9 +137,6 @@ def bayes_risk_area(
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
 
 
-document(bayes_risk_area, bayes_risk_area.__doc__, [*parameters_of(bayes_risk_area), *input_parameters()], Tensor)
-
-
 def _area(s: "_InOrder", weight: AreaWeight) -> Tensor:
     log_p, log_not_p = logs.binary_log_probs(s.values, s.from_logits)
     start, end = torch.full_like(log_p[..., :1], -torch.inf), torch.zeros_like(log_p[..., :1])
@@ -152,6 +146,7 @@ def _area(s: "_InOrder", weight: AreaWeight) -> Tensor:
     return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
 
 
+@documented
 def optimal_threshold_cost(
     preds: Tensor,
     target: Tensor,
@@ -205,14 +200,6 @@ def optimal_threshold_cost(
         lambda p: _least_cost(_in_order(p, priors), matrix, normalize is not None), p, p.samples.numel()
     )
     return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
-
-
-document(
-    optimal_threshold_cost,
-    optimal_threshold_cost.__doc__,
-    [*parameters_of(optimal_threshold_cost), *input_parameters()],
-    Tensor,
-)
 
 
 def _least_cost(s: "_InOrder", matrix: CostMatrix, normalize: bool) -> Tensor:

@@ -25,11 +25,12 @@ from torchcalib.core.events import Events, Reduction, resolve_reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.sums import BinStats, apart_of, kind_of_noise, noise_of
+from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
+from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of
-from torchcalib.metrics.ranked import TestedRankedMetric, kept_apart, ranked
-from torchcalib.metrics.tested import TestedMetric
+from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
+from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.host_values import look
 from torchcalib.ops.loess import loess
 from torchcalib.ops.smoothing import best_width, smoothed_error
@@ -80,7 +81,8 @@ class SmoothingRecipe(EventSums[BinStats]):
 
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
         """Take the sums over events of `p`, from one read of them."""
-        columns, noise = (events.confidence, events.outcome, events.weights), kind_of_noise(p, self.with_noise)
+        columns = (events.confidence, events.outcome, events.weights)
+        noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
         return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 
@@ -211,7 +213,7 @@ def _smece(
 smece = functional(_smece)
 
 
-class SmECE(TestedMetric[BinStats]):
+class SmECE(StreamingMetric[BinStats]):
     """Smooth calibration error, streamed; see `smece`.
 
     The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the
@@ -230,7 +232,7 @@ class SmECE(TestedMetric[BinStats]):
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
     def evidence_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> Evidence:  # noqa: ARG002
-        """Return the evidence of a statistic; see `TestedMetric`. The interval is NaN."""
+        """Return the evidence of a statistic; see `torchcalib.evidence`. The interval is NaN."""
         test = ErrorTest(self.estimator.formula, with_interval=False)
         return evidence_of(test, statistic, average=self.estimator.averages, **how)
 
@@ -372,7 +374,7 @@ def _ici(
 ici = functional(_ici)
 
 
-class ICI(TestedRankedMetric):
+class ICI(RankedMetric):
     """Integrated calibration index, streamed; see `ici`. `resolution` keeps a sketch instead of every sample."""
 
     factory = staticmethod(_ici)

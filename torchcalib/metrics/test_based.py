@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, is_number, task_read_as
 from torchcalib.core.bins import TCETable
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
@@ -154,6 +154,7 @@ def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float
     return estimator.binning.of(sample).test_table(alpha, test)
 
 
+@documented
 def tce_table(
     preds: Tensor,
     target: Tensor,
@@ -199,9 +200,6 @@ def tce_table(
     )
     sample = estimator.accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
     return _table(estimator, sample, alpha, test)
-
-
-document(tce_table, tce_table.__doc__, [*parameters_of(tce_table), *input_parameters()], TCETable)
 
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:

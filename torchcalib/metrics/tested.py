@@ -1,83 +1,16 @@
-"""Calibration errors whose evidence follows from the metric state."""
+"""Noise floor, p-value and interval of a calibration error, in one call."""
 
-from abc import abstractmethod
 from copy import deepcopy
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from torchcalib.inference.evidence import Evidence
 from torchcalib.metrics.base import StreamingMetric
 
-S = TypeVar("S")
-
-
-class TestedMetric(StreamingMetric[S]):
-    """A calibration error, which sampling noise makes positive for a perfectly calibrated model, too."""
-
-    is_signed: ClassVar[bool] = False
-    """Whether the error is the mean gap, on both sides of 0."""
-
-    def evidence(
-        self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
-    ) -> Evidence:
-        """Return the error with its noise floor, the p-value of perfect calibration, and an interval; see `Evidence`.
-
-        Outcomes are simulated from the predicted confidences and the metric is recomputed (consistency resampling).
-        Only the metric state is needed, over all ranks if `torch.distributed` is running. Rows are assumed to be
-        independent, and confidences to be fixed. Integer weights are numbers of independent copies; floating weights
-        are the importance of a row.
-
-        The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0
-        or 1 are labels, whatever their dtype; this is decided for each batch element, label and group by itself. With
-        floating weights, floating targets always count as soft; see `BinStats.noise`.
-
-        For averages over classes, whose outcomes depend on each other, p-values are combined by a Cauchy combination.
-        An average of signed errors is tested by its absolute value, with independent labels. Over classes that exclude
-        each other it is 0 for every model, and so is its evidence.
-
-        Args:
-            level: level of the interval, in (0, 1).
-            n_replicates: R; the least p-value is 1 / (R + 1).
-            seed: seed of the draws, which are the same on every device.
-            with_interval: False leaves the interval NaN, which saves most of the time.
-
-        Returns:
-            `Evidence` of the shape of the value. NaN without data. If bins follow from the outcomes or decisions are
-            counted (TCE), no value is free of noise: the interval is that of the expected value at this number of
-            samples, whose least value is the noise floor. For smECE and ICI it is NaN, because it would take long;
-            `torchcalib.bootstrap` computes the interval of the value with its noise.
-
-        Raises:
-            TypeError, ValueError: for bad arguments, and if rows on CUDA were bad.
-
-        Source:
-            Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
-            replicates; for the interval see `torchcalib/inference/inversion.py`.
-
-        Example:
-            >>> import torch
-            >>> from torchcalib import ECE
-            >>> metric = ECE(task="binary", n_bins=2)
-            >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.8]), torch.tensor([0, 1, 0, 1]))
-            >>> print(metric.evidence())
-            0.1500 (noise floor 0.2311, 95 % 0.0000-0.5075, p = 1.00)
-        """
-        how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
-        return self.evidence_from(self._synced_statistic(), **how)
-
-    @abstractmethod
-    def evidence_from(self, statistic: S, **how: Any) -> Evidence:
-        """Return the evidence of a statistic of this metric, which may have further batch axes.
-
-        Args:
-            statistic: bins with sums of noise, or a ranked sample.
-            **how: arguments of `evidence`.
-        """
-
 
 def evidence(
-    metric: TestedMetric[Any],
+    metric: StreamingMetric[Any],
     preds: Tensor,
     target: Tensor,
     *,
@@ -87,7 +20,19 @@ def evidence(
     seed: int = 0,
     with_interval: bool = True,
 ) -> Evidence:
-    """Return a calibration error with its noise floor, the p-value of perfect calibration and an interval, in one call.
+    """Return a calibration error with its noise floor, the p-value of perfect calibration and an interval.
+
+    Outcomes are simulated from the predicted confidences and the metric is recomputed (consistency resampling). Rows
+    are assumed to be independent, and confidences to be fixed. Integer weights are numbers of independent copies;
+    floating weights are the importance of a row.
+
+    The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
+    are labels, whatever their dtype; this is decided for each batch element, label and group by itself. With floating
+    weights, floating targets always count as soft; see `BinStats.noise`.
+
+    For averages over classes, whose outcomes depend on each other, p-values are combined by a Cauchy combination. An
+    average of signed errors is tested by its absolute value, with independent labels. Over classes that exclude each
+    other it is 0 for every model, and so is its evidence.
 
     Args:
         metric: an error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
@@ -100,7 +45,10 @@ def evidence(
         with_interval: False leaves the interval NaN, which saves most of the time.
 
     Returns:
-        See `TestedMetric.evidence`.
+        `Evidence` of the shape of the value. NaN without data. If bins follow from the outcomes or decisions are
+        counted (TCE), no value is free of noise: the interval is that of the expected value at this number of samples,
+        whose least value is the noise floor. For smECE and ICI it is NaN, because it would take long;
+        `torchcalib.bootstrap` computes the interval of the value with its noise.
 
     Raises:
         TypeError, ValueError: for bad input; the message states the rule.
@@ -109,7 +57,8 @@ def evidence(
         None.
 
     Source:
-        See `TestedMetric.evidence`.
+        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
+        replicates; for the interval see `torchcalib/inference/inversion.py`.
 
     Example:
         >>> import torch
@@ -119,11 +68,9 @@ def evidence(
         >>> round(found.value.item(), 4), round(found.p_value.item(), 2)
         (0.15, 1.0)
     """
-    if not isinstance(metric, TestedMetric):
+    if not isinstance(metric, StreamingMetric):
         raise TypeError(
-            f"`metric` must be a calibration error of torchcalib such as ECE(task='binary'), got {metric!r}. "
-            "Scores have no noise floor: `torchcalib.bootstrap` computes their intervals. "
-            "Cox and Spiegelhalter are tests already."
+            f"`metric` must be a calibration error of torchcalib such as ECE(task='binary'), got {metric!r}."
         )
     fresh = deepcopy(metric)
     fresh.reset()

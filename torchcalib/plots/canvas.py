@@ -65,14 +65,13 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
     return SimpleNamespace(**{name: column[real].astype(np.float64) for name, column in columns.items()})
 
 
-_ARGUMENTS = {
-    "ax": "Axes to draw on; by default those of a new figure. Further panels are insets, `ax.child_axes`.",
-    "logit": "Probabilities have a logit scale, which shows values near 0 and near 1. It ends at about 1 / (10 N) and "
-    "1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Such values are drawn at the "
-    "ends.",
-    "title": "Title of the diagram.",
-    "style": "Colours. With `DARK`, give the figure of `ax` a dark face.",
-}
+_ARGUMENTS = """
+        ax: Axes to draw on; by default those of a new figure. Further panels are insets, `ax.child_axes`.
+        logit: Probabilities have a logit scale, which shows values near 0 and near 1. It ends at about 1 / (10 N) and
+            1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Such values are drawn at
+            the ends.
+        title: Title of the diagram.
+        style: Colours. With `DARK`, give the figure of `ax` a dark face."""
 
 
 def diagram(draw: F) -> F:

@@ -13,7 +13,7 @@ from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
+from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, scored
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
 from torchcalib.reporting.intervals import failure
 
@@ -79,10 +79,7 @@ def _rcl(raw: float, after: float) -> float:
 
 
 def _scores(p: Predictions) -> dict[str, float]:
-    return {
-        name: float(ScoreReading(metric.score, p.task).read(metric.score.recipe(False).of(p)))
-        for metric, name in SCORES.items()
-    }
+    return {name: float(scored(metric.score, task=p.task).of(p)) for metric, name in SCORES.items()}
 
 
 def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]:

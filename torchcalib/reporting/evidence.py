@@ -12,7 +12,7 @@ from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of_each
 from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.words import listed
 from torchcalib.metrics.binned import ACE, BinnedMetric, rmsce_from_bins
-from torchcalib.metrics.ranked import CORP, KS, TestedRankedMetric
+from torchcalib.metrics.ranked import CORP, KS, RankedMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import ERRORS, GROUPS, Statistics
@@ -100,7 +100,7 @@ def evidence_in_order(
         n_bins: of the ACE.
         given: arguments of metrics: the task, and the number of labels.
     """
-    metrics: dict[str, BinnedMetric | TestedRankedMetric] = {
+    metrics: dict[str, BinnedMetric | RankedMetric] = {
         "ace": ACE(**given, reduction=reduction, n_bins=n_bins),
         "ks": KS(**given, reduction=reduction),
     }

@@ -13,7 +13,7 @@ from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, scored
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
@@ -43,9 +43,9 @@ _PARTS = {
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
     """Return a score `(...)`, and its ratio to the score of the class frequencies where that is defined."""
-    values = {metric.__name__.lower(): ScoreReading(metric.score, task).read(s)}
+    values = {metric.__name__.lower(): scored(metric.score, task=task).value(s)}
     if metric.score.normalizable:
-        values[_RELATIVE[metric.__name__].lower()] = ScoreReading(metric.score, task, normalize="prior").read(s)
+        values[_RELATIVE[metric.__name__].lower()] = scored(metric.score, task=task, normalize="prior").value(s)
     return values
 
 
@@ -156,7 +156,7 @@ class Statistics:
 
     def _score_lines(self, metric: type[ScoreMetric], s: ScoreSum) -> list[Line]:
         (key, value), *relative = score_values(metric, s, self.task).items()
-        lines = [_line(metric, "scores", key, value, float(ScoreReading(metric.score, self.task).of_prior(s)))]
+        lines = [_line(metric, "scores", key, value, float(scored(metric.score, task=self.task).of_prior(s)))]
         for key, value in relative:
             question = f"{metric.__name__} divided by that of always predicting the class frequencies"
             line = _line(metric, "scores", key, value, 1.0)

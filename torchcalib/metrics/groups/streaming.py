@@ -8,14 +8,13 @@ from torch import Tensor
 from torchcalib.core.arguments import check_count
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.state import SamplesKind, StateKind, SumsKind
+from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.evidence import Evidence
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.groups.samples import MOST_GROUPS, GroupedSample, GroupedSamplesKind
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import By, GroupTable, resolved
 from torchcalib.metrics.rollback import refuse_if_synced
-from torchcalib.metrics.tested import TestedMetric
 from torchcalib.metrics.wrappers import WrappedMetric
 
 S = TypeVar("S")
@@ -108,30 +107,9 @@ class ByGroup(WrappedMetric[Any]):
         total: Tensor = statistic.read(_size) if isinstance(statistic, GroupedSample) else statistic.total
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
-    def evidence(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Evidence:
-        """Return the value of every group with its noise floor, the p-value of "calibrated there", and an interval.
-
-        Args:
-            level: of the interval, in (0, 1).
-            n_replicates: R; the least p-value is 1 / (R + 1).
-            seed: of the draws, which are the same on every device.
-
-        Returns:
-            `Evidence` of `(G, ...)`; NaN for a group without samples. The p-values are those of each group alone.
-
-        Raises:
-            TypeError: the metric is no error of calibration.
-            ValueError: for bad arguments, and if rows that came on CUDA were bad.
-        """
-        return self._evidence_of(self._synced_statistic(), level=level, n_replicates=n_replicates, seed=seed)
-
-    def _evidence_of(self, statistic: Any, **how: Any) -> Evidence:
+    def evidence_from(self, statistic: Any, **how: Any) -> Evidence:
+        """Return the evidence of a statistic, `(G, ...)`; NaN for a group without samples."""
         metric = self.metric
-        if not isinstance(metric, TestedMetric):
-            raise TypeError(
-                f"`metric` must be a calibration error to have a noise floor, got {type(metric).__name__}. "
-                "Use ECE, KS or another one; `compute` has the values of any."
-            )
         if not isinstance(statistic, GroupedSample):
             return metric.evidence_from(statistic, **how)
 
@@ -165,7 +143,7 @@ class ByGroup(WrappedMetric[Any]):
             ValueError: for bad arguments, or if there is more than one value for a group.
         """
         statistic = self._synced_statistic()
-        found = self._evidence_of(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
+        found = self.evidence_from(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
         if found.value.dim() > 1:
             raise ValueError(
                 f"`metric` must have one value for each group, got shape {tuple(found.value.shape)}. "
@@ -177,12 +155,12 @@ class ByGroup(WrappedMetric[Any]):
                 some: Any = statistic.of_groups(groups)
             else:
                 some = self.recipe.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a recipe of sums
-            return self._evidence_of(some, level=0.95, n_replicates=n_replicates, seed=seed)
+            return self.evidence_from(some, level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, again, n_replicates)
         return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
 
-    def _state_kind(self) -> StateKind[Any, Any]:
+    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
         kind = self.metric.kind
         if isinstance(kind, SamplesKind):
             return GroupedSamplesKind(kind.recipe, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
