@@ -10,13 +10,14 @@ from cases import CASES, N_CLASSES, Case, differentiable
 from oracles import input as slow
 
 import torchcalib as tc
-from torchcalib.core.event_sums import EventSums
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.state import SumsKind
+from torchcalib.core.sums import ScoreRecipe
 
 ADDITIVE = [
     case
     for case in CASES
-    if isinstance(case.metric().kind, SumsKind) and not (case.in_blocks or isinstance(case.metric().recipe, EventSums))
+    if isinstance(case.metric().kind, SumsKind) and isinstance(case.metric().recipe, ScoreRecipe | EqualWidthBins)
 ]
 BY_CLASS = {
     cls.__name__: [case for case in ADDITIVE if case.cls is cls] for cls in {case.cls: None for case in ADDITIVE}

@@ -9,9 +9,9 @@ from cases import N_CLASSES
 from helpers.kernels import F64
 
 import torchcalib as tc
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import read_input
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.sums import EqualWidthBins
 from torchcalib.metrics.binned import binned, ece_from_bins
 
 N_BINS, N_GROUPS = 5, 6

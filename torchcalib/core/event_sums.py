@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,20 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.events import Events, Reduction, n_events, reduce_to_events
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import Cells, Sums, series_shape, sums_of_replicates, weighted
+from torchcalib.core.sums import (
+    KIND_OF_NOISE,
+    BinStats,
+    Cells,
+    Sums,
+    apart_of,
+    noise_of,
+    series_shape,
+    sums_of_replicates,
+    weighted,
+)
+from torchcalib.ops.bin_sums import Noise, class_bins, event_bins
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.segments import bin_index, bin_sums
 
 S = TypeVar("S", bound=Sums)
 
@@ -27,12 +39,15 @@ class EventSums(Generic[S]):
 
     reduction: Reduction
 
-    n_cells: ClassVar[int]
+    @property
+    @abstractmethod
+    def n_cells(self) -> int:
+        """Number of cells K."""
 
     @property
     @abstractmethod
     def n_quantities(self) -> int:
-        """How many quantities are summed."""
+        """Number of quantities F."""
 
     @abstractmethod
     def cell(self, confidence: Tensor) -> Tensor:
@@ -63,8 +78,11 @@ class EventSums(Generic[S]):
         events = self.events(p)
         if not p.replicates or events.weights is None:
             return self.of_events(events, p)
-        cell = self.cell(self._wide(events)[0])
-        return self.wrap(sums_of_replicates(cell, self.quantities(events), events.weights, self.n_cells))
+        quantities = self.quantities(events)
+        finite = events.ecd is None  # an ECD may be infinite
+        return self.wrap(
+            sums_of_replicates(self.cell(events.confidence), quantities, events.weights, self.n_cells, finite=finite)
+        )
 
     @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
@@ -73,8 +91,7 @@ class EventSums(Generic[S]):
     def cells(self, p: Predictions) -> Cells:
         """Say in which cell every event counts, and what is counted of it."""
         events = self.events(p)
-        cell = self.cell(self._wide(events)[0])
-        return Cells(cell, torch.stack(self.columns(events, p), -2), self.n_cells)
+        return Cells(self.cell(events.confidence), torch.stack(self.columns(events, p), -2), self.n_cells)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of sums where these are more."""
@@ -84,3 +101,108 @@ class EventSums(Generic[S]):
     def _wide(self, events: Events) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(events.confidence.device)
         return events.confidence.to(wide), events.outcome.to(wide)
+
+
+@dataclass(frozen=True)
+class EqualWidthBins(EventSums[BinStats]):
+    """Sums over equal-width bins of the confidence; see `ops.segments.bin_index` for the edge rule.
+
+    Attributes:
+        n_bins: number of bins B.
+        right: bins are `(a, b]` instead of `[a, b)`.
+        with_ecd: sum the ECD too.
+        with_noise: sum `BinStats.spread` and `BinStats.noise` too.
+    """
+
+    n_bins: int
+    right: bool
+    with_ecd: bool = False
+    with_noise: bool = False
+
+    @property
+    def n_cells(self) -> int:
+        """Number of bins."""
+        return self.n_bins
+
+    @property
+    def n_quantities(self) -> int:
+        """Return 3, 2 more with noise, and 1 more with ECD."""
+        return 3 + 2 * self.with_noise + self.with_ecd
+
+    def cell(self, confidence: Tensor) -> Tensor:
+        """Return the bin of every event."""
+        return bin_index(confidence, self.n_bins, self.right)
+
+    def quantities(self, events: Events) -> list[Tensor]:
+        """Return 1, confidence, outcome and, if it is summed, ECD."""
+        quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
+        return quantities if events.ecd is None else [*quantities, events.ecd]
+
+    def columns(self, events: Events, p: Predictions) -> list[Tensor]:
+        """Return the weighted summands of every event, those of noise before the ECD."""
+        wide = wide_dtype(events.confidence.device)
+        columns = [weighted(quantity, events.weights, wide) for quantity in self.quantities(events)]
+        return [*columns[:3], *noise_of(events, p), *columns[3:]] if self.with_noise else columns
+
+    def events(self, p: Predictions) -> Events:
+        """Return the events of `p`, with ECD if it is summed."""
+        return reduce_to_events(p, self.reduction, self.with_ecd)
+
+    def of(self, p: Predictions) -> BinStats:
+        """Take the sums over the events of `p`."""
+        if p.replicates:
+            return self._of_replicates(p)
+        if self.reduction != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
+            return self.of_events(reduce_to_events(p, self.reduction, self.with_ecd), p)
+        sums = class_bins(  # all classes in one pass over the rows
+            p.given, p.given_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
+            from_logits=p.from_logits, noise=self.with_noise,
+        )  # fmt: skip
+        return self._made(p, sums)
+
+    def _of_replicates(self, p: Predictions) -> BinStats:
+        if not self.with_noise:
+            return super().of(p)
+        events = self.events(p)  # nothing reads the noise of replicates, but their state has a place for it
+        return self._made(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
+
+    def of_events(self, events: Events, p: Predictions) -> BinStats:
+        """Take the sums over events of `p`, in one pass."""
+        noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
+        sums = event_bins(
+            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
+            noise=noise, copies=p.copies,
+        )  # fmt: skip
+        return self._made(p, sums, events)
+
+    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
+        """Return the sums of each group, `(G, ..., F, B)`.
+
+        Args:
+            p: predictions without replicate weights.
+            groups: group of every sample in [0, G), int64 `(..., N)`, multi-label `(..., 1, N)`.
+            num_groups: number of groups G.
+        """
+        events = self.events(p)
+        groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
+        sums = event_bins(
+            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
+            noise=KIND_OF_NOISE[p.hard] if self.with_noise else "none", copies=p.copies, groups=groups,
+            n_groups=num_groups,
+        )  # fmt: skip
+        return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
+
+    def _made(
+        self,
+        p: Predictions,
+        sums: Tensor,
+        events: Events | None = None,
+        groups: Tensor | None = None,
+        n_groups: int = 1,
+    ) -> BinStats:
+        apart = apart_of(p, sums, events, groups, n_groups) if self.with_noise else None
+        return BinStats(sums, has_noise=self.with_noise, apart=apart)
+
+    def wrap(self, sums: Tensor) -> BinStats:
+        """Return `sums` as `BinStats`."""
+        return BinStats(sums, has_noise=self.with_noise)

@@ -6,18 +6,18 @@ which sums: it is a frozen value, so two metrics with equal recipes over equal i
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.events import Events, Reduction, n_events, reduce_to_events
+from torchcalib.core.events import Events, Reduction
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.ops.bin_sums import Noise, class_bins, event_bins
+from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype, xmul
-from torchcalib.ops.segments import bin_index, bin_sums, bin_sums_of_replicates, cell_sums
+from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,103 +290,6 @@ class ScoreRecipe:
     def n_events(self, p: Predictions) -> int:
         """Return the number of samples; with soft targets by class each is one of every class."""
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
-
-
-@dataclass(frozen=True)
-class EqualWidthBins:
-    """Sums over equal-width bins of the confidence of events; see `ops.segments.bin_index` for the edge rule.
-
-    Attributes:
-        reduction: what the events are.
-        n_bins: B.
-        right: the edge rule.
-        with_ecd: sum the ECD too.
-        with_noise: sum `BinStats.spread` and `BinStats.noise` too.
-    """
-
-    reduction: Reduction
-    n_bins: int
-    right: bool
-    with_ecd: bool = False
-    with_noise: bool = False
-
-    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(F, B)`, or `(C, F, B)` for C classes apart."""
-        return (*series_shape(self.reduction, task, num_classes), 3 + 2 * self.with_noise + self.with_ecd, self.n_bins)
-
-    def of(self, p: Predictions) -> BinStats:
-        """Put the events of `p` into bins."""
-        options: dict[str, Any] = {"n_bins": self.n_bins, "right": self.right, "copies": p.copies}
-        each_class = self.reduction == "classwise" and p.task == "multiclass"
-        if each_class and not (p.soft or self.with_ecd or p.replicates):  # in one pass over the rows
-            options |= {"from_logits": p.from_logits, "noise": self.with_noise}
-            return self._made(p, class_bins(p.given, p.given_target, p.weights, p.rows, **options))
-        events = reduce_to_events(p, self.reduction, self.with_ecd)
-        if not p.replicates or events.weights is None:
-            columns = events.confidence, events.outcome, events.weights, events.ecd
-            noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
-            return self._made(p, event_bins(*columns, noise=noise, **options), events)
-        index = bin_index(events.confidence, self.n_bins, self.right)
-        if self.with_noise:  # of which the replicates that are read have no need
-            return self._made(p, bin_sums(index, self._columns(events, p), self.n_bins), events)
-        quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
-        quantities += [] if events.ecd is None else [events.ecd]
-        finite = not self.with_ecd
-        return self.wrap(sums_of_replicates(index, quantities, events.weights, self.n_bins, finite=finite))
-
-    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
-        """Put the events of `p` into bins, those of every group apart: `(G, ..., F, B)`.
-
-        Args:
-            p: predictions, weighed in one way.
-            groups: the group of every sample in [0, G), int64 `(..., N)`, of multi-label ones `(..., 1, N)`.
-            num_groups: G.
-        """
-        events = reduce_to_events(p, self.reduction, self.with_ecd)
-        groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
-        sums = event_bins(
-            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=KIND_OF_NOISE[p.hard] if self.with_noise else "none", copies=p.copies, groups=groups,
-            n_groups=num_groups,
-        )  # fmt: skip
-        return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
-
-    def cells(self, p: Predictions) -> Cells:
-        """Say in which bin every event counts."""
-        events = reduce_to_events(p, self.reduction, self.with_ecd)
-        index = bin_index(events.confidence, self.n_bins, self.right)
-        return Cells(index, torch.stack(self._columns(events, p), -2), self.n_bins)
-
-    def _columns(self, events: Events, p: Predictions) -> list[Tensor]:
-        """What each event adds to every sum, `(..., N)`."""
-        wide = wide_dtype(events.confidence.device)
-        quantities = torch.ones_like(events.confidence), events.confidence, events.outcome
-        columns = [weighted(quantity, events.weights, wide) for quantity in quantities]
-        if self.with_noise:
-            columns += noise_of(events, p)
-        if events.ecd is not None:
-            columns.append(weighted(events.ecd, events.weights, wide))
-        return columns
-
-    def _made(
-        self,
-        p: Predictions,
-        sums: Tensor,
-        events: Events | None = None,
-        groups: Tensor | None = None,
-        n_groups: int = 1,
-    ) -> BinStats:
-        """Return the sums of a batch as `BinStats`, which add; arguments as of `apart_of`."""
-        apart = apart_of(p, sums, events, groups, n_groups) if self.with_noise else None
-        return BinStats(sums, has_noise=self.with_noise, apart=apart)
-
-    def wrap(self, sums: Tensor) -> BinStats:
-        """Return `sums` as `BinStats`."""
-        return BinStats(sums, has_noise=self.with_noise)
-
-    def n_events(self, p: Predictions) -> int:
-        """Return the number of events."""
-        return n_events(p, self.reduction)
 
 
 def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:

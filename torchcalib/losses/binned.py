@@ -16,9 +16,10 @@ from torchcalib.core.arguments import (
     check_positive,
 )
 from torchcalib.core.documentation import documented
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Reduction
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats, EqualWidthBins
+from torchcalib.core.sums import BinStats
 from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 

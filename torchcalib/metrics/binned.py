@@ -10,10 +10,11 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, task_read_as
 from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.documentation import documented
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Reduction, resolve_reduction
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
-from torchcalib.core.sums import BinStats, EqualWidthBins
+from torchcalib.core.sums import BinStats
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.estimator import Estimator, functional, input_format_of

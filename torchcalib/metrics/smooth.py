@@ -33,6 +33,7 @@ from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.host_values import look
 from torchcalib.ops.loess import loess
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing import best_width, smoothed_error
 from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
@@ -67,7 +68,7 @@ class SmoothingRecipe(EventSums[BinStats]):
 
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the cell of every event."""
-        return cell_index(confidence)
+        return cell_index(confidence.to(wide_dtype(confidence.device)))
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
         """Return 1, p, y, p (1 - p), p y."""

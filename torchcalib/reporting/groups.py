@@ -7,10 +7,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import NO_GROUP, check_group_range, check_groups, in_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import in_all_replicates
-from torchcalib.core.sums import EqualWidthBins, settled
+from torchcalib.core.sums import settled
 from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.groups.sums import SumsByGroup

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.sums import EqualWidthBins, ScoreRecipe
+from torchcalib.core.sums import ScoreRecipe
 from torchcalib.inference.bootstrap import Interval, Resampling
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import GROUPS, SCORES, error_values, label_values, score_values

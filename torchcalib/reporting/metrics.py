@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedReduction, reductions_of
-from torchcalib.core.sums import EqualWidthBins
 from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection

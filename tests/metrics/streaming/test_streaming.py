@@ -13,9 +13,9 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
 import torchcalib as tc
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumsKind
-from torchcalib.core.sums import EqualWidthBins
 
 ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
 # A case for each recipe of sums: what a state does depends on nothing else.

@@ -15,9 +15,10 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import EqualWidthBins, ScoreRecipe, Sums, SumsRecipe
+from torchcalib.core.sums import ScoreRecipe, Sums, SumsRecipe
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import weighed_sums

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.sums import EqualWidthBins
 from torchcalib.reporting.comparison.groups import Draws, GroupedSample, GroupedSums
 from torchcalib.reporting.intervals import Estimator, bin_estimators, score_estimators
 from torchcalib.reporting.lines import SCORES, Statistics, has_table, order_values
