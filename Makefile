@@ -63,7 +63,7 @@ fuzz: $(VENV)/.dev
 	$(PYTEST) -m long tests/contract/test_fuzz.py
 
 statistics: $(VENV)/.dev
-	$(PYTEST) $(TWO_CORES) -m long --timeout 3600 tests/consistency
+	$(PYTEST) $(TWO_CORES) -m long --timeout 3600 tests/inference
 
 mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants.py

@@ -31,6 +31,7 @@ from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.cost_matrix import CostMatrix
 from torchcalib.metrics.decision import BayesRisk, bayes_decisions, bayes_risk, bayes_risk_per_sample, expected_cost
 from torchcalib.metrics.distributed_sampler import distinct_rows
+from torchcalib.metrics.evidence import evidence
 from torchcalib.metrics.gaussian import nees, nees_per_sample
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.streaming import ByGroup
@@ -68,7 +69,6 @@ from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, co
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
 from torchcalib.metrics.smooth import ICI, SmECE, ici, smece, smece_width
 from torchcalib.metrics.test_based import GCE, TCE, gce, tce, tce_table
-from torchcalib.metrics.tested import evidence
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import compare
 from torchcalib.reporting.data import Comparison, Report

@@ -1,4 +1,4 @@
-"""Options of input and of readings that are no tensors, and their checks."""
+"""Options that are not tensors, and their checks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,30 +13,26 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 
 class InputOptions(TypedDict, total=False):
-    """How `preds` and `target` are to be read; every metric function takes these as keywords.
+    """Options of the input, which every metric takes as keywords.
 
-    - `from_logits` (default False): `preds` are logits. Declared, never guessed from the values.
-    - `weights` (default None): non-negative, of the samples' shape; weight k equals k copies of the row, 0 equals none.
-      Further axes in front, `(R, ..., N)`, weigh the same rows in R ways; results have these axes in front too.
+    - `from_logits` (default False): `preds` are logits. This is never guessed from the values.
+    - `weights` (default None): non-negative, of the shape of the samples. Weight k equals k copies of the row, 0
+      removes it. Further leading axes, `(R, ..., N)`, are R replicates; results have these axes in front.
     - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
-    - `positive_classes` (default None): multi-class input is read as binary, these classes together against the rest.
-      Everything is then as for `task="binary"`: P(y=1) is the sum of the probabilities of the set, P(y=0) the sum of
-      all others, so that a set and its complement are equally precise. Rows that do not sum to 1 exactly are not
-      normalised, as in plain multi-class scores: log scores use the logarithm of the sum over the side that occurred,
-      the Brier score the square of the sum over the other side.
-    - `class_axis` (default -1): the axis of classes or labels in `preds` (and in soft or multi-label targets).
-      Integer targets that have it in multi-class input too, `(..., N, C)`, are counts of votes; binary and multi-label
-      ones, for no and for yes, stand on a last axis, `(..., N, 2)` and `(..., N, L, 2)`. They are read as shares. A row
-      without votes is an error, and missing under `nan_policy="drop"`; `ignore_index` is for labels.
-    - `validate_args` (default True): look at the values and raise on bad ones. Under `torch.compile` and `vmap` values
-      cannot be looked at: there a bad row makes the result NaN. False trusts the input.
-    - `nan_policy` (default "raise"): what to do with a row whose predictions or soft targets hold NaN, or are no
-      distribution because of an infinity: +inf or -inf among probabilities, logits that are all -inf (a logit of +inf
-      alone is legal), or for which nobody has voted. "raise" is an error, as for any bad value. "drop" takes the row
-      for one of weight 0 whose gradient is 0, and nothing else of it is looked at; streaming metrics count it
-      (`n_dropped`). All other bad values stay errors. Of multi-label input the single entry is dropped, a sample's
-      label, and not the row. What `ignore_index` or weight 0 leave out is not counted. "drop" holds with
-      `validate_args=False` and, unlike errors, under `torch.compile` and `vmap`.
+    - `positive_classes` (default None): multi-class input is treated as binary: this set of classes against the rest.
+      P(y=1) is the sum over the set, and P(y=0) the sum over the other classes, so that both are precise. Rows are not
+      normalised: log scores use the sum over the side that occurred, the Brier score the sum over the other side.
+    - `class_axis` (default -1): axis of classes or labels in `preds`, and in soft or multi-label targets. Integer
+      targets with that axis in multi-class input, `(..., N, C)`, are annotator counts; binary and multi-label counts,
+      for no and yes, have a last axis, `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators is an error, or
+      missing under `nan_policy="drop"`. `ignore_index` applies to labels only.
+    - `validate_args` (default True): check the values and raise an error for bad ones. Under `torch.compile` and `vmap`
+      a bad row makes the result NaN instead. False trusts the input.
+    - `nan_policy` (default "raise"): for missing rows, whose predictions or soft targets hold NaN or an infinity that
+      leaves no distribution (infinite probabilities, logits that are all -inf; a logit of +inf is valid). "raise" is an
+      error. "drop" gives the row weight 0 and gradient 0; classes count such rows (`n_dropped`). In multi-label input
+      the entry is dropped, not the row. Other bad values stay errors. "drop" also works with `validate_args=False`,
+      `torch.compile` and `vmap`.
     """
 
     from_logits: bool
@@ -54,7 +50,7 @@ def check_task(task: object) -> None:
 
 
 def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
-    """Return the task that the input is one of, once it has been read."""
+    """Return the task of the predictions: binary for a set of classes against the rest."""
     return task if options.get("positive_classes") is None else "binary"
 
 
@@ -102,7 +98,7 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 
 
 def check_level(level: object, n_replicates: int) -> None:
-    """Raise unless `level` is one of an interval, of which some of the replicates lie outside on either side."""
+    """Raise unless `level` is in (0, 1), and some of the replicates lie outside the interval on either side."""
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
     if not 0 < level < 1:
@@ -124,7 +120,7 @@ def check_seed(seed: object) -> None:
 
 
 def check_average(average: object, has_outputs: bool) -> None:
-    """Raise unless `average` is "macro", or None where there is an axis of classes or labels to keep."""
+    """Raise unless `average` is "macro", or None if there is an axis of classes or labels."""
     if average not in ("macro", None):
         raise ValueError(f"`average` must be 'macro' or None, got {average!r}.")
     if average is None and not has_outputs:

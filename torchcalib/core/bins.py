@@ -1,7 +1,4 @@
-"""Readings of bins, whatever bins they are: the errors, and the table of the bins themselves.
-
-A binned error is one line over `BinStats`; class-wise, batched and weighted values come out of the same line.
-"""
+"""The table of bins, with the band in which the frequencies of a calibrated model lie."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Self

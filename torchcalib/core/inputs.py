@@ -1,4 +1,4 @@
-"""How raw tensors are read."""
+"""The conversion of input: from tensors of a caller to `Predictions`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,15 +42,15 @@ _OPTIONS = frozenset(InputOptions.__annotations__)
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How raw tensors are to be read: the options of `InputOptions` but `weights`, and what the metric demands.
+    """The format of the input: `InputOptions` without `weights`, and the requirements of a metric.
 
     Attributes:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`; given, never inferred from the values.
-        num_classes: C (or L) that `preds` must have; None accepts any.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        num_classes: number of classes or labels that `preds` must have; None accepts any.
         hard_targets: whether `target` must be integer or bool labels.
         whole_weights: whether `weights` must be counts of copies.
-        least_votes: how many votes must be known to stand behind every target: 0 where shares will do, 1 for labels or
-            counts of votes, 2 for counts alone.
+        least_votes: least number of annotators of every target: 0 accepts soft targets, 1 labels or annotator counts,
+            2 annotator counts only.
     """
 
     task: Task
@@ -97,15 +97,15 @@ class InputFormat:
         Args:
             preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; floating.
             target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`;
-                or counts of votes, see `counts_votes`.
-            weights: `(..., N)`, or for R replicates `(R, ..., N)`; none of the latter with a `batch_shape`.
-            batch_shape: None keeps leading axes as a batch. A tuple names the leading axes to keep apart; all others
-                but the class axis are samples and are flattened.
-            drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
-            wait: where False, bad rows get NaN weights instead of raising, without waiting for the device.
+                or annotator counts, see `counts_votes`.
+            weights: `(..., N)`, or for R replicates `(R, ..., N)`; no replicates with a `batch_shape`.
+            batch_shape: leading axes to keep apart; all other axes but the class axis become one axis of samples. None
+                keeps all leading axes.
+            drop_invalid: count bad rows and leave them out instead of raising, without synchronising the device.
+            wait: False gives bad rows NaN weights instead of raising, without synchronising the device.
 
         Raises:
-            TypeError: for a wrong dtype or a thing that is no tensor.
+            TypeError: for a wrong type or dtype.
             ValueError: for a wrong shape or a bad value.
         """
         voted = self.check(preds, target, weights)
@@ -155,10 +155,10 @@ class InputFormat:
     def with_missing_marked(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the same input with what is missing in one way: NaN predictions, and no weight.
+        """Return the input with missing rows marked in one way: NaN predictions, soft targets 0, and weight 0.
 
-        For those who look at targets and weights themselves: soft targets of missing rows are 0, and so are weights of
-        rows of which nothing is left. Waits for the device, under "drop" alone; under "raise" all is as it was.
+        A multi-label row has weight 0 if all its entries are missing. Synchronises the device with "drop"; with "raise"
+        the input is returned unchanged.
 
         Raises:
             TypeError, ValueError: as `read` does for anything but values.
@@ -181,7 +181,7 @@ class InputFormat:
         return preds, target, weights
 
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
+        """Return which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
 
         Returns:
             A mask of the shape of labels: that of `preds`, but for the class axis of multi-class input.
@@ -195,9 +195,9 @@ class InputFormat:
         return missing if no_vote is None else missing | no_vote
 
     def counts_votes(self, preds: Tensor, target: Tensor) -> bool:
-        """Whether `target` is counts of votes: integers with an axis that labels lack.
+        """Return whether `target` is annotator counts: integers with an axis that labels lack.
 
-        Multi-class that of classes, `(..., N, C)`; else a last one, of votes for no and for yes: binary `(..., N, 2)`,
+        Multi-class the axis of classes, `(..., N, C)`; else a last axis for no and yes: binary `(..., N, 2)`,
         multi-label `(..., N, L, 2)`.
         """
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
@@ -209,12 +209,12 @@ class InputFormat:
         return preds.shape[self.class_axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Read counts of votes as soft targets and the number of votes behind each; see `counts_votes`."""
+        """Return annotator counts as soft targets, and the number of annotators of each; see `counts_votes`."""
         shares, n_votes = shares_of_votes(target, self.class_axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
 
     def samples_of(self, preds: Tensor) -> tuple[int, ...]:
-        """Return the shape of the samples of predictions that have been read, which have a class axis or need none."""
+        """Return the shape of the samples of checked predictions."""
         shape = list(preds.shape)
         if self.task != "binary":
             del shape[self.class_axis]
@@ -222,14 +222,16 @@ class InputFormat:
 
     @property
     def read_as(self) -> Task:
-        """The task that predictions are one of once they are read: binary for a set of classes against the rest."""
+        """The task of the predictions: binary for a set of classes against the rest."""
         return self.task if self.positive_classes is None else "binary"
 
     def shareable(self, weights: Tensor | None) -> "InputFormat":
-        """Return the format without what it demands of input: two that are equal here read alike."""
+        """Return the format without requirements. Formats that are equal then give equal predictions."""
         demands_whole = self.whole_weights and weights is not None
         if demands_whole not in self._alike:
-            votes = self.least_votes if self.least_votes > 1 else 0  # a target that has too few is told by its values
+            votes = (
+                self.least_votes if self.least_votes > 1 else 0
+            )  # the values of a target show whether it has too few
             alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes)
             self._alike[demands_whole] = alike
         return self._alike[demands_whole]
@@ -238,7 +240,7 @@ class InputFormat:
         """Check types, dtypes, devices and the demands of the metric, but no values. `read` calls it first.
 
         Returns:
-            Whether the target is counts of votes.
+            Whether the target is annotator counts.
         """
         named = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
         for name, tensor in named.items():
@@ -295,7 +297,7 @@ class InputFormat:
         """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked.
 
         Returns:
-            Predictions, targets, of counts of votes as shares, their numbers or None, and weights.
+            Predictions, targets (annotator counts as soft targets), numbers of annotators or None, and weights.
         """
         has_classes = self.task != "binary"
         target, n_votes = self.votes_in(target) if voted else (target, None)
@@ -432,21 +434,15 @@ def check_option_names(options: Mapping[str, Any]) -> None:
         raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
 
 
-def read_input(
-    task: Task,
-    preds: Tensor,
-    target: Tensor,
-    options: Mapping[str, Any],
-    *,
-    hard_targets: bool = False,
-    whole_weights: bool = False,
-    least_votes: int = 0,
-    wait: bool = True,
-) -> Predictions:
-    """Read the input of a function that was called with `options`, which are those of `InputOptions`."""
+def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) -> InputFormat:
+    """Return the input format of a call with `options` of `InputOptions`, with the requirements of a metric."""
     check_option_names(options)
-    named = {name: value for name, value in options.items() if name != "weights"}
-    reading = InputFormat(
-        task, hard_targets=hard_targets, whole_weights=whole_weights, least_votes=least_votes, **named
-    )
-    return reading.read(preds, target, options.get("weights"), wait=wait)
+    return InputFormat(task, **{name: value for name, value in options.items() if name != "weights"}, **requirements)
+
+
+def read_input(
+    task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, wait: bool = True, **requirements: Any
+) -> Predictions:
+    """Return the predictions of a call with `options` of `InputOptions`."""
+    input_format = input_format_of(task, options, **requirements)
+    return input_format.read(preds, target, options.get("weights"), wait=wait)

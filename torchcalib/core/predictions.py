@@ -1,4 +1,4 @@
-"""Predictions in canonical form, and what their rows yield."""
+"""Checked predictions, and the quantities of their rows."""
 
 import math
 from collections.abc import Callable
@@ -18,35 +18,34 @@ from torchcalib.ops.softmax_stats import Rows
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Checked predictions in canonical form. Made by `InputFormat.read`.
+    """Checked predictions, as `InputFormat.read` returns them.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits: whether `values` are logits.
-        given: multi-class `(..., N, C)`, binary `(..., N)` and multi-label `(..., L, N)`, which is binary with the
-            labels as one more batch axis; of the dtype it was given in.
-        given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or P(y=1) of the
-            observation, of the shape of `given`.
-        weights: `(..., N)` of the sums' dtype, broadcastable to `target`, or None for all ones. 0 marks a row that is
-            left out, whose values mean nothing. Or `(R, ..., N)`, with any number of axes in front: the same rows,
-            weighed in R ways. Whatever is read of them has these axes in front too.
-        dtype: what results are given in: that of the input, and at least float32.
-        weighted: whether the caller gave weights. If not, those there are only mark what is left out, and are 0 or 1.
-        hard: whether the targets were given as labels.
-        copies: whether weights are numbers of copies, which those of an integer dtype are; floating ones say how much a
-            row matters.
-        n_invalid: how many rows were bad and are left out, int64 scalar; None where bad rows raise.
-        n_dropped: how many rows were missing and are left out, int64 scalar; None where none was, or they raise.
-        groups: which group every sample belongs to, int64 `(..., N)`, broadcastable to `target`; None for no groups.
-        sum_tolerance: how far from 1 sums of multi-class probabilities may be in `rows`; infinite for any.
-        n_votes: how many votes stand behind each row of soft targets, `(..., N)` (multi-label `(..., L, N)`) of the
-            sums' dtype; None where targets were not counts of votes.
+        given: probabilities or logits in their own dtype: multi-class `(..., N, C)`, binary `(..., N)`, and multi-label
+            `(..., L, N)`, which is binary with labels as one more batch axis.
+        given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or soft targets of
+            the shape of `given`.
+        weights: float64 `(..., N)`, broadcastable to `target`, or None for 1. A row of weight 0 is left out, and its
+            values are never used. R replicates have further leading axes, `(R, ..., N)`, as do the results then.
+        dtype: dtype of results: that of the input, and at least float32.
+        weighted: whether the caller gave weights. If not, weights are 0 and 1 and mark rows that are left out.
+        hard: whether targets are labels.
+        copies: whether weights are numbers of copies, because their dtype is an integer one. Floating weights are the
+            importance of a row.
+        n_invalid: number of bad rows that are left out, int64 scalar; None if bad rows raise.
+        n_dropped: number of missing rows that are left out, int64 scalar; None for none, or if they raise.
+        groups: group of every sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
+        sum_tolerance: largest distance from 1 of a sum of multi-class probabilities in `rows`; may be infinite.
+        n_votes: number of annotators of each soft target `(..., N)` (multi-label `(..., L, N)`), float64; None if
+            targets were not annotator counts.
         absent: rows whose weight is 0 in all replicates `(..., N)`; None without weights.
-        rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in the dtype of sums. None if
-            P(y=0) is 1 - P(y=1).
-        computed: row quantities, each of which is computed once.
-        num_classes: C; 2 where every row is P(y=1) alone.
-        soft: whether multi-class targets are distributions rather than labels.
+        rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in float64. None if P(y=0) is
+            1 - P(y=1).
+        computed: cache of row quantities.
+        num_classes: number of classes C; 2 for binary and multi-label.
+        soft: whether multi-class targets are soft.
         samples: shape of the samples, `(..., N)`.
         replicates: shape of the replicate weights, `()` for one weight of each sample.
     """
@@ -75,7 +74,7 @@ class Predictions:
 
     @once
     def values(self) -> Tensor:
-        """What was given, in `dtype`, and of logits without +inf; binary and multi-label in the wide dtype."""
+        """Probabilities or logits in `dtype`, logits without +inf; binary and multi-label in float64."""
         per_class = self.task == "multiclass"
         values = self.given.to(self.dtype) if per_class else self._wide(self.given)
         if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even times a weight of 0
@@ -87,7 +86,7 @@ class Predictions:
 
     @once
     def target(self) -> Tensor:
-        """The targets that were given; binary and multi-label as P(y=1) of the observation, in the wide dtype."""
+        """Targets; binary and multi-label as P(y=1) of the observation, in float64."""
         return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
 
     def __post_init__(self) -> None:
@@ -104,7 +103,7 @@ class Predictions:
             object.__setattr__(self, name, value)
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
-        """Return the rows under weights that tell those that are broken; a broken label indexes nothing."""
+        """Return the rows with other weights, which mark broken rows. A broken label becomes 0, a valid index."""
         target = self.given_target
         if self.hard:
             target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
@@ -130,15 +129,15 @@ class Predictions:
         )
 
     def weighed(self, weights: Tensor) -> "Predictions":
-        """Return the same rows under other weights; what has been computed of them is shared."""
+        """Return the same rows with other weights. They share the cache."""
         return self._with(weights=weights, weighted=True)
 
     def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
-        """Return the same rows, each with its group `(..., N)`, under weights that leave out those that have none."""
+        """Return the same rows with groups `(..., N)`, and weights that are 0 for rows without a group."""
         return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
 
     def _with(self, **changes: Any) -> "Predictions":
-        """Return other predictions of the same rows, which share what has been computed of them."""
+        """Return the same rows with other attributes. They share the cache."""
         other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest torch that is supported
         object.__setattr__(other, "computed", self.computed)
         return other
@@ -155,7 +154,7 @@ class Predictions:
         return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
 
     def resampled(self, counts: Tensor) -> "Predictions":
-        """Return the same rows, each with its weight as often as it was drawn, `(R, N)`; all series are drawn alike."""
+        """Return the same rows with replicate weights from counts of draws `(R, N)`, equal for all batch elements."""
         counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
         return self.weighed(counts if self.weights is None else counts * self.weights)
 
@@ -197,16 +196,16 @@ class Predictions:
         )
 
     def _wide(self, x: Tensor) -> Tensor:
-        """Widen before a function is taken of every element.
+        """Convert to float64 before exp, log or sigmoid.
 
-        Vectorised and scalar code for exp, log and sigmoid differ in the last digit, and which of them an element gets
-        depends on its place in memory. In float32 that would let a bin depend on the batch size.
+        Vectorised and scalar code differ in the last digit, and the place of an element in memory decides which one
+        runs. In float32 a bin could then depend on the batch size.
         """
         return x.to(wide_dtype(x.device))
 
     @once
     def log_probs(self) -> Tensor:
-        """Multi-class log q `(..., N, C)`; from logits it never passes through q, so it is exact where q is 0 or 1."""
+        """Multi-class log q `(..., N, C)`; from logits without computing q, so exact where q is 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else logs.safe_log(self._wide(self.values))
 
     @once
@@ -239,7 +238,7 @@ class Predictions:
 
     @once
     def rows(self) -> Rows:
-        """What multi-class rows and their labels yield, from one read of the row; not for soft targets."""
+        """Statistics of multi-class rows and their labels, from one pass; not for soft targets."""
         return softmax_stats.rows(
             self.given, self.given_target, from_logits=self.from_logits, tolerance=self.sum_tolerance
         )
@@ -260,7 +259,7 @@ class Predictions:
 
     @once
     def ecd(self) -> Tensor:
-        """Entropic calibration difference per sample, in nats: cross entropy less the prediction's own entropy."""
+        """Entropic calibration difference per sample, in nats: cross entropy minus the entropy of the prediction."""
         return self.neg_entropy + self.cross_entropy
 
     @once
@@ -285,16 +284,16 @@ class Predictions:
         return 0 - self.rows.log_prob.clamp(min=floor)
 
 
-_MOST_AT_ONCE = 2**22  # elements of the sums' dtype, 32 MB, that a few replicates make together
+_MOST_AT_ONCE = 2**22  # float64 values, 32 MB, of the replicates that are computed at a time
 
 
 def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
-    """Read a value of rows that are weighed in R ways, a few ways at a time, so that any R fits into memory.
+    """Compute the values of R replicates, a few at a time, so that any R fits into memory.
 
     Args:
-        read: predictions with weights `(r, ..., N)` to a value `(r, *)`.
+        read: predictions with weights `(r, ..., N)` to values `(r, *)`.
         p: predictions.
-        elements: how many numbers `read` works on for each way.
+        elements: number of values that `read` has in memory for each replicate.
 
     Returns:
         `(*p.replicates, *)`.
@@ -307,10 +306,10 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
 
 
 def replicates_at_once(elements: int) -> int:
-    """Return in how many ways rows are weighed at a time where each makes this many numbers."""
+    """Return the number of replicates that are computed at a time, from the numbers that each needs in memory."""
     return max(1, _MOST_AT_ONCE // max(1, elements))
 
 
 def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
-    """Reduce a mask of weights to the last `samples` axes: what holds in all ways of weighing."""
+    """Reduce a mask of weights to the last `samples` axes: what holds in all replicates."""
     return mask if mask.dim() <= samples else mask.flatten(0, mask.dim() - samples - 1).all(0)

@@ -347,8 +347,3 @@ def _weights_of_events(p: Predictions, reduction: Reduction) -> Tensor | None:
     """Return the weights, broadcastable to the scores of the events."""
     per_class = p.task == "multiclass" and reduction == "classwise"
     return p.weights.unsqueeze(-2) if p.weights is not None and per_class else p.weights
-
-
-def sample_recipe(reduction: Reduction, resolution: int | None, from_logits: bool) -> ExactSample | LogitCells:
-    """Return how samples are kept: whole, or with a `resolution` as a sketch."""
-    return ExactSample(reduction) if resolution is None else LogitCells(reduction, resolution, from_logits)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import check_count, check_flag
+from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
@@ -149,6 +149,8 @@ class Binning:
     ties: Ties = "pool"
 
     def __post_init__(self) -> None:
+        if isinstance(self.bins, str):
+            check_choice("bins", self.bins, get_args(Bins))
         check_count("n_bins", self.n_bins, at_most=2**20)  # edges are exact to the last digit up to here
         check_flag("right", self.right)
         for name, value, allowed in (("variant", self.variant, get_args(Variant)), ("ties", self.ties, get_args(Ties))):
@@ -201,9 +203,9 @@ class Binning:
             inner = given[1:-1]
             if ordered.from_logits:  # a probability within rounding error of an edge is on it
                 inner = inner * (1 + _ROUNDING if self.right else 1 - _ROUNDING)
-            # A sum and no expansion: under vmap a search wants memory of its own.
+            # An addition, not an expansion: under vmap `searchsorted` needs memory of its own.
             inner = inner + torch.zeros_like(size, dtype=given.dtype)
-            # Behind the samples stand scores of 1 and above, which no inner edge reaches.
+            # Elements that are left out come last, with scores of 1 and above. No inner edge is as large.
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
         ends = ends.minimum(size).contiguous()

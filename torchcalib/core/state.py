@@ -1,7 +1,7 @@
-"""Kinds of states: how statistics stream, merge, are saved, and meet across ranks.
+"""Kinds of states: how statistics stream, merge, are saved, and are synced across ranks.
 
-`SumsKind` is one tensor that adds. `SamplesKind` is lists of samples that concatenate. A state is never written into:
-every operation returns a new one, which may share tensors with those it was made of.
+`SumsKind` is one tensor that adds. `SamplesKind` is lists of samples that concatenate; it has the same methods. A state
+is never written into: every operation returns a new one, which may share tensors with its operands.
 """
 
 import math
@@ -23,12 +23,12 @@ N_LEFT_OUT = 2
 
 
 def _are_counts(left_out: Tensor) -> bool:
-    """Whether saved numbers of rows are such numbers."""
+    """Return whether saved numbers of rows are counts."""
     return bool(((left_out >= 0) & (left_out == left_out.round()) & left_out.isfinite()).all())
 
 
 def left_out_of(p: Predictions, like: Tensor) -> Tensor:
-    """Return how many rows of a batch were left out, bad ones and missing ones, `(2,)` of the dtype of `like`."""
+    """Return the numbers of bad and of missing rows of a batch, which are left out: `(2,)` of the dtype of `like`."""
     if p.n_invalid is None and p.n_dropped is None:
         return like.new_zeros(N_LEFT_OUT)
     counts = [like.new_zeros(1) if n is None else n.to(like).reshape(1) for n in (p.n_invalid, p.n_dropped)]
@@ -37,10 +37,7 @@ def left_out_of(p: Predictions, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SumsKind(Generic[S]):
-    """One float64 tensor: how many rows were left out, bad ones and missing ones, then the sums.
-
-    Before the sums of bins with noise stands `Sums.apart`, a number for each of their series.
-    """
+    """One float64 tensor: the numbers of bad and of missing rows, `Sums.apart` of bins with noise, then the sums."""
 
     recipe: SumsRecipe[S]
     shape: tuple[int, ...]
@@ -52,7 +49,7 @@ class SumsKind(Generic[S]):
 
     @property
     def _first(self) -> int:
-        """How many numbers stand before the sums."""
+        """Number of values before the sums."""
         return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.recipe) else 0)
 
     def join(self, parts: Sequence[Any]) -> Tensor:
@@ -84,7 +81,7 @@ class SumsKind(Generic[S]):
         return state[:N_LEFT_OUT]
 
     def statistic(self, state: Tensor) -> S:
-        """Return the sums as the statistic they are."""
+        """Return the statistic."""
         sums = state[self._first :].reshape(self.shape)
         if with_apart(self.recipe):
             sums = settled(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
@@ -124,7 +121,7 @@ class SumsKind(Generic[S]):
 
 
 class Samples(NamedTuple):
-    """A state of samples: lists of tensors `(..., n)`, one of each for every chunk, and how many rows were left out.
+    """A state of samples: lists of tensors `(..., n)`, one of each for every chunk, and numbers of rows left out.
 
     Attributes:
         scores: see `RankedSample`; 4 bytes a sample for float32 input, 8 for multi-class logits.
@@ -145,10 +142,10 @@ _OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class SamplesKind:
-    """Every sample: 5 bytes for one of float32 (9 for float64 and multi-class logits), and 8 more if it has a weight.
+    """All samples: 5 bytes each for float32 (9 for float64 and multi-class logits), and 8 more with weights.
 
-    Chunks are joined as they come, a chunk with one at most twice its size, so that there are few of them and every
-    sample is copied some log2(N) times in all.
+    A new chunk is joined with chunks at most twice its size. So there are few chunks, and a sample is copied about
+    log2(N) times in all.
     """
 
     recipe: ExactSample
@@ -171,9 +168,7 @@ class SamplesKind:
         return state
 
     def of(self, p: Predictions) -> Any:
-        """Return a batch as one chunk of its own memory, which callers may write into, without what is left out of it
-        where that costs no wait for the device.
-        """
+        """Return a batch as one chunk with memory of its own. On the CPU it has no rows that are left out."""
         score, *others = self._chunk(p)
         if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
             keep = ~score.detach().isnan()
@@ -183,7 +178,7 @@ class SamplesKind:
         return self._made([chunk], left_out_of(p, score.new_zeros(0, dtype=torch.float64)))
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
-        """Return the columns of a batch; all but scores and outcomes of their own memory."""
+        """Return the columns of a batch; all but scores and outcomes have memory of their own."""
         sample = self.recipe.of(p)
         score = sample.score
         n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
@@ -231,7 +226,7 @@ class SamplesKind:
         return RankedSample(score, wide * outcome, wide, self.from_logits)
 
     def check(self, parts: Sequence[Any], like: Any) -> Any:
-        """Return copies of saved chunks, if they are of the same series."""
+        """Return copies of saved chunks, or None if they have other batch axes or dtypes."""
         *lists, left_out = parts
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
             return None
@@ -253,7 +248,7 @@ class SamplesKind:
         return self.join([*columns, left_out.detach().to(device, copy=True)])
 
     def announce(self, state: Any, rank: int, world: int) -> Tensor:
-        """Return how many were left out, and a table with a row of each rank's own: size, dtypes, weighted or not."""
+        """Return counts of rows left out and a table with a row for each rank: size, dtypes, whether weighted."""
         score, outcome, n, *_ = self._whole(state)
         table = torch.zeros(world, 4, dtype=torch.float64)
         table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
@@ -271,7 +266,7 @@ class SamplesKind:
         return torch.cat([column.to(state.left_out.device) for column in columns])
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
-        """Return the bytes of every rank's samples."""
+        """Return the number of bytes of the samples of every rank."""
         table = announced[N_LEFT_OUT:].reshape(world, 4).tolist()
         return [sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(row)) for row in table]
 
@@ -299,7 +294,7 @@ class SamplesKind:
         return [(dtype, (*self.lead, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
 
     def _whole(self, state: Any) -> Sequence[Tensor]:
-        """All chunks as one."""
+        """Return all chunks as one."""
         chunks = _chunks_of(state)
         if not chunks:
             device = state.left_out.device
@@ -312,7 +307,7 @@ def _n_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def _chunks_of(state: Any) -> list[Sequence[Tensor]]:
-    """The columns of every chunk."""
+    """Return the columns of every chunk."""
     return list(zip(*state[:-1], strict=True))
 
 

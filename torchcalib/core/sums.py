@@ -1,7 +1,7 @@
-"""The small statistics that metrics are readings of. They add, and know nothing of names.
+"""Statistics that add: each is one tensor of sums.
 
-Each is one tensor of sums, so that streaming, merging, saving and syncing are an addition of tensors. A recipe says
-which sums: it is a frozen value, so two metrics with equal recipes over equal input can share one pass.
+So streaming, merging, saving and syncing are an addition of tensors. An accumulator describes which sums to take. It is
+a frozen value: metrics with equal accumulators over equal input share one pass.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,12 +22,11 @@ from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums of the wide dtype, `(..., F, K)`: F quantities, each over K cells.
+    """Sums in float64, `(..., F, K)`: F quantities, each over K cells.
 
     Attributes:
-        sums: in the order that the statistic says.
-        apart: `(...)`, of bins whose noise follows from all rows together; see `apart_of`. None for others, and where
-            `settled` has had its say.
+        sums: in the order of the subclass.
+        apart: `(...)`, 0 if all targets so far are labels; see `apart_of`. None without noise, and after `settled`.
     """
 
     sums: Tensor
@@ -35,17 +34,17 @@ class Sums:
 
     @property
     def n(self) -> Tensor:
-        """Weight of every cell `(..., K)`: its number of samples where all weights are 1."""
+        """Sum of weights in each cell `(..., K)`; the number of samples if all weights are 1."""
         return self.sums[..., 0, :]
 
     @property
     def total(self) -> Tensor:
-        """Weight of all cells together `(...)`."""
+        """Sum of all weights `(...)`."""
         return self.n.sum(-1)
 
     @property
     def share(self) -> Tensor:
-        """Each cell's share of the weight `(..., K)`; NaN without data."""
+        """Share of each cell in the sum of weights `(..., K)`; NaN without data."""
         n = self.sums[..., 0, :]
         return n / n.sum(-1, keepdim=True)
 
@@ -58,7 +57,7 @@ class Sums:
 class ScoreSum(Sums):
     """Sums of a per-sample score: over all samples (K = 1), or over the samples of each class (K = C).
 
-    The quantities are weight and score and, by class, sum_k t_k^2, which is the weight again for hard labels.
+    The quantities are weight, score and, by class, sum_k t_k^2, which equals the weight for labels.
     """
 
     @property
@@ -74,22 +73,22 @@ class ScoreSum(Sums):
 
 @dataclass(frozen=True, eq=False)
 class BinStats(Sums):
-    """Sums over the samples of each bin: weight, confidence, outcome and, where asked for, noise (two) and ECD (last).
+    """Sums over the samples of each bin: weight, confidence, outcome and, optionally, noise (two) and ECD (last).
 
-    `share`, `confidence`, `frequency` and `gap` are what binned errors are read from. An empty bin has gap 0, so it
-    adds nothing to a sum or a maximum; without any data every gap is NaN. `spread` and `noise` say how far chance alone
-    would move a gap: they are constants to autograd.
+    Binned errors are functions of `share`, `confidence`, `frequency` and `gap`. An empty bin has gap 0, so it adds
+    nothing to a sum or a maximum. Without data every gap is NaN. `spread` and `noise` are variances under perfect
+    calibration, and constants to autograd.
 
     Attributes:
         sums: `(..., F, B)`, in this order.
-        has_noise: whether sums 3 and 4 are `spread` and `noise`.
+        has_noise: whether quantities 3 and 4 are `spread` and `noise`.
     """
 
     has_noise: bool = field(default=False, kw_only=True)
 
     @property
     def outcomes(self) -> Tensor:
-        """Sum of outcomes `(..., B)`: how many came true, where all weights are 1."""
+        """Sum of outcomes `(..., B)`; the number of events that occurred if all weights are 1."""
         return self.sums[..., 2, :]
 
     @property
@@ -104,29 +103,28 @@ class BinStats(Sums):
 
     @property
     def ecd(self) -> Tensor:
-        """Mean ECD in nats `(..., B)`; NaN in an empty bin, and everywhere if it was not asked for."""
+        """Mean ECD in nats `(..., B)`; NaN in an empty bin, and everywhere if it was not summed."""
         row = 5 if self.has_noise else 3
         return self.sums[..., row, :] / self.n if self.sums.shape[-2] > row else torch.full_like(self.n, torch.nan)
 
     @property
     def spread(self) -> Tensor:
-        """Sum of w p (1 - p) `(..., B)`, the variances that labels have in a calibrated model; NaN if not taken."""
+        """Sum of w p (1 - p) `(..., B)`, the variances of labels in a calibrated model; NaN if it was not summed."""
         return self.sums[..., 3, :] if self.has_noise else torch.full_like(self.n, torch.nan)
 
     @property
     def noise(self) -> Tensor:
-        """Variance of the sum of outcomes in a calibrated model `(..., B)`, that of n times the gap; NaN if not taken.
+        """Variance of the sum of outcomes in a calibrated model `(..., B)`; NaN if it was not summed.
 
-        Rows are taken to be independent. Weights of an integer dtype are copies of rows, which are then as many
-        independent rows: the sum of w v. Floating weights say how much a row matters, and do not make it more certain:
-        the sum of w^2 v. With labels v is p (1 - p). A soft target t is a mean of unknown many votes, less noisy than
-        that; there v is (t - p)^2, whose expectation in a calibrated model is the variance of t.
+        Rows are assumed to be independent. Integer weights are numbers of independent copies: the sum of w v. Floating
+        weights are the importance of a row and do not make it more certain: the sum of w^2 v. For labels v is
+        p (1 - p). A soft target t is a mean of an unknown number of annotators, with a smaller variance: there v is
+        (t - p)^2, whose expectation in a calibrated model is the variance of t.
 
-        Whether floating targets are labels is decided for a series as a whole: they are where each of them is 0 or 1,
-        and a single one that is neither makes soft targets of them all. (Those of an integer dtype are labels in any
-        case.) With floating weights, though, they always count as soft targets, for no sum of w^2 p (1 - p) is kept
-        beside that of w^2 (t - p)^2. Of labels both have the same expectation, but the second is known less well, so
-        that p-values are valid only for many rows: give labels as integers there.
+        Floating targets of a batch element are labels if all of them are 0 or 1, and soft targets otherwise. (Integer
+        targets are labels.) With floating weights they are always soft targets, because the sum of w^2 p (1 - p) is not
+        kept. For labels both sums have the same expectation, but that of squares is noisier, so that p-values are valid
+        for many rows only: pass labels as integers.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
@@ -134,7 +132,7 @@ class BinStats(Sums):
 
     @property
     def gap(self) -> Tensor:
-        """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without any data."""
+        """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without data."""
         n, confidence, outcomes = self.sums[..., 0, :], self.sums[..., 1, :], self.sums[..., 2, :]
         empty = (n == 0) & (n.sum(-1, keepdim=True) > 0)
         return (outcomes - confidence) / n.masked_fill(empty, 1)
@@ -151,35 +149,35 @@ def _noise(sums: Tensor, apart: Tensor) -> Tensor:
 
 
 def settled(sums: Tensor, apart: Tensor) -> Tensor:
-    """Return sums of bins, `BinStats.sums`, to be read and not to be added to: their noise is what all rows say."""
+    """Return `BinStats.sums` with the noise that applies to all rows together; they do not add any more."""
     return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
 def apart_of(
     p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
 ) -> Tensor:
-    """Return what a batch adds to `Sums.apart`: it stays 0 as long as the noise of bins is their spread.
+    """Return what a batch adds to `Sums.apart`, which is 0 as long as `BinStats.noise` equals `BinStats.spread`.
 
-    That is so for labels, each of which counts for some copies. A share t of weight w adds w t (1 - t), which no label
-    does. Floating weights add themselves, for the noise goes by their squares.
+    They are equal for labels whose weights are copies. A soft target t of weight w adds w t (1 - t), which is 0 for a
+    label. Floating weights add themselves, because their noise is a sum of squares.
 
     Args:
         p: the batch.
         sums: of its events `(..., F, B)`, or `(G, ..., F, B)`.
-        events: these; None will do for labels that were given as such, which cost nothing.
-        groups: of every event `(..., N)` if they are kept apart.
+        events: the events; None for integer labels.
+        groups: the group of every event `(..., N)`; None for no groups.
         n_groups: G.
 
     Returns:
-        `(...)`, or `(G, ...)`. A sum of what is not negative: 0 if and only if every row adds 0, in whatever pieces.
+        `(...)`, or `(G, ...)`. No summand is negative, so the sum is 0 if and only if each of them is.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
     if p.hard or events is None:
         return sums.new_zeros(sums.shape[:-2])
     outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
-    added = (1 - outcome).mul_(outcome)  # in one piece of memory: of many events a fresh one costs more than the rest
-    added = added if weights is None else added.nan_to_num_(0, 0, 0)  # what a row of weight 0 holds may be NaN
+    added = (1 - outcome).mul_(outcome)  # in place: memory for many events costs more than the arithmetic
+    added = added if weights is None else added.nan_to_num_(0, 0, 0)  # rows of weight 0 may be NaN
     if groups is None:
         total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
         return total
@@ -188,19 +186,18 @@ def apart_of(
 
 
 def with_apart(recipe: object) -> bool:
-    """Return whether the sums of a recipe come with `Sums.apart`: those of bins with noise do, no others know of it."""
+    """Return whether the sums of an accumulator have `Sums.apart`, as those of bins with noise do."""
     return bool(getattr(recipe, "with_noise", False))
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """What sums are made of, before it is summed: which cell every event counts in, and what is counted of it.
+    """Events before they are summed: the cell of each, and its summands.
 
     Attributes:
-        index: cell of every event, int64 `(..., E)`; where samples make several events each, those of one follow each
-            other.
-        columns: `(..., F, E)` of the wide dtype, weighed.
-        n_cells: K.
+        index: cell of every event, int64 `(..., E)`; several events of a sample are neighbours.
+        columns: weighted summands in float64 `(..., F, E)`.
+        n_cells: number of cells K.
     """
 
     index: Tensor
@@ -209,19 +206,19 @@ class Cells:
 
 
 class SumsRecipe(Protocol[S]):
-    """Which sums to take of predictions, and the statistic that they make."""
+    """Description of sums over predictions, and of the statistic that they are."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the shape `(..., F, K)` of the sums of one series of samples."""
+        """Return the shape `(..., F, K)` of the sums of one batch element."""
 
     def of(self, p: Predictions) -> Sums:
-        """Take the sums over the samples of `p`."""
+        """Return the sums over the samples of `p`."""
 
     def wrap(self, sums: Tensor) -> S:
-        """Return sums that were taken earlier as the statistic they are."""
+        """Return the statistic of accumulated sums."""
 
     def n_events(self, p: Predictions) -> int:
-        """Return how many elements a sum is taken over, all series together: what one way of weighing has in memory."""
+        """Return the number of values in memory for each replicate."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,7 @@ class ScoreRecipe:
     Attributes:
         per_sample: predictions (and `arguments`) to scores `(..., N)`; a module-level function, so that it pickles.
         arguments: further arguments of `per_sample`.
-        by_class: keep the samples of each class apart. A soft target belongs to each class by its share of votes.
+        by_class: keep the samples of each class apart. A soft target belongs to each class with its probability.
     """
 
     per_sample: Callable[..., Tensor]
@@ -261,7 +258,7 @@ class ScoreRecipe:
         return ScoreSum(self._shared_out(score, n, p).sum(-2))
 
     def cells(self, p: Predictions) -> Cells:
-        """Say where every sample counts; with soft targets by class each is an event of every class."""
+        """Return the cell and the summands of every sample; a soft target by class is an event of each class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
@@ -271,12 +268,12 @@ class ScoreRecipe:
         return Cells(classes.flatten(-2), self._shared_out(score, n, p).flatten(-2), p.num_classes)
 
     def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
-        """The weighed score, and the weights, of every sample `(..., N)`."""
+        """Return weighted scores and weights `(..., N)`."""
         score = weighted(score, p.weights, wide_dtype(score.device))
         return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
 
     def _shared_out(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
-        """The quantities of every sample, dealt out to the classes by its shares of votes `(..., F, N, K)`."""
+        """Return the quantities of every sample, divided among classes by its soft target, `(..., F, N, K)`."""
         shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
         shares = shares.to(score).nan_to_num()  # NaN only in rows of weight 0
         columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
@@ -316,7 +313,7 @@ def sums_of_replicates(
 
 
 def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:
-    """Return the shape of the series that a reduction makes of one of predictions: `(C,)` for C classes apart."""
+    """Return the batch axes that a reduction adds: `(C,)` for classes that are kept apart."""
     if reduction != "classwise":
         return ()
     return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)

@@ -184,7 +184,7 @@ class StreamingMetric(Metric, Generic[S]):
 
     @property
     def _counts_what(self) -> tuple[object, ...]:
-        """What distinguishes states of the same predictions."""
+        """Key of the state among those that members of a collection compute from the same predictions."""
         return (self.recipe,)
 
     def _value(self, statistic: S) -> Tensor:

@@ -12,12 +12,13 @@ from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Reduction, resolve_reduction
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import Ties
 
 

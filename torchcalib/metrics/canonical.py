@@ -16,9 +16,9 @@ from torchcalib.core.arguments import (
     task_read_as,
 )
 from torchcalib.core.documentation import documented
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
-from torchcalib.metrics.estimator import input_format_of
 from torchcalib.metrics.kernel import check_bandwidth
 from torchcalib.ops.leave_one_out import others_mean
 from torchcalib.ops.logs import safe_log, wide_dtype

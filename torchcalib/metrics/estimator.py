@@ -1,7 +1,7 @@
 """The engine of every metric: predictions -> accumulator -> value.
 
 A metric is a factory: a function of its options that returns an `Estimator`. `functional` makes the function of the
-metric from the factory, and `torchcalib.metrics.base.CalibrationMetric` its streaming class.
+metric from the factory, and `torchcalib.metrics.base.StreamingMetric` its class.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 
 from torchcalib.core.documentation import arguments_section, document, input_parameters, parameters_of
 from torchcalib.core.events import TopK
-from torchcalib.core.inputs import InputFormat, check_option_names
+from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.sums import Sums, SumsRecipe
@@ -76,12 +76,6 @@ class Estimator(Generic[S]):
 def batch_axes(statistic: Sums | RankedSample) -> int:
     """Return the number of batch axes of a statistic."""
     return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
-
-
-def input_format_of(task: Any, options: Mapping[str, Any], **demands: Any) -> InputFormat:
-    """Return the input format that the `InputOptions` of a call describe, with the demands of a metric."""
-    check_option_names(options)
-    return InputFormat(task, **{name: value for name, value in options.items() if name != "weights"}, **demands)
 
 
 _PLAIN = (bool, int, float, str, type(None), TopK)

@@ -19,7 +19,7 @@ from torchcalib.core.arguments import (
     task_read_as,
 )
 from torchcalib.core.documentation import documented
-from torchcalib.core.inputs import read_input
+from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.kernel_blocks import (
     BlockRecipe,
     BlockStats,
@@ -32,7 +32,7 @@ from torchcalib.core.kernel_blocks import (
 )
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops import pairwise
 from torchcalib.ops.pairwise import Kernel
 

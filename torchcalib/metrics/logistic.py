@@ -13,12 +13,13 @@ from torch.nn.functional import pad
 from torchcalib.core.arguments import InputOptions, Task, check_choice, is_number, task_read_as
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Reduction, resolve_reduction
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
 from torchcalib.inference.evidence import Evidence
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.logistic import logistic_fit

@@ -13,11 +13,11 @@ from torchcalib.core.arguments import Average, InputOptions, Task, check_average
 from torchcalib.core.checks import read_priors
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
-from torchcalib.core.inputs import read_input
+from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreRecipe, ScoreSum, known
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.gaussian import ecd_of_distribution, mean_over_samples, without_absent
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 

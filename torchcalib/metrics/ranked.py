@@ -12,12 +12,13 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_choice, task_read_as
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction, resolve_reduction
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.evidence import ErrorTest, Evidence, check_arguments, evidence_of
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index

@@ -22,13 +22,14 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Reduction, resolve_reduction
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.metrics.base import StreamingMetric
-from torchcalib.metrics.estimator import Estimator, functional, input_format_of
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.host_values import look

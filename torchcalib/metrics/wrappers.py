@@ -1,4 +1,4 @@
-"""Metrics that are another metric, seen in another way."""
+"""Metrics that wrap another metric."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -10,16 +10,16 @@ S = TypeVar("S")
 
 
 def _of_metric(name: str) -> Any:
-    """Make a property that is the attribute of the metric that is wrapped."""
+    """Return a property with the value of the wrapped metric."""
     return property(lambda self: getattr(self.metric, name))
 
 
 class WrappedMetric(StreamingMetric[S]):
-    """A metric that reads what another metric reads.
+    """A metric over the same input as another metric.
 
     Args:
-        metric: the other one. It is taken for what it is, not for what it has seen.
-        recipe: the statistic; None for that of the metric.
+        metric: the other metric. Only its configuration is used; its accumulated state is ignored.
+        recipe: the accumulator; None for that of the metric.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
@@ -29,7 +29,7 @@ class WrappedMetric(StreamingMetric[S]):
     question, source = _of_metric("question"), _of_metric("source")
 
     def __init__(self, metric: StreamingMetric[Any], recipe: Any = None, **kwargs: Any) -> None:
-        # In a tuple, for as a module it would bring a state of its own; and first, for what the state is made of.
+        # In a tuple, because a submodule would have a state of its own. First, because `_build` reads it.
         self._of: tuple[StreamingMetric[Any]] = (deepcopy(metric),)
         persistent = kwargs.pop("persistent", False)
         estimator = replace(metric.estimator, accumulator=recipe or metric.recipe)
@@ -37,5 +37,5 @@ class WrappedMetric(StreamingMetric[S]):
 
     @property
     def metric(self) -> StreamingMetric[Any]:
-        """What is wrapped, as it was made."""
+        """The wrapped metric, without data."""
         return self._of[0]

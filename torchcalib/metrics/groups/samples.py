@@ -100,7 +100,7 @@ class GroupedSample:
 
 
 class GroupedSamples(NamedTuple):
-    """A state of samples with their groups; see `states.Samples`.
+    """A state of samples with their groups; see `core.state.Samples`.
 
     Attributes:
         scores, outcomes, weights, left_out: see there.

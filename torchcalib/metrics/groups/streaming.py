@@ -37,8 +37,7 @@ class ByGroup(WrappedMetric[Any]):
     In a `CalibrationCollection` the numbers go to those members that are metrics by group.
 
     Args:
-        metric: any metric of torchcalib but another one that wraps one. It is taken for what it is, not for what it
-            has seen.
+        metric: any metric of torchcalib but another one that wraps one. Only its configuration is used.
         num_groups: G; groups are numbered from 0.
         **kwargs: those of `torchmetrics.Metric`.
 

@@ -16,10 +16,10 @@ S = TypeVar("S", covariant=True)
 
 
 class CellsRecipe(SumsRecipe[S], Protocol[S]):
-    """A recipe of sums that tells where every sample counts, so that samples of different groups can be kept apart."""
+    """An accumulator that gives the cell of every event, so that groups can be kept apart."""
 
     def cells(self, p: Predictions) -> Cells:
-        """Say in which cell every event counts, and what is counted of it."""
+        """Return the cell and the summands of every event."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SumsByGroup(Generic[S]):
         return (self.num_groups, *self.recipe.shape(task, num_classes))
 
     def of(self, p: Predictions) -> Sums:
-        """Take the sums of every group of `p`, which are known there."""
+        """Return the sums of every group; `p.groups` has the group of each sample."""
         recipe: Any = self.recipe
         if hasattr(recipe, "of_groups"):  # without a table of the summands of every event
             assert p.groups is not None  # that is what tells groups

@@ -1,4 +1,4 @@
-"""Which groups are worst: values beside what chance explains of them, and drawn together as far as they are noise."""
+"""The worst groups: values, noise floors, adjusted p-values and shrunken estimates."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ from torchcalib.inference.words import p_words
 from torchcalib.io.errors import printable
 
 SMALL_P = 0.05
-"""A group whose p-value is not below it is within what chance shows."""
+"""Groups with a p-value of at least this are within chance."""
 
 _REPLICATES_IN_ALL = 400
-"""Replicates for each group that holds samples, which are spent on those groups that few replicates tell nothing of."""
+"""Replicates per group with samples, all of them spent on groups whose p-value is the least possible."""
 
 _LONG = 60
-"""Letters of a name from which on a line of text has less of it."""
+"""Longest name that is shown in full, in letters."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
-"""By what groups are put in order, the worst first; `excess` is the value less its noise floor."""
+"""Order of the groups, the worst first; `excess` is the value minus its noise floor."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
