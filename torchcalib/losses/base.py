@@ -96,14 +96,6 @@ class PenaltyLoss(nn.Module):
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
-class EventPenalty(Penalty, Protocol):
-    """A penalty of events, such as that the most probable class is the true one."""
-
-    @property
-    def reduction(self) -> Reduction:
-        """Event of a prediction."""
-
-
 def weighted_events(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidences, outcomes and weights, in the dtype of sums; rows of weight 0 hold harmless values."""
     events = reduce_to_events(p, reduction)
@@ -123,7 +115,8 @@ def reduction_of(task: Task, options: Mapping[str, Any], reduction: Reduction | 
 
 
 def evaluate(
-    penalty: EventPenalty,
+    penalty: Penalty,
+    reduction: Reduction,
     preds: Tensor,
     target: Tensor,
     task: Task,
@@ -131,11 +124,11 @@ def evaluate(
     options: InputOptions,
     per_event: int = 1,
 ) -> Tensor:
-    """Return the penalty of every batch element; `per_event` is the number of values that an event needs in memory."""
-    classwise = penalty.reduction == "classwise"
+    """Return the penalty of events in every batch element; each event needs `per_event` values in memory."""
+    classwise = reduction == "classwise"
     check_average(average, classwise)
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
-    value = by_replicates(penalty.of, p, n_events(p, penalty.reduction) * per_event)
+    value = by_replicates(penalty.of, p, n_events(p, reduction) * per_event)
     return (value.mean(-1) if classwise and average is not None else value).to(p.dtype)
 
 

@@ -126,8 +126,9 @@ def soft_binned_ece(
         >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2123)
     """
-    penalty = SoftBins(reduction_of(task, options, reduction), n_bins, temperature, norm)
-    return evaluate(penalty, preds, target, task, average, options, per_event=n_bins)
+    mode = reduction_of(task, options, reduction)
+    penalty = SoftBins(mode, n_bins, temperature, norm)
+    return evaluate(penalty, mode, preds, target, task, average, options, per_event=n_bins)
 
 
 class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):

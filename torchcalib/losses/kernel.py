@@ -110,8 +110,8 @@ def mmce(
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1225)
     """
-    penalty = SimilarConfidences(reduction_of(task, options, reduction), bandwidth, weighted)
-    return evaluate(penalty, preds, target, task, average, options)
+    mode = reduction_of(task, options, reduction)
+    return evaluate(SimilarConfidences(mode, bandwidth, weighted), mode, preds, target, task, average, options)
 
 
 class MMCELoss(PenaltyLoss, function=mmce):
