@@ -1,5 +1,6 @@
 """Cross-validation: folds, wrong calls, and warnings located at the caller."""
 
+import inspect
 from functools import partial
 
 import pytest
@@ -72,11 +73,21 @@ def test_wrong_calls_of_one_function():
     wrong = [
         (tc.rcl, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
         (tc.recommend, {"calibrators": []}, "`calibrators` must hold"),
-        (tc.recommend, {"preds": P[None], "target": Y[None]}, "`preds` must be of one series"),
+        (tc.recommend, {"preds": P[None], "target": Y[None]}, "`preds` must have no batch axes"),
         (tc.score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
     ]
     given = {"preds": P, "target": Y, "task": "binary"}
     assert_refused((row, partial(call, **{**given, **row}), ValueError, [part]) for call, row, part in wrong)
+
+
+@pytest.mark.parametrize("function", [tc.calibrated, tc.calibration_loss, tc.rcl, tc.recommend, tc.score_divergence])
+def test_every_option_is_in_the_signature_and_documented(function):
+    parameters = inspect.signature(function).parameters
+    assert {"n_folds", "seed", "groups", "folds", "train_on_test", "calibration", *tc.InputOptions.__annotations__} <= {
+        *parameters
+    }
+    entries = function.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
+    assert [name for name in parameters if f"\n        {name}: " not in entries] == []
 
 
 def split(target, n_classes=2, weights=None, **options):

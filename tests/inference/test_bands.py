@@ -75,7 +75,7 @@ def test_diagrams_draw_curve_and_bands():
     drawn = torch.from_numpy(ax.lines[1].get_xydata())
     close(drawn, torch.stack((curve[0].confidence, curve[0].frequency), -1))
     assert len(ax.collections) == 2  # the band and the points
-    with pytest.raises(ValueError, match="`curve` must be of one series"):
+    with pytest.raises(ValueError, match="`curve` must have no batch axes"):
         plots.corp_diagram(curve)
     empty = tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
     assert "no data" in [text.get_text() for text in plots.corp_diagram(empty).texts]

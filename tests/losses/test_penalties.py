@@ -1,5 +1,6 @@
 """Penalties for training: slow loops in values and gradients, laws, modules, and extreme batches."""
 
+import inspect
 import math
 import pickle
 from functools import partial
@@ -264,6 +265,13 @@ def test_certain_logits_are_what_certain_probabilities_are(penalty):
     target = torch.tensor([0, 1, 1])
     found = module(task="binary", from_logits=True, **options)(logits, target)
     torch.testing.assert_close(found, module(task="binary", **options)(probs, target))
+
+
+def test_modules_and_functions_document_every_option(penalty):
+    function, module, *_ = penalty
+    for what in (getattr(function, "func", function), module):
+        names = inspect.signature(what).parameters
+        assert [name for name in names if f"\n        {name}: " not in what.__doc__] == []
 
 
 def test_wrong_settings_and_inputs_are_refused():

@@ -59,7 +59,7 @@ def test_a_batch_is_refused_and_one_of_it_drawn_without_what_fills_it_up(draw):
         outcomes = (torch.arange(40) % 3).clamp(max=1)
         batch = bin_table(probs, outcomes.expand(2, 40), task="binary")
         singles = [bin_table(p, outcomes, task="binary") for p in probs]
-    with pytest.raises(ValueError, match=r"must hold one series of bins, got a batch of shape \(2, \d+\)\. Draw one"):
+    with pytest.raises(ValueError, match=r"must have no batch axes, got shape \(2, \d+\)\. Draw one"):
         draw(batch)
     assert [to_svg(draw(batch[k])) for k in (0, 1)] == [to_svg(draw(single)) for single in singles]
 

@@ -166,5 +166,5 @@ def test_binnings_compared_are_steps_from_edge_to_edge_at_the_frequency_under_he
     assert first.get_position().y0 > second.get_position().y1
     with pytest.raises(ValueError, match=r"`tables` must hold at least one table, got none\."):
         bin_comparison({})
-    with pytest.raises(ValueError, match=r"`tables\['b'\]` must hold one series of bins"):
+    with pytest.raises(ValueError, match=r"`tables\['b'\]` must have no batch axes"):
         bin_comparison({"a": small_blocks(), "b": batch_of_blocks()})

@@ -190,7 +190,7 @@ class Calibrator(ABC, Generic[T]):
             The `Transform`, without gradient to `preds`.
 
         Raises:
-            TypeError, ValueError: for bad input; the message says what must hold.
+            TypeError, ValueError: for invalid input.
 
         Warns:
             UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability

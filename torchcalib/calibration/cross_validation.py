@@ -1,7 +1,8 @@
 """Calibrated predictions: cross-validated, or from a fit to a held-out set or to the same data (optimistic)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack, cast
+from inspect import Parameter, signature
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -10,21 +11,17 @@ from torchcalib.calibration.affine import DPCalibration
 from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
 from torchcalib.core.checks import check_numbering
-from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.host_values import look
 
 DEFAULT = DPCalibration()
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class FoldOptions(TypedDict, total=False):
-    """How samples are split into the folds of a cross-validation.
-
-    - `n_folds` (default 5): number of folds, stratified by class: the counts of a class differ by at most one.
-    - `seed` (default 0): of the random split, which is the same on every device.
-    - `groups` (default None): integers `(N,)` or `(..., N)`. Samples of equal number share a fold (a patient, a video).
-      Groups are assigned by decreasing size, each to the fold with the smallest share of its classes.
-    - `folds` (default None): a given split, integers `(N,)` or `(..., N)`, one for every fold.
-    """
+    """How samples are split into the folds of a cross-validation; see `calibrated`."""
 
     n_folds: int
     seed: int
@@ -33,24 +30,42 @@ class FoldOptions(TypedDict, total=False):
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
-    """How a calibrator is fitted, beside the options of folds and of input.
-
-    - `train_on_test` (default False): fit and evaluate on the same data. Optimistic, by about the number of parameters
-      over N in NLL, so it bounds the gain from above.
-    - `calibration` (default None): `(preds, target)` or `(preds, target, weights)` of a held-out set, with the same
-      input options, to fit to. Its leading axes are those of the test set, or none.
-
-    Without these two the calibrator is cross-validated: every sample is calibrated by a fit to the other folds.
-    """
+    """How a calibrator is fitted, beside the options of folds and of input; see `calibrated`."""
 
     train_on_test: bool
     calibration: Sequence[Tensor] | None
 
 
-_FOLD_OPTIONS = frozenset(FoldOptions.__annotations__)
-_OWN_OPTIONS = _FOLD_OPTIONS | {"train_on_test", "calibration"}
+_FOLD_DEFAULTS = {"n_folds": 5, "seed": 0, "groups": None, "folds": None}
+_DEFAULTS = {**_FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
+
+_ARGUMENTS = """
+        target: Integer labels; see `torchcalib.nll`.
+        score: `"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` and
+            is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always
+            minimise the NLL.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: every sample is
+            calibrated by a fit to the other folds.
+        n_folds: Number of folds, stratified by class: the counts of a class differ by at most one.
+        seed: Seed of the random split, which is the same on every device.
+        groups: Integers `(N,)` or `(..., N)`. Samples of equal number share a fold (a patient, a video). Groups are
+            assigned by decreasing size, each to the fold with the smallest share of its classes.
+        folds: A given split, integers `(N,)` or `(..., N)`, one for every fold.
+        train_on_test: Fit and evaluate on the same data. Optimistic, by about the number of parameters over N in NLL,
+            so it bounds the gain from above.
+        calibration: `(preds, target)` or `(preds, target, weights)` of a held-out set, with the same input options, to
+            fit to. Its leading axes are those of the test set, or none."""
 
 
+def with_calibration_options(function: F) -> F:
+    """Give a function the explicit options of calibration and of input, with their documentation."""
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in _DEFAULTS.items()]
+    parameters = [*parameters_of(function), *options, *input_parameters()]
+    document(function, function.__doc__, parameters, signature(function).return_annotation, _ARGUMENTS)
+    return function
+
+
+@with_calibration_options
 def calibrated(
     preds: Tensor,
     target: Tensor,
@@ -61,19 +76,12 @@ def calibrated(
 ) -> Tensor:
     """Calibrate predictions, by default cross-validated, so that no sample is calibrated with its own label.
 
-    Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-        target: integer labels; see `torchcalib.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        calibrator: calibration method; see `torchcalib.calibration`.
-        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and held-out sets.
-
     Returns:
         Predictions of the kind and shape of `preds` (with `positive_classes`: of the set, `(..., N)`), in its dtype (at
         least float32). Rows left out by `ignore_index` or weight 0 have no meaning; dropped rows are NaN.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -90,28 +98,27 @@ def calibrated(
         >>> calibrated(preds, target, task="binary", n_folds=3, calibrator=Temperature()).shape
         torch.Size([6])
     """
-    p, calibrate, _ = training(preds, target, task, calibrator, options)
-    return as_given(p, calibrate(p), options)
+    fitting = fitted(preds, target, task, calibrator, options)
+    return as_given(fitting.p, fitting.calibrate(fitting.p), options)
 
 
-class Training(NamedTuple):
-    """Checked predictions, and how to calibrate them.
-
-    Attributes:
-        p: predictions.
-        calibrate: maps `p`, or the same rows under other weights, to calibrated values in canonical form.
-        n_fits: number of fits for each replicate.
-    """
+class Fitting(NamedTuple):
+    """Checked predictions, and how to calibrate them."""
 
     p: Predictions
-    calibrate: Callable[[Predictions], Tensor]
-    n_fits: int
+    calibrate: Callable[[Predictions], Tensor]  # from `p`, or the same rows with other weights, to calibrated values
+    n_fits: int  # for each replicate
+
+    def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
+        """Return a function of predictions and calibrated values, for a few replicates at a time."""
+        n_values = self.p.given.numel() * (self.n_fits + 1)
+        return by_replicates(lambda p: value(p, self.calibrate(p)), self.p, n_values)
 
 
-def training(
+def fitted(
     preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: CalibrationOptions
-) -> Training:
-    """Check the input, and choose how the calibrator is fitted."""
+) -> Fitting:
+    """Check the input, and choose the samples that the calibrator is fitted to."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as DPCalibration(), got {calibrator!r}.")
     p = _read(preds, target, task, calibrator, input_options(options))
@@ -120,16 +127,16 @@ def training(
     if on_test and held_out is not None:
         raise ValueError("`calibration` must be None with train_on_test=True, got both. Choose one to fit to.")
     if on_test or held_out is not None:
-        for name in _FOLD_OPTIONS:
+        for name in _FOLD_DEFAULTS:
             if options.get(name) is not None:
                 other = "train_on_test=True" if on_test else "a `calibration` set"
                 raise ValueError(f"`{name}` must be left out with {other}, got {options.get(name)!r}.")
     if held_out is not None:
         transform = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
         _warn_of(transform, p)
-        return Training(p, lambda p: transform.calibrated(p.values), 1)
+        return Fitting(p, lambda p: transform.calibrated(p.values), 1)
     if on_test:
-        return Training(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
+        return Fitting(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
     folds, n_folds = folds_of(p, cast("FoldOptions", options))
 
     def cross_validated(p: Predictions) -> Tensor:
@@ -137,17 +144,11 @@ def training(
         _warn_of(fits, p)
         return values
 
-    return Training(p, cross_validated, n_folds)
+    return Fitting(p, cross_validated, n_folds)
 
 
 def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> tuple[Tensor, Transform]:
-    """Calibrate every sample by a fit to the other folds; all fits are one solve.
-
-    Args:
-        p: predictions, with one weight per sample or R replicates.
-        calibrator: calibration method.
-        folds: of every sample, in [0, n_folds), of the shape of `p.target`.
-        n_folds: F.
+    """Calibrate every sample by a fit to the other folds, which have the shape of `p.target`; all fits are one solve.
 
     Returns:
         Canonical values `(..., N)` or `(..., N, C)`, with R in front for R replicates; and the transform of all fits,
@@ -209,7 +210,7 @@ def _read_held_out(
 
 def input_options(options: CalibrationOptions) -> InputOptions:
     """Return the options of input."""
-    return cast("InputOptions", {name: value for name, value in options.items() if name not in _OWN_OPTIONS})
+    return cast("InputOptions", {name: value for name, value in options.items() if name not in _DEFAULTS})
 
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
@@ -234,8 +235,7 @@ def axis_from_the_end(p: Predictions, options: CalibrationOptions) -> int:
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     """Return the fold of every sample, int64 of the shape of `p.target`, and the number of folds.
 
-    Raises:
-        TypeError, ValueError: bad options, or a class with all samples in one fold: fits without it lack the class.
+    A class with all samples in one fold is an error, because fits without that fold lack the class.
     """
     n_folds, seed = options.get("n_folds", 5), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")

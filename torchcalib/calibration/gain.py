@@ -13,11 +13,12 @@ from torchcalib.calibration.cross_validation import (
     CalibrationOptions,
     as_given,
     axis_from_the_end,
+    fitted,
     input_options,
-    training,
+    with_calibration_options,
 )
 from torchcalib.core.arguments import Task
-from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import weighted
 from torchcalib.metrics.proper_scores import brier_score, nll
 from torchcalib.ops.logs import wide_dtype
@@ -27,6 +28,7 @@ Score = Literal["nll", "brier"] | ScoreFunction
 _SCORES: Mapping[str, ScoreFunction] = {"nll": nll, "brier": brier_score}
 
 
+@with_calibration_options
 def calibration_loss(
     preds: Tensor,
     target: Tensor,
@@ -41,21 +43,11 @@ def calibration_loss(
     It estimates what a calibration stage gains on new data. It is negative if calibration harms; for calibrated
     predictions it is slightly negative on average.
 
-    Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-        target: integer labels; see `torchcalib.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        score: `"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` and
-            is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always
-            minimise the NLL.
-        calibrator: calibration method; see `torchcalib.calibration`.
-        **options: see `torchcalib.InputOptions`, and `CalibrationOptions` for folds and held-out sets.
-
     Returns:
         `(...)`, in the dtype of `preds` (at least float32); -inf if only the calibrated score is infinite.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: a fit has no optimum, and leaves predictions unchanged, or did not reach it. The gain may then be
@@ -81,6 +73,7 @@ def calibration_loss(
     return raw - after
 
 
+@with_calibration_options
 def rcl(
     preds: Tensor,
     target: Tensor,
@@ -92,14 +85,14 @@ def rcl(
 ) -> Tensor:
     """Relative calibration loss (RCL) in percent: 100 (raw - calibrated) / raw, at most 100.
 
-    It is the part of the score that a calibration stage removes; see `calibration_loss` for the arguments.
+    It is the part of the score that a calibration stage removes; see `calibration_loss`.
 
     Returns:
         `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only the
         calibrated score is, NaN if both are.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -133,11 +126,11 @@ def both_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of the raw and of the calibrated predictions, `(R, ...)` each for R replicates."""
     function = score_function(score)
-    p, calibrate, n_fits = training(preds, target, task, calibrator, options)
+    fitting = fitted(preds, target, task, calibrator, options)
     given: dict[str, Any] = {name: value for name, value in input_options(options).items() if value is not None}
 
-    def calibrated_score(p: Predictions) -> Tensor:
-        values, labels, how = calibrate(p), target, dict(given)
+    def calibrated_score(p: Predictions, values: Tensor) -> Tensor:
+        labels, how = target, dict(given)
         replicates = values.shape[: values.dim() - p.values.dim()]
         if p.task != task:  # a set of classes against the rest: calibrated predictions are binary
             values, labels = values.to(p.dtype), p.target.long()
@@ -152,7 +145,7 @@ def both_scores(
         return function(values, labels.expand(*replicates, *labels.shape), task=p.task, **how)
 
     raw = function(preds, target, task=task, **given)
-    return raw, by_replicates(calibrated_score, p, p.given.numel() * (n_fits + 1))
+    return raw, fitting.by_replicates(calibrated_score)
 
 
 class ScoreDivergence(NamedTuple):
@@ -168,6 +161,7 @@ class ScoreDivergence(NamedTuple):
     semi_empirical: Tensor
 
 
+@with_calibration_options
 def score_divergence(
     preds: Tensor,
     target: Tensor,
@@ -184,19 +178,14 @@ def score_divergence(
     calibration loss. A difference shows miscalibration that remains after calibration.
 
     Args:
-        preds: see `calibration_loss`.
-        target: see `calibration_loss`.
-        task: see `calibration_loss`.
-        score: see `calibration_loss`. A function must be a mean over samples that takes `weights`; it is called twice
-            for every class. Not for multi-label input.
-        calibrator: see `calibration_loss`.
-        **options: see `calibration_loss`.
+        score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a mean over samples that
+            takes `weights`; it is called twice for every class. Not for multi-label input.
 
     Returns:
         A `ScoreDivergence` of `(...)` (means over labels), float64 for `"nll"` and `"brier"`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -213,16 +202,16 @@ def score_divergence(
         tensor(0.0470, dtype=torch.float64)
     """
     function = score_function(score)
-    p, calibrate, n_fits = training(preds, target, task, calibrator, options)
 
-    def divergence(p: Predictions) -> Tensor:
-        after = p.with_values(calibrate(p).to(p.values.dtype))
+    def divergence(p: Predictions, values: Tensor) -> Tensor:
+        after = p.with_values(values.to(p.values.dtype))
         replicates = after.given.shape[: after.given.dim() - p.given.dim()]
         after = replace(after, given_target=p.given_target.expand(*replicates, *p.given_target.shape))
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 
-    return ScoreDivergence(*by_replicates(divergence, p, p.given.numel() * (n_fits + 1)).unbind(-1))
+    fitting = fitted(preds, target, task, calibrator, options)
+    return ScoreDivergence(*fitting.by_replicates(divergence).unbind(-1))
 
 
 def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictions) -> ScoreDivergence:

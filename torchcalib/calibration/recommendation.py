@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcalib.calibration.affine import DPCalibration, Temperature
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import CalibrationOptions
+from torchcalib.calibration.cross_validation import CalibrationOptions, with_calibration_options
 from torchcalib.calibration.gain import Score, both_scores
 from torchcalib.core.arguments import Task
 
@@ -37,6 +37,7 @@ class Recommendation:
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 
 
+@with_calibration_options
 def recommend(
     preds: Tensor,
     target: Tensor,
@@ -51,19 +52,15 @@ def recommend(
 
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        target: see `calibration_loss`.
-        task: see `calibration_loss`.
-        score: see `calibration_loss`.
         calibrators: candidates, the simplest first. A later one is preferred to an earlier one if its gain is larger by
             a tenth.
         worthwhile: smallest gain, in percent, that justifies a calibration stage.
-        **options: see `calibration_loss`.
 
     Returns:
         A `Recommendation`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -86,7 +83,7 @@ def recommend(
     for name, calibrator in zip(names, calibrators, strict=True):
         raw, after = both_scores(preds, target, task, score, calibrator, options)
         if raw.dim():
-            raise ValueError(f"`preds` must be of one series, got a batch of {tuple(raw.shape)}. Pass one at a time.")
+            raise ValueError(f"`preds` must have no batch axes, got {tuple(raw.shape)}. Pass one data set.")
         gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
     return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
 

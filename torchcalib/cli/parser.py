@@ -4,6 +4,7 @@ import argparse
 import glob
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,18 @@ from torchcalib.io.paths import check_paths, expanded
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. `find` of the parsed arguments checks paths and returns them, by system for `compare`."""
-    parser = argparse.ArgumentParser(
-        prog="torchcalib", description="Measure the calibration of classifiers.", allow_abbrev=False
-    )
+    kind: Any = partial(argparse.ArgumentParser, allow_abbrev=False)
+    parser: argparse.ArgumentParser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
     parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_report, _add_merge, _add_compare, _add_demo):
-        add(commands)
-    return parser
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=kind)
 
-
-def _add_report(commands: Any) -> None:
     report = commands.add_parser(
         "report",
         help="scores, calibration errors, tables and diagrams of a file of predictions",
         description="Read predictions and targets, print calibration errors and scores, and write a full report. "
         "If torchrun starts several processes, each reads its share of the files, and the first one reports.",
-        allow_abbrev=False,
     )
+    report.set_defaults(find=lambda arguments: check_paths(expanded(arguments.files)))
     report.add_argument(
         "files",
         nargs="+",
@@ -50,16 +45,13 @@ def _add_report(commands: Any) -> None:
         "(-1 or an empty text: no group)",
     )
     _add_input_options(report)
-    report.set_defaults(find=lambda arguments: check_paths(expanded(arguments.files)))
 
-
-def _add_merge(commands: Any) -> None:
     merge = commands.add_parser(
         "merge",
         help="one report of parts that `torchcalib report --save-state` wrote",
         description="Print and write the report of several parts: that of one run over all their files, in this order.",
-        allow_abbrev=False,
     )
+    merge.set_defaults(find=_parts)
     merge.add_argument(
         "files",
         nargs="+",
@@ -68,17 +60,14 @@ def _add_merge(commands: Any) -> None:
         "as 'part*.pt' stands for all matches, sorted by name",
     )
     _add_result_options(merge)
-    merge.set_defaults(find=_parts)
 
-
-def _add_compare(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="scores and calibration errors of several systems on the same targets, with intervals of the differences",
         description="Compare the predictions of systems for the same targets. Each system is a file, or its shards, of "
         "any format. The others are compared with the first one.",
-        allow_abbrev=False,
     )
+    compare.set_defaults(find=_systems)
     compare.add_argument(
         "systems",
         nargs="+",
@@ -88,20 +77,17 @@ def _add_compare(commands: Any) -> None:
     )
     compare.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the picture there")
     _add_input_options(compare)
-    compare.set_defaults(find=_systems)
 
-
-def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="train a small classifier until it is over-confident, and report on it",
         description="Train a small classifier on scikit-learn's digits and print its calibration in every epoch.",
-        allow_abbrev=False,
     )
+    demo.set_defaults(find=lambda _: ())
     demo.add_argument("--out", metavar="DIR", default="demo-report", help="where to write (default: demo-report)")
     demo.add_argument("--epochs", type=int, default=40, help="default: 40")
     demo.add_argument("--seed", type=int, default=0, help="default: 0")
-    demo.set_defaults(find=lambda _: ())
+    return parser
 
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -170,11 +156,9 @@ def _systems(arguments: argparse.Namespace) -> dict[str, tuple[Path, ...]]:
             raise ValueError(f"A system must be NAME=FILES with a name, got {given!r}. Write a name before the =.")
         names.append(name)
         paths.append((Path(files),) if Path(files).exists() else expanded(files.split(",")))
-    unnamed = [k for k, name in enumerate(names) if not name]
-    defaults = _default_names([(arguments.systems[k], paths[k][0]) for k in unnamed])
-    for k, name in zip(unnamed, defaults, strict=True):
-        names[k] = name
-    names = [printable(name) for name in names]
+    unnamed = [(given, of[0]) for given, of, name in zip(arguments.systems, paths, names, strict=True) if not name]
+    defaults = iter(_default_names(unnamed))
+    names = [printable(name or next(defaults)) for name in names]
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise ValueError(f"Systems must have a name each, got `{repeated[0]}` twice. Name one with NAME=FILES.")

@@ -29,17 +29,11 @@ class _SharedError(Exception):
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of the processes that work together.
-
-    Attributes:
-        rank: its number.
-        n_ranks: number of processes; 1 without a launcher.
-        group: process group of all of them.
-    """
+    """One of the processes that work together."""
 
     rank: int = 0
     n_ranks: int = 1
-    group: Any = None
+    group: Any = None  # process group of all of them
 
     @property
     def is_first(self) -> bool:

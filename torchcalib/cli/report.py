@@ -61,13 +61,13 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
     in_all = f", of {n_files} in all" if several else ""
     with terminal.progress(files.n_rows, reading, shown=ranks.is_first) as advance:
-        for k, shard in enumerate(files.shards, 1):
-            names = shard.source.files
-            label = " + ".join(Path(name).name for name in names)
+        for k, reader in enumerate(files.readers, 1):
+            names = reader.paths
+            label = " + ".join(path.name for path in names)
             advance(0, f"{reading} {label}, file {k} of {len(source.files)}{in_all}")
             of = f" of `{names[0]}`" if n_files > len(names) else ""
             first = 1
-            for rows in shard.chunks(PIECE_BYTES):
+            for rows in files.chunks_of(reader, PIECE_BYTES):
                 with in_rows(first, len(rows), of):
                     builder.update(**vars(rows))
                 first += len(rows)

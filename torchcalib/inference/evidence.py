@@ -19,7 +19,7 @@ from torchcalib.inference.words import in_one_line
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]
 
-_IN_CACHE = 2**16  # numbers of replicates that are processed at a time: fresh memory costs more than the arithmetic
+_IN_CACHE = 2**18  # numbers of replicates that are processed at a time: fresh memory costs more than the arithmetic
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,22 +70,16 @@ class Evidence:
 class ErrorTest(NamedTuple):
     """A calibration error and how it is tested.
 
-    Attributes:
-        value: from a statistic to the error of each batch element `(...)`.
-        tested_by: test statistic, larger for worse calibration; None for the value.
-        without_noise: error `(...)` of given frequencies instead of outcomes, which the interval is of; by default the
-            test statistic. None if there is no such value, because bins follow from the outcomes or decisions are
-            counted: the interval is then that of the expected test statistic at this number of samples, whose least
-            value is the noise floor.
-        signed: whether the error is the mean gap, on both sides of 0.
-        with_interval: whether to compute the interval; it is NaN otherwise.
+    The interval is of `without_noise`, the error of given frequencies instead of outcomes. It is None if there is no
+    such value, because bins follow from the outcomes or decisions are counted. The interval is then that of the
+    expected test statistic at this number of samples, whose least value is the noise floor.
     """
 
-    value: Metric
-    tested_by: Metric | None = None
+    value: Metric  # from a statistic to the error of each batch element `(...)`
+    tested_by: Metric | None = None  # test statistic, larger for worse calibration; None for the value
     without_noise: Metric | Literal["tested_by"] | None = "tested_by"
-    signed: bool = False
-    with_interval: bool = True
+    signed: bool = False  # whether the error is the mean gap, on both sides of 0
+    with_interval: bool = True  # otherwise the interval is NaN
 
     @property
     def test_statistic(self) -> Metric:

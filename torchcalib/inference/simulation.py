@@ -30,20 +30,13 @@ _AT_ONCE = 2**18  # numbers from which a metric is computed at a time
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Sums over cells whose outcomes are simulated: `BinCells` or `RunCells`. All are `(..., K)`.
+    """Sums over cells whose outcomes are simulated: `BinCells` or `RunCells`. All are `(..., K)`."""
 
-    Attributes:
-        n: weight.
-        expected: sum of confidences, which is the expected sum of outcomes of a calibrated model.
-        outcomes: observed sum of outcomes.
-        spread, noise: see `BinStats`.
-    """
-
-    n: Tensor
-    expected: Tensor
-    outcomes: Tensor
-    spread: Tensor
-    noise: Tensor
+    n: Tensor  # weight
+    expected: Tensor  # sum of confidences, which is the expected sum of outcomes of a calibrated model
+    outcomes: Tensor  # observed sum of outcomes
+    spread: Tensor  # see `BinStats`
+    noise: Tensor  # see `BinStats`
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -130,16 +123,8 @@ class _BinsWithGaps(BinStats):
         return self._cells.n.expand_as(self._gaps)
 
     @property
-    def total(self) -> Tensor:
-        return self._cells.n.sum(-1).expand(self._gaps.shape[:-1])
-
-    @property
     def share(self) -> Tensor:
         return (self._cells.n / self._cells.n.sum(-1, keepdim=True)).expand_as(self._gaps)
-
-    @property
-    def confidence(self) -> Tensor:
-        return self._cells.expected / self._cells.n
 
     @property
     def outcomes(self) -> Tensor:
@@ -152,23 +137,17 @@ class _BinsWithGaps(BinStats):
 
 @dataclass(frozen=True, eq=False)
 class RunCells(Cells):
-    """Runs of neighbouring scores in a ranked sample.
+    """Runs of neighbouring scores in a ranked sample."""
 
-    Attributes:
-        log_odds: log-odds of the mean confidence, which do not saturate; None unless a log score is computed.
-    """
-
-    log_odds: Tensor | None = None
+    log_odds: Tensor | None = None  # of the mean confidence, which do not saturate; only for a log score
 
     @classmethod
     def of(cls, sample: RankedSample, at_most: int = MOST_RUNS) -> Self:
-        """Return the runs of a sample; each element is a run if there are no more elements than that.
+        """Return the runs of a sample; each element is a run if there are at most that many elements.
 
-        Args:
-            sample: any ranked sample.
-            at_most: number of runs; equal scores share a run. A sample with a log score has about 40 more: a run spans
-                at most a quarter of its log-odds beyond 8. Otherwise the mean of a run would hide the large score of a
-                nearly certain prediction that is wrong.
+        Equal scores share a run. A sample with a log score has about 40 runs more: a run spans at most a quarter of its
+        log-odds beyond 8. Otherwise the mean of a run would hide the large score of a nearly certain prediction that is
+        wrong.
         """
         s = sample.sorted()
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
@@ -281,11 +260,9 @@ class Simulation:
         self._keeps, self._kept = False, None
 
     def compute(self, metric: Callable[[Any], Tensor], gaps: Tensor | None = None) -> Tensor:
-        """Compute a metric of every replicate, `(R, ...)`.
+        """Compute a metric of every replicate, `(R, ...)`, from the statistic that `with_gaps` of the cells returns.
 
-        Args:
-            metric: from the statistic that `with_gaps` of the cells returns to one value for each batch element.
-            gaps: expected gaps `(..., K)`; None for a calibrated model. For runs only 199 replicates are computed then.
+        `gaps` are the expected ones `(..., K)`; None for a calibrated model. With gaps, runs have 199 replicates only.
         """
         cells, n_replicates = self.cells, self.n_replicates
         if gaps is not None and isinstance(cells, RunCells):

@@ -21,21 +21,13 @@ from torchcalib.io.source import Source
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of one file.
+    """Some rows of one file. Everything but predictions is int64 or floating."""
 
-    Attributes:
-        preds: in the dtype of the file.
-        target: int64 or floating.
-        weights: int64 or floating; None without weights.
-        groups: int64, one for every sample, -1 where a text is empty; None without groups.
-        group_names: names of the groups in these rows, by number; None if the file has numbers.
-    """
-
-    preds: Tensor
+    preds: Tensor  # in the dtype of the file
     target: Tensor
     weights: Tensor | None = None
-    groups: Tensor | None = None
-    group_names: list[str] | None = None
+    groups: Tensor | None = None  # int64, one for every sample, -1 where a text is empty
+    group_names: list[str] | None = None  # of the groups in these rows, by number; None if the file has numbers
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -46,35 +38,12 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One file with rows, or the `.npy` files of one data set. See `PredictionFiles`."""
-
-    source: Source
-    task: Task
-    reader: Reader
-
-    def chunks(self, max_bytes: int) -> Iterator[Rows]:
-        """Yield the rows piece by piece."""
-        roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
-        preds = self.reader.arrays[self.source.preds]
-        is_column = len(preds.shape) > len(self.source.shape)
-        for piece in self.reader.stream(list(roles.values()), max(1, max_bytes // preds.row_bytes)):
-            yield _rows_of(dict(zip(roles, piece, strict=True)), is_column)
-
-
-@dataclass(frozen=True)
 class PredictionFiles:
-    """One data set of predictions in one or more files. No file stays open.
-
-    Attributes:
-        source: files, names of arrays, shape and dtype.
-        task: "binary", "multiclass" or "multilabel".
-        shards: the files with rows, in order.
-    """
+    """One data set of predictions in one or more files. No file stays open."""
 
     source: Source
     task: Task
-    shards: tuple[Shard, ...]
+    readers: tuple[Reader, ...]  # of the files with rows, in order; `.npy` files have one reader together
 
     @property
     def n_rows(self) -> int:
@@ -90,8 +59,16 @@ class PredictionFiles:
         Raises:
             InputError: a file is damaged, or lacks a value, in a way that its header does not show.
         """
-        for shard in self.shards:
-            yield from shard.chunks(max_bytes)
+        for reader in self.readers:
+            yield from self.chunks_of(reader, max_bytes)
+
+    def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
+        """Yield the rows of one reader piece by piece."""
+        roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
+        preds = reader.arrays[self.source.preds]
+        is_column = len(preds.shape) > len(self.source.shape)
+        for piece in reader.stream(list(roles.values()), max(1, max_bytes // preds.row_bytes)):
+            yield _rows_of(dict(zip(roles, piece, strict=True)), is_column)
 
 
 def open_predictions(
@@ -139,16 +116,18 @@ def open_predictions(
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
     readers = readers_of(check_paths(paths))
     roles_of = {reader: find_roles(reader, given) for reader in readers}
-    filled = [reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0]
+    filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
     if not filled:
         raise NoSamplesError(readers[0].label)
-    shards = [_shard_of(reader, roles_of[reader], from_logits, task) for reader in filled]
+    found = [_source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
     files = tuple(str(path) for reader in readers for path in reader.paths)
-    source = reduce(add, (shard.source for shard in shards))  # an error if they differ in names, dtypes or shapes
-    return PredictionFiles(replace(source, files=files), shards[0].task, tuple(shards))
+    source = reduce(add, (source for source, _ in found))  # an error if they differ in names, dtypes or shapes
+    return PredictionFiles(replace(source, files=files), found[0][1], filled)
 
 
-def _shard_of(reader: Reader, roles: Mapping[str, str], from_logits: bool | None, task: Task | None) -> Shard:
+def _source_of(
+    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, task: Task | None
+) -> tuple[Source, Task]:
     """Infer the meaning of the arrays of a file."""
     task, sample_shape = infer_task(reader, roles, task)
     check_per_sample(reader, roles, task, sample_shape)
@@ -167,7 +146,7 @@ def _shard_of(reader: Reader, roles: Mapping[str, str], from_logits: bool | None
         ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
         groups=roles.get("groups"),
     )
-    return Shard(source, task, reader)
+    return source, task
 
 
 def _rows_of(arrays: Mapping[str, Any], is_column: bool) -> Rows:

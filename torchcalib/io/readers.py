@@ -50,23 +50,14 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class Array:
-    """Description of an array in a file, from the file's header.
+    """Description of an array in a file, from the file's header."""
 
-    Attributes:
-        name: its name in the file; `first..last` for numbered columns.
-        dtype: as torch names it, "string", or the name that the file format uses.
-        shape: rows first.
-        problem: reason why the array cannot be used. It is an error only for arrays that are chosen.
-        columns: numbered columns that form the array, in order; empty for all other arrays.
-        stem: common part of their names.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    problem: str = ""
-    columns: tuple[str, ...] = ()
-    stem: str = ""
+    name: str  # in the file; `first..last` for numbered columns
+    dtype: str  # as torch names it, "string", or the name that the file format uses
+    shape: tuple[int, ...]  # rows first
+    problem: str = ""  # reason why the array cannot be used; an error only for arrays that are chosen
+    columns: tuple[str, ...] = ()  # numbered columns that form the array, in order; empty for all other arrays
+    stem: str = ""  # common part of their names
 
     @property
     def key(self) -> str:

@@ -9,40 +9,22 @@ from torchcalib.io.errors import InputError, printable
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of predictions in one or more files. The sum of two sources is that of the rows of both.
+    """Origin of predictions in one or more files. The sum of two sources is that of the rows of both."""
 
-    Attributes:
-        files: their names, in the order of their rows.
-        format: "npz", "npy", "pt", "safetensors", "csv" or "parquet".
-        preds: key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem of the predictions.
-        target: the same for the targets.
-        weights: the same for the weights; None without weights.
-        from_logits: whether the predictions are logits; log-probabilities are.
-        shape: of all predictions: binary (N, ...), else (N, ..., C). A single binary column, (N, 1), counts as (N,).
-        dtype: of the predictions, such as "float32".
-        rows: dtype and shape of one row of every array that is used, as text.
-        ignored: other arrays in the first file.
-        groups: key, column or `.npy` stem of the groups; None without groups.
-    """
-
-    files: tuple[str, ...]
-    format: str
-    preds: str
+    files: tuple[str, ...]  # in the order of their rows
+    format: str  # of `torchcalib.io.paths.FORMATS`
+    preds: str  # key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem, also for the other arrays
     target: str
     weights: str | None
-    from_logits: bool
-    shape: tuple[int, ...]
-    dtype: str
-    rows: tuple[str, ...]
-    ignored: tuple[str, ...]
+    from_logits: bool  # log-probabilities are logits
+    shape: tuple[int, ...]  # binary (N, ...), else (N, ..., C); a single binary column, (N, 1), counts as (N,)
+    dtype: str  # of the predictions, such as "float32"
+    rows: tuple[str, ...]  # dtype and shape of one row of every array that is used
+    ignored: tuple[str, ...]  # other arrays in the first file
     groups: str | None = None
 
     def __add__(self, other: Self) -> Self:
-        """Return the source of the rows of both.
-
-        Raises:
-            InputError: the files differ in names, dtypes or shapes.
-        """
+        """Return the source of the rows of both; raise if they differ in names, dtypes or shapes."""
         for name in ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -73,11 +55,7 @@ class Source:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the source of loaded values, which are not trusted.
-
-        Raises:
-            ValueError: a value has another type.
-        """
+        """Return the source of loaded values, which are not trusted; raise if one has another type."""
         kinds = get_type_hints(cls)
         values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
         for name, value in values.items():

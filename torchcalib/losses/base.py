@@ -1,6 +1,6 @@
-"""What all penalties share: the module, and for penalties of events the function."""
+"""Parts that all penalties share: the module, and for penalties of events the function."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torchcalib.core.arguments import (
     check_task,
     task_read_as,
 )
+from torchcalib.core.documentation import arguments_section, document, parameters_of
 from torchcalib.core.events import Reduction, n_events, reduce_to_events, resolve_reduction
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
@@ -43,6 +44,12 @@ class PenaltyLoss(nn.Module):
             `torchcalib.InputOptions`.
         whole_weights: whether weights must be whole numbers.
     """
+
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
+        """Document the options that the subclass shares with a function, and with all penalties."""
+        own = parameters_of(cls.__init__)
+        shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
+        document(cls, cls.__doc__, [*own, *shared], entries=arguments_section(function.__doc__ if function else None))
 
     def __init__(
         self,
@@ -79,7 +86,7 @@ class PenaltyLoss(nn.Module):
             weights: one non-negative weight per sample; 0 leaves it out.
 
         Raises:
-            TypeError, ValueError: for bad input; the message says what must hold.
+            TypeError, ValueError: for invalid input.
         """
         p = self.input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         return self.penalty.of(p).mean().to(p.dtype)
@@ -87,14 +94,6 @@ class PenaltyLoss(nn.Module):
     def extra_repr(self) -> str:
         """Return the penalty and the kind of predictions, for `repr`."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
-
-
-class EventPenalty(Penalty, Protocol):
-    """A penalty of events, such as that the most probable class is the true one."""
-
-    @property
-    def reduction(self) -> Reduction:
-        """Event of a prediction."""
 
 
 def weighted_events(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +115,8 @@ def reduction_of(task: Task, options: Mapping[str, Any], reduction: Reduction | 
 
 
 def evaluate(
-    penalty: EventPenalty,
+    penalty: Penalty,
+    reduction: Reduction,
     preds: Tensor,
     target: Tensor,
     task: Task,
@@ -124,11 +124,11 @@ def evaluate(
     options: InputOptions,
     per_event: int = 1,
 ) -> Tensor:
-    """Return the penalty of every series; `per_event` is the number of values that an event needs in memory."""
-    classwise = penalty.reduction == "classwise"
+    """Return the penalty of events in every batch element; each event needs `per_event` values in memory."""
+    classwise = reduction == "classwise"
     check_average(average, classwise)
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
-    value = by_replicates(penalty.of, p, n_events(p, penalty.reduction) * per_event)
+    value = by_replicates(penalty.of, p, n_events(p, reduction) * per_event)
     return (value.mean(-1) if classwise and average is not None else value).to(p.dtype)
 
 

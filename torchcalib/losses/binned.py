@@ -15,6 +15,7 @@ from torchcalib.core.arguments import (
     check_flag,
     check_positive,
 )
+from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Reduction
 from torchcalib.core.predictions import Predictions
@@ -66,11 +67,6 @@ class ECELoss(PenaltyLoss):
     The gradient moves all confidences of a bin together, towards the frequency in the bin, and ignores the other bins.
     In a small batch most bins hold few samples; `SoftBinnedECELoss` and `MMCELoss` are smoother.
 
-    Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins, reduction, right: see `torchcalib.ece`.
-        **options: those of `PenaltyLoss`.
-
     Example:
         >>> from torch.nn.functional import cross_entropy
         >>> penalty = ECELoss(task="multiclass", from_logits=True)
@@ -88,6 +84,7 @@ class ECELoss(PenaltyLoss):
         super().__init__(HardBins(bins), task=task, **options)
 
 
+@documented
 def soft_binned_ece(
     preds: Tensor,
     target: Tensor,
@@ -107,21 +104,16 @@ def soft_binned_ece(
     `rmsce`), but its gradient accounts for confidences that move to another bin.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-        target: labels or soft targets; see `torchcalib.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_bins: number of equal-width bins over [0, 1], represented by their centres.
         temperature: softness of the bins, in squared probability. The source has no default; 0.01 is our choice.
         norm: `"l1"` or `"l2"`; `"l2"` is equation (11) of the source.
-        reduction: event whose confidence is used, as for `torchcalib.ece`; None is the first one of the task.
-        average: `"macro"` averages class-wise and multi-label values; None returns `(..., C)`.
-        **options: see `torchcalib.InputOptions`. Bad values are errors on the CPU and give NaN elsewhere.
+        validate_args: Check the values. Bad ones are errors on the CPU and give NaN elsewhere.
 
     Returns:
         A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         In the confidences, everywhere and finite; 0 where the value is 0. Outcomes are constants. O(N n_bins) time and
@@ -134,17 +126,13 @@ def soft_binned_ece(
         >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2123)
     """
-    penalty = SoftBins(reduction_of(task, options, reduction), n_bins, temperature, norm)
-    return evaluate(penalty, preds, target, task, average, options, per_event=n_bins)
+    mode = reduction_of(task, options, reduction)
+    penalty = SoftBins(mode, n_bins, temperature, norm)
+    return evaluate(penalty, mode, preds, target, task, average, options, per_event=n_bins)
 
 
-class SoftBinnedECELoss(PenaltyLoss):
+class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
     """Soft-binned calibration error as a module; see `soft_binned_ece` for the definition and `ECELoss` for its use.
-
-    Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins, temperature, norm, reduction: see `soft_binned_ece`.
-        **options: those of `PenaltyLoss`.
 
     Example:
         >>> SoftBinnedECELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))

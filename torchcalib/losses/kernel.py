@@ -8,11 +8,12 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, check_positive, check_task, task_read_as
 from torchcalib.core.bins import root
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Reduction
 from torchcalib.core.predictions import Predictions
 from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
 from torchcalib.metrics.canonical import DirichletReading
-from torchcalib.metrics.kernel import KernelReading
+from torchcalib.metrics.kernel import KernelReading, skce
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
@@ -65,6 +66,7 @@ def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
     return d.square().sum(-1) + 2 * (d * before / rise).sum(-1)
 
 
+@documented
 def mmce(
     preds: Tensor,
     target: Tensor,
@@ -83,22 +85,17 @@ def mmce(
     For N samples of a calibrated model it is about sqrt(mean d^2 / N), the part of the pairs i = j.
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-        target: labels or soft targets; see `torchcalib.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         bandwidth: of the Laplacian kernel, a probability of at least 0.001. The default is that of the authors' code,
             exp(-|c_i - c_j| / (2 * 0.2)).
         weighted: average the residuals of correct and of wrong predictions separately, so that a few wrong predictions
             have as much weight as many correct ones (MMCE_w).
-        reduction: event whose confidence is used, as for `torchcalib.ece`; None is the first one of the task.
-        average: `"macro"` averages class-wise and multi-label values; None returns `(..., C)`.
-        **options: see `torchcalib.InputOptions`. Bad values are errors on the CPU and give NaN elsewhere.
+        validate_args: Check the values. Bad ones are errors on the CPU and give NaN elsewhere.
 
     Returns:
         In [0, 1], weighted [0, 2], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         In the confidences, everywhere and finite; 0 where the value is 0, and for |c_i - c_j| where the two are equal.
@@ -113,17 +110,12 @@ def mmce(
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1225)
     """
-    penalty = SimilarConfidences(reduction_of(task, options, reduction), bandwidth, weighted)
-    return evaluate(penalty, preds, target, task, average, options)
+    mode = reduction_of(task, options, reduction)
+    return evaluate(SimilarConfidences(mode, bandwidth, weighted), mode, preds, target, task, average, options)
 
 
-class MMCELoss(PenaltyLoss):
+class MMCELoss(PenaltyLoss, function=mmce):
     """Maximum mean calibration error as a module; see `mmce` for the definition and `ECELoss` for its use.
-
-    Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        bandwidth, weighted, reduction: see `mmce`.
-        **options: those of `PenaltyLoss`.
 
     Example:
         >>> MMCELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
@@ -162,14 +154,12 @@ class CanonicalLoss(PenaltyLoss):
     """Canonical calibration error of a batch as a module; see `torchcalib.canonical_error` and `ECELoss` for its use.
 
     It penalises the whole vector of probabilities rather than the top label. A batch of one sample is compared with its
-    own label. Time O(N^2 C) for a batch of N.
+    own label. `weights` must be whole numbers. Time O(N^2 C) for a batch of N.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         p: 1 or 2.
         bandwidth: a number above 0; or "likelihood", which chooses one for each batch, as the source does, and costs
             about 20 times as much. The default 0.02 is our choice.
-        **options: those of `PenaltyLoss`. `weights` must be whole numbers.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
@@ -183,7 +173,7 @@ class CanonicalLoss(PenaltyLoss):
         super().__init__(LeaveOneOut(DirichletReading(p, bandwidth)), task=task, whole_weights=True, **options)
 
 
-class SKCELoss(PenaltyLoss):
+class SKCELoss(PenaltyLoss, function=skce):
     """Squared kernel calibration error of a batch as a module; see `torchcalib.skce` and `ECELoss` for its use.
 
     It is the biased estimate over all pairs: smooth, never negative, defined for any weights and for one sample. Its
@@ -191,10 +181,8 @@ class SKCELoss(PenaltyLoss):
     `MMCELoss` with another kernel. Time O(N^2 C) for a batch of N.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        kernel, bandwidth: see `torchcalib.skce`. The default bandwidth 1 is our choice; the source of `skce` uses the
-            median distance of the predictions, `bandwidth="median"`.
-        **options: those of `PenaltyLoss`.
+        bandwidth: see `torchcalib.skce`. The default 1 is our choice; the source of `skce` uses the median distance of
+            the predictions, `bandwidth="median"`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])

@@ -2,9 +2,10 @@
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import IO, Any, Literal, NamedTuple, Self
+from typing import IO, Any, Literal, NamedTuple, Self, TypeVar
 
 import matplotlib
 import numpy as np
@@ -15,6 +16,9 @@ from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
+from torchcalib.core.documentation import document, parameters_of
+
+F = TypeVar("F", bound=Callable[..., Axes])
 
 Column = NDArray[np.float64]
 
@@ -54,12 +58,26 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
     """Return the columns of one table as arrays, without the empty bins of no width that pad a batch."""
     if table.n.dim() != 1:
         raise ValueError(
-            f"`{name}` must hold one series of bins, got a batch of shape {tuple(table.n.shape)}. "
-            f"Draw one of them: `{name}[k]`."
+            f"`{name}` must have no batch axes, got shape {tuple(table.n.shape)}. Draw one of the batch: `{name}[k]`."
         )
     columns = table.to_dict()
     real = (columns["n"] > 0) | (columns["upper"] > columns["lower"])
     return SimpleNamespace(**{name: column[real].astype(np.float64) for name, column in columns.items()})
+
+
+_ARGUMENTS = """
+        ax: Axes to draw on; by default those of a new figure. Further panels are insets, `ax.child_axes`.
+        logit: Probabilities have a logit scale, which shows values near 0 and near 1. It ends at about 1 / (10 N) and
+            1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Such values are drawn at
+            the ends.
+        title: Title of the diagram.
+        style: Colours. With `DARK`, give the figure of `ax` a dark face."""
+
+
+def diagram(draw: F) -> F:
+    """Document the arguments that all diagrams share."""
+    document(draw, draw.__doc__, parameters_of(draw), Axes, _ARGUMENTS)
+    return draw
 
 
 @dataclass(frozen=True)
@@ -101,11 +119,22 @@ class Canvas:
         """Write a title on the left, above the frame."""
         self.ax.set_title(text, loc="left", color=self.style.ink, **options)
 
-    def hide_frame(self) -> None:
+    def only_panels(self) -> Self:
         """Hide everything but title and labels, for axes that only hold panels."""
         self.ax.grid(False)
         self.ax.spines[:].set_visible(False)
         self.ax.set(xticks=[], yticks=[])
+        return self
+
+    def panels(self, n: int, gap: float, *, columns: int = 1, left: float = 0, across: float = 0) -> "list[Canvas]":
+        """Return `n` panels from the top down, column by column, with gaps down and across, beside a left margin."""
+        rows = math.ceil(n / columns)
+        width, height = (1 - left + across) / columns - across, (1 + gap) / rows - gap
+        cells = (divmod(k, rows) for k in range(n))
+        return [
+            self.panel(left + column * (width + across), 1 - height - row * (height + gap), width, height)
+            for column, row in cells
+        ]
 
     def panel(self, left: float, bottom: float, width: float, height: float) -> "Canvas":
         """Return a canvas on a part of these axes."""
@@ -147,12 +176,6 @@ class Canvas:
         self.ax.legend(fontsize="small", labelcolor=self.style.ink, **options)
 
 
-def rows_of_panels(n: int, gap: float) -> tuple[list[float], float]:
-    """Return the bottoms of `n` rows from the top down, and their height, for this gap between two rows."""
-    height = (1 + gap) / n - gap
-    return [1 - height - row * (height + gap) for row in range(n)], height
-
-
 class ProbabilityAxis(NamedTuple):
     """Limits and scale of an axis of probabilities. Values beyond the limits are drawn at the ends."""
 
@@ -184,7 +207,7 @@ class ProbabilityAxis(NamedTuple):
             ticks = self._ticks(int(canvas.points[0] / 40 if which == "x" else canvas.points[1] / 15))
             canvas.ax.set(**{f"{which}scale": "logit"})
             axis.set_minor_locator(NullLocator())
-            axis.set_ticks(ticks, [tick_label(tick) for tick in ticks])
+            axis.set_ticks(ticks, [probability_label(tick) for tick in ticks])
         canvas.ax.set(**{f"{which}lim": (self.low, self.high)})
         return axis.get_transform()
 
@@ -228,15 +251,6 @@ def probability_label(probability: float) -> str:
     digits, exponent = f"{distance:.1e}".split("e")
     small = f"{digits.removesuffix('.0')}e−{-int(exponent)}"
     return small if probability < 0.5 else f"1−{small}"
-
-
-def tick_label(probability: float) -> str:
-    """Format a tick of a logit axis: 0.01, 10⁻⁴, 0.99, 1−10⁻⁴."""
-    distance = min(probability, 1 - probability)
-    if distance > 5e-3:
-        return f"{probability:.2g}"
-    exponent = str(round(math.log10(distance))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"10{exponent}" if probability < 0.5 else f"1−10{exponent}"
 
 
 # Files

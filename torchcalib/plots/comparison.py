@@ -7,9 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from torchcalib.core.bins import BinTable
-from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, rows_of_panels
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
 
 
+@diagram
 def bin_comparison(
     tables: Mapping[str, BinTable],
     ax: Axes | None = None,
@@ -28,11 +29,7 @@ def bin_comparison(
     - Ticks below the frame: edges of the bins.
 
     Args:
-        tables: bins of one series, by the name of the binning.
-        ax: axes to draw on; by default those of a new figure. The panels are insets, `ax.child_axes`.
-        logit: whether both axes have a logit scale; see `tce_diagram`.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
+        tables: bins without batch axes, by the name of the binning.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -54,19 +51,17 @@ def bin_comparison(
     if not tables:
         raise ValueError("`tables` must hold at least one table, got none. Pass tables by the names of their binnings.")
     series = {name: columns_of(table, f"tables[{name!r}]") for name, table in tables.items()}
-    canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20)
-    canvas.hide_frame()
+    canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
     canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # below the bin edges and the ticks of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)
     axis = _logit_axis(list(series.values())) if logit else ProbabilityAxis()
     gap = min(34 / canvas.points[1], 0.5 / len(series))  # bin edges and a heading
-    bottoms, height = rows_of_panels(len(series), gap)
-    for (name, bins), bottom in zip(series.items(), bottoms, strict=True):
-        panel = canvas.panel(0, bottom, 1, height)
+    panels = canvas.panels(len(series), gap)
+    for (name, bins), panel in zip(series.items(), panels, strict=True):
         panel.title(_heading(name, bins), fontsize="small", parse_math=False)
         axis.apply(panel, "x")
         axis.apply(panel, "y")
-        panel.ax.tick_params(axis="x", length=0, pad=11, labelbottom=bottom == bottoms[-1])
+        panel.ax.tick_params(axis="x", length=0, pad=11, labelbottom=panel is panels[-1])
         if bins.n.any():
             _draw_steps(panel, bins, axis)
         else:

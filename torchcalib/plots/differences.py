@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from torchcalib.io.errors import printable
-from torchcalib.plots.canvas import LIGHT, Canvas, Style, rows_of_panels
+from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 if TYPE_CHECKING:
     from torchcalib.reporting.data import ComparedLine, Comparison, Difference
@@ -23,6 +23,7 @@ MAX_NAME = 28
 _COLUMNS = 2
 
 
+@diagram
 def difference_plot(
     comparison: Comparison, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT
 ) -> Axes:
@@ -37,10 +38,7 @@ def difference_plot(
 
     Args:
         comparison: result of `torchcalib.compare`.
-        ax: axes to draw on; by default those of a new figure of suitable height. The panels are insets,
-            `ax.child_axes`.
-        title: title of the diagram; by default it names the first system.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
+        title: Title of the diagram; by default it names the first system.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -60,19 +58,15 @@ def difference_plot(
     if title is None:
         title = f"Difference to {_short(comparison.baseline)}, 95% intervals"
     size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
-    canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], pad=20, parse_math=False)
-    canvas.hide_frame()
+    canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
     # Names are beside the first column of panels and belong to the rows of all panels to their right.
     across, down = canvas.points
     margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)
     gap = min(0.06, 26 / across)
-    width = (1 - margin - gap * (_COLUMNS - 1)) / _COLUMNS
-    bottoms, height = rows_of_panels(n_rows, min(46 / down, 0.5 / n_rows))
-    for index, line in enumerate(drawn):
-        column, row = divmod(index, n_rows)
-        panel = canvas.panel(margin + column * (width + gap), bottoms[row], width, height)
+    panels = canvas.panels(len(drawn), min(46 / down, 0.5 / n_rows), columns=_COLUMNS, left=margin, across=gap)
+    for index, (line, panel) in enumerate(zip(drawn, panels, strict=True)):
         _draw_panel(panel, line, others)
-        panel.ax.set_yticks(range(len(others)), labels=names if column == 0 else [""] * len(others))
+        panel.ax.set_yticks(range(len(others)), labels=names if index < n_rows else [""] * len(others))
         for label in panel.ax.get_yticklabels():
             label.set_parse_math(False)
     verdicts = "better", "worse", "not significantly different"

@@ -5,22 +5,18 @@ import torch
 from matplotlib.axes import Axes
 
 from torchcalib.metrics.proper_scores import ecd_per_sample
-from torchcalib.plots.canvas import LIGHT, Canvas, Style
+from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 ECD_MINIMUM = -0.27846454276107380
 """-W(1/e), the minimum of the ECD of one binary sample, at p = 1 / (1 + W(1/e)) if x = 1. [ECD] fig. 2."""
 
 
+@diagram
 def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
     """Draw the entropic calibration difference (ECD) of one binary sample as a function of its predicted probability.
 
     The ECD is the log loss minus its expectation under the prediction. Below zero the prediction was under-confident,
     above zero over-confident. Both curves are infinite where the observed outcome had probability 0.
-
-    Args:
-        ax: axes to draw on; by default those of a new figure.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
 
     Returns:
         The axes; their figure is `ax.figure`.

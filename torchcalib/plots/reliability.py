@@ -8,7 +8,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.bins import BinTable
 from torchcalib.metrics.ranked import CORPCurve
-from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label
+from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
 
 MAX_LABELLED_BINS = 20
 """With more bins an axis shows the counts, because labels would overlap."""
@@ -16,6 +16,7 @@ MAX_LABELLED_BINS = 20
 _CORP_BARS = 40
 
 
+@diagram
 def reliability_diagram(
     table: BinTable, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT
 ) -> Axes:
@@ -27,10 +28,7 @@ def reliability_diagram(
     calibrated model has its mark in the box of a bin in 95% of samples.
 
     Args:
-        table: bins of one series.
-        ax: axes to draw on; by default those of a new figure. The strip is an inset above the frame.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
+        table: bins without batch axes.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -84,6 +82,7 @@ def reliability_diagram(
     return ax
 
 
+@diagram
 def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
     """Draw the CORP reliability diagram: isotonic regression of outcomes on confidence, with its consistency band.
 
@@ -91,10 +90,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     predicted, above it more frequent. The strip on top shows counts.
 
     Args:
-        curve: curve of one series; see `corp_curve`.
-        ax: axes to draw on; by default those of a new figure. The strip is an inset above the frame.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
+        curve: curve without batch axes; see `corp_curve`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -114,7 +110,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     """
     if curve.n.dim() != 1:
         raise ValueError(
-            f"`curve` must be of one series, got a batch of shape {tuple(curve.n.shape)}. Draw one of them: `curve[k]`."
+            f"`curve` must have no batch axes, got shape {tuple(curve.n.shape)}. Draw one of the batch: `curve[k]`."
         )
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
@@ -134,6 +130,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     return ax
 
 
+@diagram
 def confidence_histogram(
     table: BinTable,
     ax: Axes | None = None,
@@ -147,12 +144,9 @@ def confidence_histogram(
     For the top label the mean outcome is the accuracy. The distance between the two lines is |ESCE|.
 
     Args:
-        table: bins of one series.
-        ax: axes to draw on; by default those of a new figure.
+        table: bins without batch axes.
         log: whether counts have a logarithmic scale, named on the axis; by default if the largest bin holds more than
             20 times the median.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
 
     Returns:
         The axes; their figure is `ax.figure`.

@@ -15,6 +15,7 @@ from torchcalib.plots.canvas import (
     Style,
     columns_of,
     count_label,
+    diagram,
     percent_label,
     probability_label,
 )
@@ -26,6 +27,7 @@ _MOST_CELLS = 48
 """Largest number of cells of the histogram of all predictions."""
 
 
+@diagram
 def tce_diagram(
     table: TCETable, ax: Axes | None = None, *, logit: bool = False, title: str | None = None, style: Style = LIGHT
 ) -> Axes:
@@ -42,14 +44,7 @@ def tce_diagram(
       room. The rejected share of all samples is the TCE.
 
     Args:
-        table: bins of one series; see `torchcalib.tce_table`.
-        ax: axes to draw on; by default those of a new figure. The panels are insets, `ax.child_axes`: violins,
-            histogram, sizes.
-        logit: whether probabilities have a logit scale, which shows values near 0 and near 1. It ends at about
-            1 / (10 N) and 1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Such
-            values are drawn at the ends.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
+        table: bins without batch axes; see `torchcalib.tce_table`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -61,8 +56,7 @@ def tce_diagram(
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, fig. 1.
     """
     bins = columns_of(table)
-    canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20)
-    canvas.hide_frame()
+    canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
     sizes = canvas.panel(0, 0, 0.84, 0.24)

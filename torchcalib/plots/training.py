@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, rows_of_panels
+from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, diagram
 
 if TYPE_CHECKING:
     from torchcalib.reporting.monitoring.history import History
@@ -29,6 +29,7 @@ _PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("of samples", ["confidence", "
 """Unit and curves of every panel."""
 
 
+@diagram
 def training_curve(history: History, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
     """Draw the values that a `Monitor` recorded at each validation.
 
@@ -43,9 +44,6 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
 
     Args:
         history: the recorded validations.
-        ax: axes to draw on; by default those of a new figure. The panels are insets, `ax.child_axes`.
-        title: title of the diagram.
-        style: colours. With `DARK`, give the figure of `ax` a dark face.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -57,20 +55,18 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         ['nats', 'nats', 'of samples', 'probability']
     """
     drawn = [(unit, finite) for unit, keys in _PANELS if (finite := _finite_columns(history, keys))]
-    canvas = Canvas.of(ax, style, title, (6.4, 0.9 + 1.3 * max(1, len(drawn))), top=0.94, pad=20)
-    canvas.hide_frame()
+    canvas = Canvas.of(ax, style, title, (6.4, 0.9 + 1.3 * max(1, len(drawn))), top=0.94, pad=20).only_panels()
     if not drawn:
         return canvas.no_data()
     at = np.array([row.epoch if history.unit == "epoch" else row.step for row in history.rows], dtype=np.float64)
-    bottoms, height = rows_of_panels(len(drawn), gap=0.05)
-    for (unit, columns), bottom in zip(drawn, bottoms, strict=True):
-        panel = canvas.panel(0, bottom, 1, height)
+    panels = canvas.panels(len(drawn), gap=0.05)
+    for (unit, columns), panel in zip(drawn, panels, strict=True):
         _draw_curves(panel, at, columns)
         panel.ax.set_ylabel(unit, fontsize="small")
-        is_last = bottom == bottoms[-1]
+        is_last = panel is panels[-1]
         panel.ax.tick_params(axis="x", labelbottom=is_last)
         panel.ax.set_xlabel(history.unit if is_last else "")
-        _draw_marks(panel, history, at, labelled=bottom == bottoms[0])
+        _draw_marks(panel, history, at, labelled=panel is panels[0])
     return canvas.ax
 
 
