@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, N_CLASSES, differentiable, formulas, path_of, paths
+from helpers.numbers import close
 
 import torchcalib as tc
 from torchcalib.metrics.base import StreamingMetric
 
 with_gradient = pytest.mark.parametrize("formula", formulas(differentiable))
-
-
-def close(a, b, **tolerance):
-    """Equal but for the order of float64 sums over at most 40 rows: 40 * 2.2e-16, times numbers of order 10."""
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
 
 
 def test_law_batch_axis_is_a_loop(formula):

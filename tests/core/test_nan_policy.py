@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, N_CLASSES
+from helpers.numbers import close
 from torchmetrics import MetricCollection
 
 import torchcalib as tc
@@ -19,10 +20,6 @@ from torchcalib.core.state import SumsKind
 
 NAN, INF = torch.nan, torch.inf
 P, Y = torch.tensor([0.2, NAN, 0.7, 0.9]), torch.tensor([0, 1, 1, 0])
-
-
-def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 def spoiled(case, preds):

@@ -1,19 +1,18 @@
-"""Data sets and measurements for tests of canonical calibration."""
+"""Data sets for tests of canonical calibration."""
+
+from functools import partial
 
 import oracles
 import torch
 from cases import N_CLASSES, Case
-from torch.utils._python_dispatch import TorchDispatchMode
+from helpers import numbers
 
 import torchcalib as tc
 
 F64 = torch.float64
 TASKS = {"binary": {}, "multiclass": {}, "multilabel": {"average": None}}
+close = partial(numbers.close, rtol=1e-11, atol=1e-13)
 COPIES = torch.tensor([1, 0, 3, 2, 1, 7, 0, 1] * 3)[:23]
-
-
-def close(a, b, **tolerance):
-    torch.testing.assert_close(a, b, **{"rtol": 1e-11, "atol": 1e-13, **tolerance})
 
 
 def data(task, n, **how):
@@ -34,15 +33,3 @@ def calibrated(n_sets, n, concentration=1.0):
     preds = (torch.randn(n_sets, n, 3, generator=generator, dtype=F64) / concentration).softmax(-1)
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
     return preds, target
-
-
-class Largest(TorchDispatchMode):
-    """Record the size of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        made = out if isinstance(out, tuple | list) else (out,)
-        self.size = max([self.size, *(t.numel() for t in made if isinstance(t, torch.Tensor))])
-        return out

@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import torch
+from helpers.numbers import close
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
@@ -34,10 +35,6 @@ MOVED = {
     "shift 0.4": lambda z: z + 0.4,
     "a fifth of the samples": lambda z: torch.where((z > 0) & (z < 0.8), z - 0.8, z),
 }
-
-
-def close(a, b, **tolerance):
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
 
 
 def same(a, b, **tolerance):

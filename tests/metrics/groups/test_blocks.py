@@ -1,19 +1,18 @@
 """SKCE by group: blocks are cut within each group of each update. Values are those of the function over each group."""
 
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from cases import CASES
+from helpers.numbers import close
 
 import torchcalib as tc
 
 N_GROUPS = 6
-
-
-def close(a, b):
-    """Means of at most 200 blocks of values up to 2, summed in another order: 200 * 2 * 2.2e-16, with room."""
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, equal_nan=True)
+# Means of at most 200 blocks of values up to 2, summed in another order: 200 * 2 * 2.2e-16, with room.
+close = partial(close, rtol=1e-10)
 
 
 @pytest.mark.parametrize("copies", [1, 3, 40])  # of 40 copies of a row whole blocks are made

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import CASES
+from helpers.numbers import close
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
@@ -15,10 +16,6 @@ SOME = [
 
 
 MULTI = {"task": "multiclass", "from_logits": True}
-
-
-def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 def data():

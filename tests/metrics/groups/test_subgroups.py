@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
+from helpers.numbers import close
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
@@ -18,10 +19,6 @@ some_cases = pytest.mark.parametrize("case", [case for case in CASES if str(case
 # Blocks of SKCE are cut in each update: test_blocks.py.
 IN_PIECES = [case for case in CASES if not case.in_blocks]
 P, Y, FIRST = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1])
-
-
-def close(a, b, **tolerance):
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
 
 
 def some_groups(n, num_groups=6):

@@ -5,8 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.canonical import Largest, calibrated, close, data
-from helpers.wrong_arguments import assert_named
+from helpers.canonical import calibrated, close, data
+from helpers.refusals import assert_named
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcalib as tc
 from torchcalib.ops import leave_one_out, pairwise
@@ -116,6 +117,18 @@ def test_too_few_samples_are_nan(law):
         assert (short.shape, short.dtype) == ((), torch.float32)
         for value in (short, call(preds, target, weights=kept), call(preds, marked, ignore_index=-1)):
             assert value.isnan() == (n < least)
+
+
+class Largest(TorchDispatchMode):
+    """Record the size of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = out if isinstance(out, tuple | list) else (out,)
+        self.size = max([self.size, *(t.numel() for t in made if isinstance(t, torch.Tensor))])
+        return out
 
 
 def test_of_all_pairs_and_all_blocks_no_more_than_a_chunk_is_held():

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.wrong_arguments import assert_named
+from helpers.refusals import assert_named
 
 import torchcalib as tc
 

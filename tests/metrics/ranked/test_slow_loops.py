@@ -7,7 +7,7 @@ import oracles
 import pytest
 import torch
 from cases import N_CLASSES, corp_part
-from helpers.differences import central_difference
+from helpers.numbers import central_difference
 from oracles import ranked as oracle
 
 import torchcalib as tc

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES
-from helpers.wrong_arguments import assert_named
+from helpers.refusals import assert_named
 from oracles import binless as oracle
 from oracles.ranked import events
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.each import check_each
+from helpers.refusals import check_each
 from torch import nn
 
 import torchcalib as tc

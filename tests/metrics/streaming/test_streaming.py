@@ -8,7 +8,7 @@ from functools import partial, partialmethod
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
-from helpers.each import check_each
+from helpers.refusals import check_each
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
