@@ -74,8 +74,16 @@ def test_wrong_samples_and_reductions():
 def test_wrong_ranked_metrics():
     massed_classes = [partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)]
     classes, binary = [partial(tc.GCE, loss=gap), tc.ACE, tc.TCE, tc.KS, tc.CORP, *massed_classes], {"task": "binary"}
-    assert_wrong(classes, binary, resolution=[0, 64.0], task=["regression"], average=[None], reduction=["max"])
+    assert_wrong(
+        classes,
+        binary,
+        resolution=[0, -5, 64.0, True, "fine", 10**9],
+        task=["regression"],
+        average=[None],
+        reduction=["max"],
+    )
     assert_wrong([tc.CORP], binary, component=[None])
+    assert_wrong([tc.MCE], binary, resolution=[64])  # of bins of equal width
     assert_wrong([tc.ACE(**binary).update], {"preds": P, "target": Y}, weights=[P])
 
 

@@ -120,6 +120,8 @@ REFUSED = [
     (tc.ECE, {"ignore_index": -1}, "ignore_index=None into ignore_index=-1"),
     (tc.ECE, {"batch_shape": (2,)}, r"batch_shape=\[\] into batch_shape=\[2\]"),
     (tc.ECE, {"with_ecd": True}, "with_ecd=False into with_ecd=True"),
+    (tc.ECE, {"reduction": "top_label"}, "reduction='positive_class' into reduction='top_label'"),
+    (tc.ECE, {"task": "multiclass", "reduction": tc.TopK(2, only=True)}, r"into reduction='TopK\(k=2, only=True\)'"),
     (tc.MCE, {}, "class='ECE' into class='MCE'"),
     (tc.KS, {}, "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
     (lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39), {}, "n_replicates=None into n_replicates=39"),
@@ -198,14 +200,22 @@ def test_damaged_samples_are_refused():
     for name, part in (
         ("scores", state["scores"][0]),
         ("scores", [state["scores"][0][1:]]),
+        ("scores", [state["scores"][0].half()]),
+        ("scores", [None]),
         ("scores", []),
         ("outcomes", [state["outcomes"][0].long()]),
+        ("outcomes", [state["outcomes"][0].half()]),
         ("weights", [torch.ones(3, dtype=torch.int64)]),
+        ("weights", [torch.ones(4, dtype=torch.float16)]),
         ("left_out", torch.zeros(1, dtype=torch.float64)),
+        ("left_out", [state["left_out"]]),
         ("left_out", torch.zeros(2)),
     ):
-        with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
-            metric.load_state_dict({**state, name: part})
+        for refusing in (metric.load_state_dict, metric.merge_state):
+            with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
+                refusing({**state, name: part})
+    with pytest.raises(ValueError, match="resolution=None into resolution=64"):
+        tc.KS(task="binary", resolution=64).load_state_dict(state)
     torch.testing.assert_close(metric.compute(), tc.ks(P, Y, task="binary").double())
 
 
