@@ -86,6 +86,13 @@ def run_together(commands, environments=None, folder=".", timeout=240):
         return [process.exitcode for process in started], "\n".join(output.read_text() for output in outputs)
 
 
+def run_ranks(world, folder, module, function, *more, timeout=240):
+    """Run `function(rank, world, folder, *more)` of a module here on every rank; see `run_together` and one_rank.py."""
+    script = SCRIPTS / "one_rank.py"
+    commands = [[script, module, function, rank, world, folder, *more] for rank in range(world)]
+    return run_together(commands, timeout=timeout)
+
+
 def free_ports(n):
     """Return the numbers of free ports, as text.
 
