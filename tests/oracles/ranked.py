@@ -173,12 +173,6 @@ def rows_of(blocks, scores, outcomes, weights=None):
     return rows
 
 
-def ace(scores, outcomes, weights=None, **binning):
-    """[TCE] sec. 2: the ECE formula over equal-mass bins."""
-    blocks = blocks_of("equal_mass", scores, outcomes, weights, **binning)
-    return oracles.ece(rows_of(blocks, scores, outcomes, weights))
-
-
 def norm_of(values, shares, norm):
     """[TCE] Definition 1: a norm over bins, weighted by their shares of the samples."""
     if not values:

@@ -197,14 +197,15 @@ def test_update_off_the_cpu_never_asks_for_a_value():
 
     def never_asks_for_a_value(case):
         preds, target = (tensor.to("meta") for tensor in case.data())
-        metric = case.metric(ignore_index=-100).to("meta")
-        metric.update(preds, target, weights=torch.rand(40, device="meta"))
-        metric.update(preds, target)
-        if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
-            metric(preds, target)
-        assert all(tensor.device.type == "meta" for tensor in tensors(metric))
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            metric.compute()
+        for policy in ("raise", "drop"):
+            metric = case.metric(ignore_index=-100, nan_policy=policy).to("meta")
+            metric.update(preds, target, weights=torch.rand(40, device="meta"))
+            metric.update(preds, target)
+            if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
+                metric(preds, target)
+            assert all(tensor.device.type == "meta" for tensor in tensors(metric))
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                metric.compute()
 
     check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), never_asks_for_a_value)
 
