@@ -8,6 +8,8 @@ import oracles
 import pytest
 import torch
 from cases import N_CLASSES, Case
+from contract import test_laws_of_paths as laws_of_paths
+from contract import test_laws_of_values as laws_of_values
 from helpers import numbers
 from helpers.null_distribution import check_valid
 from helpers.refusals import assert_named
@@ -246,103 +248,71 @@ def test_p_value_of_less_than_two_blocks_is_nan(estimator):
     assert bool(tc.skce_test(preds, target, **given).p_value.isnan().all())
 
 
-# Laws of functions of all pairs, which have no streaming class. tests/contract has those of blocks.
+# Functions of all pairs, which have no streaming class. tests/contract has laws of those of blocks.
 
 
-ALL_PAIRS = {
-    "skce-unbiased-binary": (tc.skce, "binary", {"bandwidth": 0.5}),
-    "skce-unbiased-logits": (tc.skce, "multiclass", {"bandwidth": 0.5, "from_logits": True}),
-    "skce-biased-multilabel": (tc.skce, "multilabel", {"estimator": "biased", "bandwidth": 0.5, "chunk": 7}),
-    "skce-biased-gaussian": (tc.skce, "multiclass", {"estimator": "biased", "kernel": "gaussian", "bandwidth": 0.5}),
-    "skce-median-logits": (tc.skce, "multiclass", {"bandwidth": "median", "kernel": "gaussian", "from_logits": True}),
-    "error-l1-logits": (tc.canonical_error, "multiclass", {"bandwidth": 0.1, "from_logits": True}),
-    "error-l1-probabilities": (tc.canonical_error, "multiclass", {"bandwidth": 0.1, "chunk": 3}),
-    "error-l2-binary": (tc.canonical_error, "binary", {"p": 2, "bandwidth": 0.3, "chunk": 7}),
-    "error-chosen-multilabel": (tc.canonical_error, "multilabel", {}),
-}
-COMPILED = ("skce-unbiased-logits", "skce-biased-gaussian", "error-chosen-multilabel")
+class Function(Case):
+    """A function without a streaming class, for the laws of functions of tests/contract."""
+
+    whole_weights = differentiable = True
 
 
-@pytest.fixture(params=ALL_PAIRS)
-def law(request):
-    """A function with its options, its data of n rows, and its task."""
-    function, task, options = ALL_PAIRS[request.param]
-
-    def rows(n, **how):
-        preds, target = data(task, n, **how)
-        return preds.log() if options.get("from_logits") else preds, target
-
-    return partial(function, task=task, **options), rows, task
-
-
-def test_leading_axes_of_weights_are_a_loop(law):
-    call, rows, _ = law
-    preds, target = rows(30)
-    weights = torch.stack([(torch.arange(30) * k + k) % 4 for k in (1, 2, 3)])
-    weights[1, 4:9], weights[:, 11] = 0, 0
-    for times, value in zip(weights, call(preds, target, weights=weights), strict=True):
-        close(value, call(preds.repeat_interleave(times, 0), target.repeat_interleave(times, 0)))
-    series, labels = rows(30, lead=(2,))
-    shared = weights.unsqueeze(1).expand(3, 2, 30)
-    close(call(series, labels, weights=shared)[2, 1], call(series[1], labels[1], weights=weights[2]))
+ALL_PAIRS = [
+    Function("skce-unbiased", tc.skce, None, "binary", {"bandwidth": 0.5}),
+    Function("skce-unbiased-logits", tc.skce, None, "multiclass", {"bandwidth": 0.5, "from_logits": True}),
+    Function("skce-biased", tc.skce, None, "multilabel", {"estimator": "biased", "bandwidth": 0.5, "chunk": 7}),
+    Function("skce-gaussian", tc.skce, None, "multiclass", {"estimator": "biased", "kernel": "gaussian"}),
+    Function("skce-median", tc.skce, None, "multiclass", {"bandwidth": "median", "from_logits": True}),
+    Function("error-l1-logits", tc.canonical_error, None, "multiclass", {"bandwidth": 0.1, "from_logits": True}),
+    Function("error-l1", tc.canonical_error, None, "multiclass", {"bandwidth": 0.1, "chunk": 3}),
+    Function("error-l2", tc.canonical_error, None, "binary", {"p": 2, "bandwidth": 0.3, "chunk": 7}),
+    Function("error-chosen-multilabel", tc.canonical_error, None, "multilabel", {}),
+]
+COMPILED = ("skce-unbiased-logits", "skce-gaussian", "error-chosen-multilabel")
+of_all_pairs = pytest.mark.parametrize("case", ALL_PAIRS, ids=str)
 
 
-def test_rows_of_weight_zero_are_not_read_and_have_no_gradient(law):
-    call, rows, _ = law
-    preds, target = rows(20)
-    spoiled, labels, weights = preds.clone(), target.clone(), 1 + torch.arange(20) % 2
-    spoiled[3], labels[3], weights[3] = torch.nan, 99, 0
-    kept = torch.arange(20) != 3
-    times = weights[kept]
-    spoiled, alone = spoiled.requires_grad_(), preds[kept].requires_grad_()
-    value = call(spoiled, labels, weights=weights)
-    expected = call(alone.repeat_interleave(times, 0), target[kept].repeat_interleave(times, 0))
-    close(value, expected)
-    value.backward()
-    expected.backward()
-    close(spoiled.grad[kept], alone.grad, rtol=1e-9, atol=1e-12)
-    assert not spoiled.grad[3].any()
+@of_all_pairs
+@pytest.mark.parametrize(
+    "law",
+    [
+        laws_of_paths.test_law_leading_axes_of_weights_are_a_loop,
+        laws_of_paths.test_law_rows_of_weight_zero_are_never_read,
+        laws_of_values.test_law_batch_axis_is_a_loop,
+        laws_of_values.test_law_integer_weights_are_repeats,
+        laws_of_values.test_law_weighted_gradient_is_that_of_repeats,
+        laws_of_values.test_law_mapped_functions_are_the_function,
+    ],
+)
+def test_laws_of_functions_hold(law, case):
+    law(case)
 
 
-@pytest.mark.parametrize("law", [name for name in ALL_PAIRS if "median" not in name], indirect=True)
-def test_gradient_is_that_of_finite_differences(law):
-    """But for a median bandwidth, which finite differences move and the gradient takes for a constant."""
-    call, rows, _ = law
-    preds, target = rows(12)
-    value = partial(call, target=target, validate_args=False)
-    assert torch.autograd.gradcheck(value, preds.requires_grad_(), rtol=1e-6, atol=1e-8)
+@pytest.mark.parametrize("case", [case for case in ALL_PAIRS if case.name in COMPILED], ids=str)
+def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
+    laws_of_values.test_law_compiled_functions_are_the_function_without_a_graph_break(case)
 
 
-def test_batched_mapped_or_compiled_it_is_the_function_of_each_series_and_nan_where_a_row_is(law, request):
-    call, rows, _ = law
-    preds, target = rows(12, lead=(2, 2))
-    expected = torch.stack([call(p, t) for p, t in zip(preds.flatten(0, 1), target.flatten(0, 1), strict=True)])
-    close(call(preds, target), expected.reshape(2, 2))
-    ways = [torch.vmap]
-    if request.node.callspec.params["law"] in COMPILED:
-        torch.compiler.reset()
-        ways.append(partial(torch.compile, fullgraph=True, backend="eager"))
-    spoiled = preds[0].clone()
-    spoiled[0, 3] = torch.nan
-    for way in ways:
-        wrapped = way(call)
-        close(wrapped(preds[0], target[0]), expected[:2])
-        value = wrapped(spoiled, target[0])
-        assert value[0].isnan()
-        close(value[1], expected[1])
+@of_all_pairs
+def test_gradient_is_that_of_finite_differences(case):
+    """A median bandwidth is a constant of the gradient, but not of finite differences."""
+    preds, target = case.data(n=12)
+    if case.options.get("bandwidth") != "median":
+        value = partial(case.call, target=target, validate_args=False)
+        assert torch.autograd.gradcheck(value, preds.requires_grad_(), rtol=1e-6, atol=1e-8)
 
 
-def test_too_few_samples_are_nan(law):
+@of_all_pairs
+def test_too_few_samples_are_nan(case):
     """However few they are: in number, by weights, and by `ignore_index`."""
-    call, rows, task = law
-    preds, target = rows(5)
-    least = 1 if call.keywords.get("estimator") == "biased" else 2
+    preds, target = case.data(n=5)
+    least = 1 if case.options.get("estimator") == "biased" else 2
     for n in range(5):
         kept = torch.arange(5) < n
-        marked = target.where(kept.unsqueeze(-1) if task == "multilabel" else kept, -1)
-        short = call(preds[:n].float(), target[:n])
+        marked = target.where(kept.unsqueeze(-1) if case.task == "multilabel" else kept, -1)
+        short = case.call(preds[:n].float(), target[:n])
         assert (short.shape, short.dtype) == ((), torch.float32)
-        for value in (short, call(preds, target, weights=kept), call(preds, marked, ignore_index=-1)):
+        for value in (short, case.call(preds, target, weights=kept), case.call(preds, marked, ignore_index=-1)):
             assert value.isnan() == (n < least)
 
 

@@ -63,8 +63,9 @@ def test_bad_arguments_are_named():
         for call in (partial(function, preds, target), cls):
             assert_named(partial(call, task="binary"), {"task": ["bin"], **wrong})
     assert_named(partial(tc.smece_width, preds, target), {"task": ["bin"]})
-    for cls in (tc.Cox, tc.Spiegelhalter):
-        assert_named(partial(cls, task="binary"), {"component": ["none"]})
+    for cls, function in ((tc.Cox, tc.cox), (tc.Spiegelhalter, tc.spiegelhalter)):
+        assert_named(partial(cls, task="binary"), {"component": ["none"], "average": [None, "macro"]})
+        assert_named(partial(function, preds, target, task="binary"), {"average": [None, "macro"]})
 
 
 # Smooth ECE.
