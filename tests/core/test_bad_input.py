@@ -1,15 +1,13 @@
 """Wrong calls and the message each must give: what must hold, what was found, what to do. Nothing is silently wrong."""
 
 import math
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from processes import quick_environment
+from processes import run_python
 from torch.distributions import Laplace, Normal
 
 import torchcalib as tc
@@ -170,6 +168,5 @@ def test_wrong_commands_give_one_line_on_stderr_and_exit_code_2(tmp_path, capsys
             main(arguments)
         assert left.value.code == 2, arguments
         assert "usage: torchcalib" in capsys.readouterr().err, arguments
-    command = [sys.executable, "-m", "torchcalib", "report", str(tmp_path / "none.npz")]
-    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
+    done = run_python("-m", "torchcalib", "report", tmp_path / "none.npz")
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)

@@ -4,14 +4,13 @@ import importlib
 import json
 import math
 import pickle
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from processes import SCRIPTS, quick_environment
+from processes import SCRIPTS, run_python
 
 import torchcalib as tc
 
@@ -290,8 +289,7 @@ def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
 @pytest.mark.extended
 def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
     lightning(PACKAGES[0])
-    command = [sys.executable, str(SCRIPTS / "lightning_ranks.py"), str(tmp_path)]
-    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False, timeout=240)
+    done = run_python(SCRIPTS / "lightning_ranks.py", tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

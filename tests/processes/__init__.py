@@ -1,8 +1,8 @@
 """Start scripts and modules as processes, without the time to import torch and torchcalib.
 
 Python takes seconds for these imports. `run_together` forks every process from a server that has already imported them.
-A process has its own `__main__`, arguments, environment and exit code, as if Python had started it. For a new Python
-process, `quick_environment` skips imports that torchcalib does not need.
+A process has its own `__main__`, arguments, environment and exit code, as if Python had started it. `run_python` starts
+a new Python process, without imports that torchcalib does not need.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import random
 import runpy
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -31,6 +32,13 @@ def quick_environment(**more):
     """Return variables for a process that imports this checkout, and no more than it needs."""
     path = os.pathsep.join(map(str, filter(None, [SCRIPTS / "quick_start", TESTS, ROOT, os.environ.get("PYTHONPATH")])))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def run_python(*arguments, timeout=240):
+    """Run a new Python process with the quick environment, and return it with its output as text."""
+    command = [sys.executable, *map(str, arguments)]
+    options = {"capture_output": True, "text": True, "check": False, "timeout": timeout}
+    return subprocess.run(command, env=quick_environment(), **options)
 
 
 @cache
