@@ -115,8 +115,8 @@ def _cases():
     for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
         for reduction in (tc.TopK(2), tc.TopK(3, only=True)):
             options = {"n_bins": 5, "reduction": reduction, "from_logits": True}
-            said = f"{'only' if reduction.only else 'top'}_{reduction.k}"
-            yield _case(f"{name}-multiclass-{said}", function, cls, "multiclass", options)
+            which = f"{'only' if reduction.only else 'top'}_{reduction.k}"
+            yield _case(f"{name}-multiclass-{which}", function, cls, "multiclass", options)
     for name, function, cls in VOTES:
         for task in OWN:
             yield _case(f"{name}-{task}", function, cls, task, {"from_logits": True})

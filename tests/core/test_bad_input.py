@@ -120,13 +120,13 @@ CLASSES = [
 
 def test_wrong_calls():
     for function in (tc.nll, tc.brier_score, tc.ecd, tc.ece, tc.mce):
-        assert_refused((what, partial(call, function), *told) for what, call, *told in CALLS)
+        assert_refused((what, partial(call, function), *expected) for what, call, *expected in CALLS)
     for function in (tc.ece, tc.esce, tc.mce, tc.rmsce, tc.bin_table):
-        assert_refused((what, partial(call, function), *told) for what, call, *told in BINNED)
+        assert_refused((what, partial(call, function), *expected) for what, call, *expected in BINNED)
     assert_refused(SCORES + CLASSES)
 
 
-def test_validate_args_false_looks_at_no_value():
+def test_validate_args_false_checks_shapes_and_no_values():
     assert tc.brier_score(torch.tensor([2.0]), torch.tensor([1]), task="binary", validate_args=False) == 1
     with pytest.raises(ValueError, match="`target` must have the shape"):
         tc.brier_score(P2, H, task="binary", validate_args=False)

@@ -94,7 +94,7 @@ def test_rows_are_compared_in_pieces(monkeypatch):
         (lambda p, y: tc.ece(p, y, task="multiclass", reduction="top_5"), ValueError, "or TopK\\(k\\)"),
     ],
 )  # fmt: skip
-def test_what_is_no_claim_is_refused(call, error, message):
+def test_wrong_reductions_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(*data())
 

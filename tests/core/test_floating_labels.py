@@ -126,7 +126,7 @@ def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls
     ],
     ids=["ece", "classwise", "smece", "ks"],
 )
-def test_a_state_that_is_merged_saved_and_synced_keeps_what_it_has_seen(make, has_shares):
+def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, has_shares):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(80, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
     given = torch.multinomial(preds, 1, generator=generator).squeeze(-1)

@@ -115,7 +115,7 @@ def test_soft_targets_may_be_missing_too(task):
             function(preds, bad, task=task)
 
 
-def test_what_is_left_out_anyhow_is_not_counted_and_infinite_logits_are_legal():
+def test_rows_without_weight_or_label_are_not_counted_and_infinite_logits_are_legal():
     metric = tc.NLL(task="multiclass", from_logits=True, ignore_index=-1, nan_policy="drop")
     logits = torch.tensor([[NAN, 0.0], [NAN, 0.0], [INF, 0.0], [-INF, 0.0], [-INF, -INF], [0.0, 0.0]])
     target = torch.tensor([-1, 0, 0, 1, 0, 1])
@@ -155,7 +155,7 @@ def test_all_else_that_is_bad_is_an_error_still():
 
 
 @pytest.mark.parametrize("function", [tc.nll, tc.ece])
-def test_where_values_cannot_be_looked_at_they_are_dropped_and_not_nan(function):
+def test_traced_and_unchecked_functions_drop_rows_instead_of_returning_nan(function):
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(3, 20, 4, generator=generator).softmax(-1)
     target = torch.randint(0, 4, (3, 20), generator=generator)
@@ -222,9 +222,7 @@ def test_functions_that_resample_and_fit_take_the_option():
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_a_report_and_the_command_are_those_of_the_rows_that_are_left_and_count_the_others(
-    task, soft, tmp_path, capsys
-):
+def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, tmp_path, capsys):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand((80,) if task == "binary" else (80, 3), generator=generator)
     preds = preds / preds.sum(-1, keepdim=True) if task == "multiclass" else preds

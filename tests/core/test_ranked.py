@@ -81,7 +81,7 @@ def test_few_chunks_and_each_sample_is_copied_few_times():
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_a_buffer_that_is_used_again_does_not_change_what_was_added(from_logits):
+def test_reusing_an_input_buffer_does_not_change_the_state(from_logits):
     p, y = data(100, dtype=torch.float64)
     targets = y.double()
     metric, soft = (streamed(tc.KS, (p, labels), from_logits=from_logits) for labels in (y, targets))

@@ -191,7 +191,7 @@ def test_wrong_metrics_and_groups_are_refused():
     assert_refused((given, partial(call, **given), error, [part]) for call, given, error, part in wrong)
 
 
-def test_thousands_of_groups_are_padded_to_less_than_twice_what_they_hold():
+def test_thousands_of_groups_are_padded_to_less_than_twice_their_size():
     """One group holds a third of all samples, hundreds hold one or none."""
     g = torch.Generator().manual_seed(0)
     n, num_groups = 40_000, 3_000
@@ -232,7 +232,7 @@ def test_a_sketch_and_soft_targets_by_group_are_those_of_the_rows_of_each():
             close(metric.compute()[k], alone.compute(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_collection_hands_groups_to_those_that_take_them_and_reads_once(monkeypatch):
+def test_a_collection_passes_groups_to_metrics_by_group_and_converts_input_once(monkeypatch):
     given = {"task": "multiclass", "num_classes": 4}
     alone = {"ece": tc.ECE(**given), "ks": tc.KS(**given)}
     alone |= {f"{name}_by": tc.ByGroup(metric, num_groups=N_GROUPS) for name, metric in alone.items()}
@@ -291,7 +291,7 @@ def test_evidence_of_groups_is_that_of_each_alone(cls):
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.ESCE, tc.ACE])
-def test_the_worst_groups_are_those_that_chance_does_not_explain(cls):
+def test_the_worst_groups_are_significant(cls):
     # Of other data one of the 57 calibrated groups is off by 3 standard deviations by chance.
     metric, _, _, groups = biased(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
     table = metric.worst(8)
@@ -343,7 +343,7 @@ def data():
     return 3 * logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1), torch.arange(300) % 4
 
 
-def test_what_has_no_streaming_class_or_several_values_and_batches_class_axes_and_ways_of_weighing():
+def test_functions_without_a_class_or_with_several_values_batches_class_axes_and_weights():
     logits, target, groups = data()
     folds = torch.arange(300) // 4 % 5
     values = tc.by_group(tc.rcl, logits, target, groups, folds=folds, **MULTI)
@@ -386,7 +386,7 @@ def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
         ({"target": torch.tensor([0, 1])}, ValueError, "as many samples"),
     ]
     assert_refused(
-        (change, partial(tc.by_group, **{**given, **change}), error, [said]) for change, error, said in wrong
+        (change, partial(tc.by_group, **{**given, **change}), error, [part]) for change, error, part in wrong
     )
     nothing = {name: value[:0] for name, value in given.items() if torch.is_tensor(value)}
     assert tc.by_group(**{**given, **nothing}, num_groups=3).isnan().tolist() == [True] * 3

@@ -212,7 +212,7 @@ def test_slow_loop_p_value(estimator, size):
     assert found.p_value.item() == pytest.approx(oracle.p_value(means), rel=1e-9)
 
 
-def test_simulated_bound_rejects_no_more_often_than_it_says_and_finds_what_is_plain():
+def test_simulated_bound_keeps_its_level_and_rejects_gross_miscalibration():
     preds, target = calibrated(500, 60)
     bound = tc.skce_test(preds, target, task="multiclass", estimator="unbiased").p_value
     check_valid(bound)

@@ -110,7 +110,7 @@ def test_law_series_and_labels_of_very_different_widths_are_a_loop():
     assert metric.state[0].numel() * 8 < 1e6
 
 
-def test_law_smece_is_read_from_bins_alone_as_closely_as_cells_are_narrow():
+def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
     """What tests of calibration draw has weight, confidence and outcome of every cell, and no more."""
     preds, target = calibrated(20_000, scale=0.8)
     cells = SmoothingRecipe("positive_class", True).of(read_input("binary", preds, target, {}))

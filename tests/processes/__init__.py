@@ -130,5 +130,5 @@ def run_again_in_tritons_interpreter(path):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
     # A forked process has already imported the modules whose assertions pytest would rewrite.
     command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
-    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
-    assert codes == [0], said
+    codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
+    assert codes == [0], output

@@ -63,7 +63,7 @@ def killed(rank, world, folder):
         collection["ks"].compute()
     assert all(not m._is_synced and m._cache is None for m in collection.values())
     assert str(collection.state_dict()) == str(before)
-    (folder / f"{rank}.told").write_text(f"{type(raised.value).__name__}: {raised.value}")
+    (folder / f"{rank}.error").write_text(f"{type(raised.value).__name__}: {raised.value}")
     os._exit(0)  # there is no group left to take leave of
 
 

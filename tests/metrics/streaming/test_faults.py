@@ -28,10 +28,10 @@ def test_ranks_that_sync_or_fail_to_keep_their_own_state(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_undisturbed_answer(tmp_path):
+def test_a_killed_rank_raises_on_the_others_and_a_restart_gives_the_undisturbed_value(tmp_path):
     codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "killed")
     assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], output
-    assert {path.stem for path in tmp_path.glob("*.told")} == {"0", "2"}
+    assert {path.stem for path in tmp_path.glob("*.error")} == {"0", "2"}
     codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "restarted")
     assert codes == [0] * WORLD, output
 

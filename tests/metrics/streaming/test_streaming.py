@@ -102,7 +102,7 @@ def test_collection_is_the_metrics_on_their_own_with_their_gradient(task):
             torch.testing.assert_close(found, expected)
 
 
-def test_collection_reads_the_input_once_also_for_members_that_demand_different_things(monkeypatch):
+def test_a_collection_converts_the_input_once_for_members_with_different_requirements(monkeypatch):
     counts = Counter()
 
     def counted(*args, _read, _name, **kwargs):
@@ -126,7 +126,7 @@ def test_collection_reads_the_input_once_also_for_members_that_demand_different_
     assert [m.update_count for m in metrics.values()] == [1, 1, 1]
 
 
-def test_only_what_counts_the_same_is_joined_and_goes_on_together():
+def test_only_metrics_with_equal_configuration_share_a_compute_group():
     """After the first batch all of these have equal states, which torchmetrics would make one compute group."""
     for cls, options, others in (
         (tc.NLL, {"eps": 1e-3}, {}),
@@ -247,7 +247,7 @@ def capture(monkeypatch):
     return on
 
 
-def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
+def test_the_state_that_a_cuda_graph_updates_keeps_its_memory(capture):
     metric, p, y = tc.ECE(task="binary"), P, Y
     expected = tc.ece(p, y, task="binary").double()
     metric.update(p, y)
@@ -275,7 +275,7 @@ def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
     assert metric.compute().isnan()
 
 
-def test_capture_of_what_a_replay_would_not_repeat_is_refused(capture):
+def test_capture_of_updates_that_a_replay_cannot_repeat_is_refused(capture):
     tce, nll = tc.TCE(task="binary"), tc.NLL(task="binary")
     capture.append(True)
     for metric, method in ((tce, "update"), (tc.Bootstrapped(nll), "update"), (nll, "forward")):
