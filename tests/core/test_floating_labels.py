@@ -10,6 +10,7 @@ import torch
 from cases import CASES, N_CLASSES, covering, path_of
 from helpers import null_distribution
 from helpers.null_distribution import F64, FEW
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.metrics.tested import TestedMetric
@@ -29,12 +30,6 @@ TESTED = [
 def floating(case, target, dtype=F64):
     """The same labels as soft targets."""
     return torch.nn.functional.one_hot(target, N_CLASSES).to(dtype) if case.task == "multiclass" else target.to(dtype)
-
-
-def updated(metric, *pieces, **options):
-    for preds, target in pieces:
-        metric.update(preds, target, **options)
-    return metric
 
 
 def noise_of(metric):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import N_CLASSES
 from helpers.numbers import close
+from helpers.streams import updated
 from torchmetrics import MetricCollection
 
 import torchcalib as tc
@@ -86,8 +87,7 @@ def test_of_labels_the_single_entry_is_dropped_as_ignore_index_drops_it():
         options = {"task": "multilabel", "average": None, "weights": torch.arange(30)}
         found = function(bad, target, nan_policy="drop", **options)
         close(found, function(preds, ignored, ignore_index=-100, **options))
-    metric = tc.NLL(task="multilabel", num_labels=3, nan_policy="drop")
-    metric.update(bad, target)
+    metric = updated(tc.NLL(task="multilabel", num_labels=3, nan_policy="drop"), (bad, target))
     assert metric.n_dropped() == 3
 
 
@@ -108,8 +108,7 @@ def test_soft_targets_may_be_missing_too(task):
         value.backward()
         assert leaf.grad.isfinite().all()
         assert not leaf.grad[4].any()
-        metric = cls(task=task, nan_policy="drop", **own)
-        metric.update(preds, bad)
+        metric = updated(cls(task=task, nan_policy="drop", **own), (preds, bad))
         assert metric.n_dropped() == (3 if task == "multilabel" else 1)
         with pytest.raises(ValueError, match="`target` must"):
             function(preds, bad, task=task)
@@ -185,8 +184,7 @@ def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_poli
     joined.update(torch.tensor([0.5]), torch.tensor([1]))
     assert len(joined.compute_groups) == 2
     found, expected = (tc.Bootstrapped(made(policy), n_replicates=39) for policy in ("drop", "raise"))
-    both = tc.CalibrationCollection({"b": made("drop"), "found": found}, prefix="v/")
-    both.update(P, Y)
+    both = updated(tc.CalibrationCollection({"b": made("drop"), "found": found}, prefix="v/"), (P, Y))
     expected.update(P.nan_to_num(0.5), Y, weights=torch.tensor([1, 0, 1, 1]))
     assert both.n_dropped() == {"v/b": 1, "v/found": 1}
     close(both.compute()["v/b"], expected.compute())

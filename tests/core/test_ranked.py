@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.core.ranked import LogitCells
@@ -31,10 +32,7 @@ def data(n=1000, seed=0, dtype=torch.float32):
 
 def streamed(cls, *pieces, **options):
     """Return a metric that was updated with pieces of binary data."""
-    metric = cls(**{"task": "binary", **options})
-    for piece in pieces:
-        metric.update(*piece)
-    return metric
+    return updated(cls(**{"task": "binary", **options}), *pieces)
 
 
 def joined(pieces):

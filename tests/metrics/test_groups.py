@@ -9,6 +9,7 @@ import torch
 from cases import CASES, covering, formula_of, path_of
 from helpers.numbers import close
 from helpers.refusals import assert_refused
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.core.inputs import InputFormat
@@ -139,8 +140,7 @@ def test_series_of_a_batch_keep_their_own_groups(case):
 
 def test_a_number_of_no_group_is_an_error_and_changes_nothing():
     for cls, wrong in itertools.product((tc.NLL, tc.ECE, tc.KS), (6, -2, 2**40)):
-        metric = tc.ByGroup(cls(task="binary"), num_groups=N_GROUPS)
-        metric.update(P, Y, groups=torch.tensor([0, 5, 5]))
+        metric = updated(tc.ByGroup(cls(task="binary"), num_groups=N_GROUPS), (P, Y), groups=torch.tensor([0, 5, 5]))
         before = metric.compute()
         with pytest.raises(ValueError, match=rf"`groups` must be numbers in \[0, 5\].* got {wrong} \(1 of 3 rows\)"):
             metric.update(P, Y, groups=torch.tensor([1, wrong, 2]))
@@ -224,11 +224,9 @@ def test_a_sketch_and_soft_targets_by_group_are_those_of_the_rows_of_each():
         (shares, partial(tc.NLL, task="multiclass", num_classes=4, normalize="prior")),
         (target, partial(tc.KS, task="multilabel", num_labels=4, resolution=64)),
     ):
-        metric = tc.ByGroup(make(), num_groups=N_GROUPS)
-        metric.update(preds, labels, groups=groups)
+        metric = updated(tc.ByGroup(make(), num_groups=N_GROUPS), (preds, labels), groups=groups)
         for k in set(range(N_GROUPS)) - {4}:
-            alone = make()
-            alone.update(preds[groups == k], labels[groups == k])
+            alone = updated(make(), (preds[groups == k], labels[groups == k]))
             close(metric.compute()[k], alone.compute(), rtol=1e-5, atol=1e-6)
 
 
@@ -272,8 +270,7 @@ def biased(metric, n, num_groups, off, seed=0):
     shift[list(off)] = 0.3
     y = (torch.rand(n, generator=g) < p + shift[groups]).long()
     groups[groups == 4] = 0
-    metric = tc.ByGroup(metric, num_groups=num_groups)
-    metric.update(p, y, groups=groups)
+    metric = updated(tc.ByGroup(metric, num_groups=num_groups), (p, y), groups=groups)
     return metric, p, y, groups
 
 

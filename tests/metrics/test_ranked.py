@@ -11,6 +11,7 @@ import torch
 from cases import N_CLASSES, corp_part
 from helpers.numbers import central_difference
 from helpers.refusals import assert_named
+from helpers.streams import updated
 from oracles import ranked as oracle
 
 import torchcalib as tc
@@ -283,8 +284,7 @@ def test_evidence_of_the_log_score_rejects_a_contradicted_certain_logit_among_an
     logits = 3 * torch.randn(n, generator=generator)
     target = (torch.rand(n, generator=generator) < logits.sigmoid()).long()
     logits[0], target[0] = 200, 0
-    metric = tc.CORP(task="binary", score="nll", from_logits=True, resolution=resolution)
-    metric.update(logits, target)
+    metric = updated(tc.CORP(task="binary", score="nll", from_logits=True, resolution=resolution), (logits, target))
     found = metric.evidence(n_replicates=199, level=0.9)
     assert found.p_value == 1 / 200
     assert 0 < found.low <= found.high < math.inf
@@ -385,9 +385,7 @@ def test_wrong_ranked_metrics():
 
 def test_too_few_samples_for_the_bounds_are_found_at_the_end():
     """How many samples there will be is not known before `compute`."""
-    metric = tc.TCE(task="binary", n_min=4, n_max=9)
-    metric.update(P[:2], Y[:2])
-    metric.update(P[2:], Y[2:])
+    metric = updated(tc.TCE(task="binary", n_min=4, n_max=9), (P[:2], Y[:2]), (P[2:], Y[2:]))
     with pytest.raises(ValueError, match=r"`n_min` must .*4"):
         metric.compute()
     metric.update(P, Y)  # eight now
