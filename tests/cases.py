@@ -278,7 +278,7 @@ def kind_of(case):
 
 
 def in_any_order(case):
-    """Whether the value is independent of the order of the rows. The laws of blocks are in test_skce."""
+    """Whether the value is independent of the order of the rows. Tests of kernels have the laws of blocks."""
     return not case.in_blocks
 
 
