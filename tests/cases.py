@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from oracles.input import REDUCTIONS
 
 import torchcalib as tc
 
@@ -71,11 +72,6 @@ class Case:
 
 
 OWN = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}, "binary": {}}
-REDUCTIONS = {
-    "binary": ("positive_class", "top_label"),
-    "multiclass": ("top_label", "classwise"),
-    "multilabel": ("classwise",),
-}
 PRIORS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 SCORES = [
     ("nll", tc.nll, tc.NLL, {}),
@@ -119,8 +115,8 @@ def _cases():
     for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
         for reduction in (tc.TopK(2), tc.TopK(3, only=True)):
             options = {"n_bins": 5, "reduction": reduction, "from_logits": True}
-            said = f"{'only' if reduction.only else 'top'}_{reduction.k}"
-            yield _case(f"{name}-multiclass-{said}", function, cls, "multiclass", options)
+            which = f"{'only' if reduction.only else 'top'}_{reduction.k}"
+            yield _case(f"{name}-multiclass-{which}", function, cls, "multiclass", options)
     for name, function, cls in VOTES:
         for task in OWN:
             yield _case(f"{name}-{task}", function, cls, task, {"from_logits": True})
@@ -223,16 +219,20 @@ def skce_in_blocks(*args, estimator="linear", **options):
     return tc.skce(*args, estimator=estimator, **options)
 
 
-def spiegelhalter_part(*args, component="z", **options):
-    return getattr(tc.spiegelhalter(*args, **options), component)
+def part_of(function, default):
+    """Return a function of one component of the result, as the streaming class has it."""
+
+    def part(*args, component=default, **options):
+        return getattr(function(*args, **options), component)
+
+    return part
 
 
-def cox_part(*args, component="slope", **options):
-    return getattr(tc.cox(*args, **options), component)
-
-
-def corp_part(*args, component="mcb", **options):
-    return getattr(tc.corp(*args, **options), component)
+spiegelhalter_part, cox_part, corp_part = (
+    part_of(tc.spiegelhalter, "z"),
+    part_of(tc.cox, "slope"),
+    part_of(tc.corp, "mcb"),
+)
 
 
 def squared_gap(b):
@@ -277,12 +277,8 @@ def kind_of(case):
     return case.cls, case.task, *options
 
 
-def anything(case):
-    return True
-
-
 def in_any_order(case):
-    """Whether the value is independent of the order of the rows. The laws of blocks are in test_skce."""
+    """Whether the value is independent of the order of the rows. Tests of kernels have the laws of blocks."""
     return not case.in_blocks
 
 
@@ -290,12 +286,12 @@ def differentiable(case):
     return case.differentiable
 
 
-def paths(where=anything):
+def paths(where=bool):
     """Parameters for a law of paths: a case for each path; in the extended run one of each class and path."""
     some = filter(where, CASES)
     return list(covering(some, lambda case: {path_of(case)}, lambda case: (case.cls, path_of(case))))
 
 
-def formulas(where=anything):
+def formulas(where=bool):
     """Parameters for a law of values: a case for each formula; in the extended run one of each setting."""
     return list(covering(filter(where, CASES), lambda case: {formula_of(case)}, kind_of))

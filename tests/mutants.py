@@ -1,8 +1,8 @@
 """Mutation test: make random small defects in numerical modules, and list those that no test detects.
 
 Run `make mutants`, or `python tests/mutants.py --number 30 --seed 1` for a sample. The suite first runs once under
-coverage, so that a mutant of a function is run only with the tests that call this function. A mutant survives if all of
-them pass. Some survivors are equivalent to the original; the others lack a test.
+coverage, so that a mutant is run only with the tests that run its statement. A mutant survives if all of them pass.
+Some survivors are equivalent to the original; the others lack a test.
 """
 
 import argparse
@@ -40,8 +40,8 @@ class Mutant:
     """One defect: the replaced text of a syntax node."""
 
     file: str
-    line: int
-    function: str
+    line: int  # the first and the last line that run when its statement does
+    last: int
     start: int  # in bytes of the file
     end: int
     before: str
@@ -50,7 +50,7 @@ class Mutant:
 
     def __str__(self) -> str:
         before, after = (" ".join(text.split())[:90] for text in (self.before, self.after))
-        return f"{self.file}:{self.line} ({self.function}): {before} -> {after}"
+        return f"{self.file}:{self.line}: {before} -> {after}"
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -60,27 +60,35 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def changed(node: ast.AST, function: str, after: str) -> Mutant:
+    def changed(node: ast.AST, lines: range, after: str) -> Mutant:
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         before = source[start:end].decode()
-        return Mutant(str(path.relative_to(ROOT)), node.lineno, function, start, end, before, after)
+        return Mutant(str(path.relative_to(ROOT)), lines[0], lines[-1], start, end, before, after)
 
-    def walk(node: ast.AST, function: str) -> Iterator[Mutant]:
+    def walk(node: ast.AST, lines: range) -> Iterator[Mutant]:
         if isinstance(node, ast.JoinedStr | ast.Raise):  # messages
             return
+        lines = lines_of(node) if isinstance(node, ast.stmt) else lines
         after = mutated(node)
         if after is not None:
-            yield changed(node, function, after)
+            yield changed(node, lines, after)
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list"):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    named = isinstance(child, ast.FunctionDef | ast.ClassDef)
-                    yield from walk(child, f"{function}.{child.name}".lstrip(".") if named else function)
+                    yield from walk(child, lines)
 
-    yield from walk(ast.parse(source), "")
+    yield from walk(ast.parse(source), range(1, 2))
+
+
+def lines_of(statement: ast.stmt) -> range:
+    """Return the lines of a statement without its body; for the defaults of a function, the lines of its body."""
+    if isinstance(statement, ast.FunctionDef):
+        return range(statement.body[0].lineno, statement.end_lineno + 1)
+    body = getattr(statement, "body", None)
+    return range(statement.lineno, body[0].lineno if body else statement.end_lineno + 1)
 
 
 def mutated(node: ast.AST) -> str | None:
@@ -111,36 +119,15 @@ def mutated(node: ast.AST) -> str | None:
     return None
 
 
-def tests_by_function(data: CoverageData) -> dict[tuple[str, str], set[str]]:
-    """Return the tests that run each function, by file and name. The key (file, "") has the tests of the whole file."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for file in data.measured_files():
-        if not file.endswith(".py"):  # a template
-            continue
-        contexts = {line: {c for c in of if c} for line, of in data.contexts_by_lineno(file).items()}
-        found[file, ""] = set().union(*contexts.values())
-
-        def visit(node: ast.AST, prefix: str, file: str = file, contexts: dict = contexts) -> None:
-            for child in ast.iter_child_nodes(node):
-                own = prefix
-                if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                    own = f"{prefix}.{child.name}".lstrip(".")
-                    body = range(child.body[0].lineno, child.end_lineno + 1)
-                    found[file, own] = set().union(*(contexts.get(line, set()) for line in body))
-                visit(child, own)
-
-        visit(ast.parse((ROOT / file).read_text()), "")
-    return found
-
-
-def selected(mutant: Mutant, tests: dict[tuple[str, str], set[str]]) -> list[str]:
+def selected(mutant: Mutant, data: CoverageData) -> list[str]:
     """Return the tests to run for a mutant, those of its own folder first.
 
-    Coverage does not measure loops that numba compiles, nor processes that tests start: for functions that run only
+    Coverage does not measure loops that numba compiles, nor processes that tests start: for statements that run only
     there, use the tests of the folder and of the contract. The tests of a file may share what runs in the set-up of
     one of them: in that case, use the whole file.
     """
-    contexts = tests.get((mutant.file, mutant.function), set())
+    by_line = data.contexts_by_lineno(mutant.file)
+    contexts = {name for line in range(mutant.line, mutant.last + 1) for name in by_line.get(line, []) if name}
     chosen = {context.rpartition("|")[0] for context in contexts if context.endswith("|run")}
     chosen |= {context.partition("::")[0] for context in contexts if not context.endswith("|run")}
     folder = mutant.file.split("/")[1].removesuffix(".py")
@@ -234,12 +221,11 @@ def main() -> None:
             measure_coverage(Path(folder) / "0", path)
         data = CoverageData(path)
         data.read()
-        tests = tests_by_function(data)
 
         def work(mutant: Mutant) -> None:
             tree = trees.get()
             try:
-                try_mutant(mutant, tree, selected(mutant, tests), given.timeout)
+                try_mutant(mutant, tree, selected(mutant, data), given.timeout)
             finally:
                 trees.put(tree)
             print(mutant.outcome, mutant, sep="\t", flush=True)

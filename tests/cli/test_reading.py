@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.each import check_each
+from helpers.refusals import check_each
 from helpers.reports import QUICK, QUICK_COMMAND, values_are
 from helpers.written import WRITERS, write_npz
 

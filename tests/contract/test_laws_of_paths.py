@@ -9,13 +9,9 @@ from itertools import product
 import pytest
 import torch
 from cases import in_any_order, paths
+from helpers.numbers import close
 
 in_order = pytest.mark.parametrize("path", paths(in_any_order))
-
-
-def close(a, b, **tolerance):
-    """Equal but for the order of float64 sums over at most 70 rows: 70 * 2.2e-16, times numbers of order 10."""
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
 
 
 @in_order

@@ -1,4 +1,4 @@
-"""Laws of values: batch axes, weights, gradients, bounds, no data, and targets that say the same in another way.
+"""Laws of values: batch axes, weights, gradients, bounds, no data, equivalent targets, and transforms of torch.
 
 A case for each formula keeps them; see `formulas` in cases.py. A new metric joins by a line in the table of cases.
 """
@@ -8,17 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cases import CASES, N_CLASSES, differentiable, formulas, path_of, paths
+from cases import CASES, N_CLASSES, covering, differentiable, formulas, path_of, paths
+from helpers.numbers import close
 
 import torchcalib as tc
 from torchcalib.metrics.base import StreamingMetric
 
 with_gradient = pytest.mark.parametrize("formula", formulas(differentiable))
-
-
-def close(a, b, **tolerance):
-    """Equal but for the order of float64 sums over at most 40 rows: 40 * 2.2e-16, times numbers of order 10."""
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
 
 
 def test_law_batch_axis_is_a_loop(formula):
@@ -93,6 +89,39 @@ def test_law_labels_as_shares_and_as_single_votes_are_labels_or_refused(formula)
         metric = formula.metric()
         metric.update(preds, votes.to(torch.uint8))
         close(metric.compute(), expected)
+
+
+# Under torch.compile and vmap functions are the same, and a bad row gives NaN.
+
+
+def traced(case):
+    """What is traced: a class, and for each family of classes the way from input to state."""
+    family = case.cls.__bases__[0], case.task, case.options.get("reduction")
+    return {(case.cls, "cost" in case.options), family}
+
+
+def part(case):
+    return case.cls, case.task, case.options.get("component")
+
+
+def check_transformed(case, call):
+    """Compare a transformed function with the function. It cannot raise an error for a bad value."""
+    preds, target = case.data(n=12, lead=(2,))
+    torch.testing.assert_close(call(preds, target), case.call(preds, target), rtol=1e-12, atol=1e-12)
+    preds[0, 3] = torch.nan
+    value = call(preds, target)
+    assert value[0].isnan().all()
+    torch.testing.assert_close(value[1], case.call(preds[1], target[1]), rtol=1e-12, atol=1e-12)
+
+
+def test_law_mapped_functions_are_the_function(formula):
+    check_transformed(formula, torch.vmap(formula.call))
+
+
+@pytest.mark.parametrize("case", list(covering(CASES, traced, part)))
+def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
+    torch.compiler.reset()
+    check_transformed(case, torch.compile(case.call, fullgraph=True, backend="eager"))
 
 
 def test_every_streaming_class_is_in_the_table_of_cases():

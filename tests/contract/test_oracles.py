@@ -1,6 +1,6 @@
 """Scores and errors over equal-width bins against the slow loops: values, and gradients by finite differences of them.
 
-Metrics of a sample in order have loops of their own, in test_ranked, and those without bins in test_binless.
+Loops of rank-based metrics are in tests/metrics/test_ranked.py, of smooth errors in tests/metrics/test_smooth.py.
 """
 
 import oracles

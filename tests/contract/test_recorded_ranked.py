@@ -29,6 +29,21 @@ def gda(recorded, expected, case):
     return given, {e["case"].rpartition("/")[2]: e for e in expected if e["case"].startswith(f"tce/gda/{case}/")}
 
 
+def check_values(given, answers, ties="pool", **bounds):
+    """Ten bins of equal width or of equal mass, and tested blocks."""
+    mass = {"bins": "equal_mass", "n_bins": 10}
+    found = {
+        "ece": tc.ece(**given, n_bins=10),
+        "mce": tc.mce(**given, n_bins=10),
+        "tce": tc.tce(**given, ties=ties, **bounds),
+        "tceq": tc.tce(**given, **mass, ties=ties),
+        "ace": tc.ace(**given, n_bins=10, ties=ties),
+        "mceq": tc.mce(**given, **mass),
+    }
+    for name, value in found.items():
+        assert value.item() == pytest.approx(answers[name]["value"], abs=answers[name]["tolerance"]), name
+
+
 def check_table(table, value):
     """Sizes, positives, rejections and edges, as far as they are recorded."""
     assert table.n.tolist() == value["sizes"]
@@ -47,16 +62,7 @@ def check_table(table, value):
 @pytest.mark.parametrize("model", DOGS)
 def test_recorded_imagenet_dogs_values(recorded, expected, model, ties):
     given, answers = dogs(recorded, expected, model)
-    found = {
-        "ece": tc.ece(**given, n_bins=10),
-        "mce": tc.mce(**given, n_bins=10),
-        "tce": tc.tce(**given, ties=ties),
-        "tceq": tc.tce(**given, bins="equal_mass", n_bins=10, ties=ties),
-        "ace": tc.ace(**given, n_bins=10, ties=ties),
-        "mceq": tc.mce(**given, bins="equal_mass", n_bins=10),
-    }
-    for name, value in found.items():
-        assert value.item() == pytest.approx(answers[name]["value"], abs=answers[name]["tolerance"]), name
+    check_values(given, answers, ties=ties)
 
 
 @pytest.mark.parametrize("model", DOGS)
@@ -116,16 +122,7 @@ def test_slow_formula_of_the_t_test_and_what_the_published_code_makes_of_it(reco
 @pytest.mark.parametrize("case", GDA)
 def test_recorded_gaussian_discriminant_values(recorded, expected, case):
     given, answers = gda(recorded, expected, case)
-    found = {
-        "ece": tc.ece(**given, n_bins=10),
-        "mce": tc.mce(**given, n_bins=10),
-        "tce": tc.tce(**given, n_min=300, n_max=1200),
-        "tceq": tc.tce(**given, bins="equal_mass", n_bins=10),
-        "ace": tc.ace(**given, n_bins=10),
-        "mceq": tc.mce(**given, bins="equal_mass", n_bins=10),
-    }
-    for name, value in found.items():
-        assert value.item() == pytest.approx(answers[name]["value"], abs=answers[name]["tolerance"]), name
+    check_values(given, answers, n_min=300, n_max=1200)
     check_table(tc.tce_table(**given), answers["bins"]["value"])
     literal = answers["tce_alg3_literal"]
     check_table(tc.tce_table(**given, variant="paper"), literal["value"])

@@ -5,11 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracles import bin_of
 from torch.distributions import Categorical, Exponential, Independent, MultivariateNormal, Normal, StudentT
 
 import torchcalib as tc
+from torchcalib.ops.segments import bin_index
 
 F64 = torch.float64
+BINARY, MULTI = {"task": "binary"}, {"task": "multiclass"}
+LOG_ODDS, LOGITS = {**BINARY, "from_logits": True}, {**MULTI, "from_logits": True}
 
 # [CE] The plain example of binary calibration error: ten items, three bins.
 ITEMS = torch.tensor([0.61, 0.39, 0.31, 0.76, 0.22, 0.59, 0.92, 0.83, 0.57, 0.41], dtype=F64)
@@ -134,9 +138,7 @@ def test_closed_form_gradients_are_finite_at_certainty(function, from_logits, ta
         leaf = preds.clone().requires_grad_()
         function(leaf, torch.tensor(target), task=task, from_logits=from_logits).backward()
         assert leaf.grad.isfinite().all(), (target, leaf.grad)
-    if (
-        function is tc.nll and task == "binary"
-    ):  # where the score is infinite: 0 in probabilities, (q - t) / N in logits
+    if function is tc.nll and task == "binary":  # where it is infinite: 0 in probabilities, (q - t) / N in logits
         assert leaf.grad.tolist() == ([-0.5, 0.5] if from_logits else [0, 0])
 
 
@@ -144,35 +146,26 @@ def test_closed_form_saturated_logits_are_exact():
     """Probabilities of these are 0 and 1 in any float; the scores come from the logits and lose nothing."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         z, y = torch.tensor([200.0, -200.0, 200.0], dtype=dtype), torch.tensor([0, 1, 1])
-        nll = tc.nll_per_sample(z, y, task="binary", from_logits=True)
-        assert nll.tolist() == pytest.approx([200, 200, 0], abs=1e-30)
-        assert tc.ecd_per_sample(z, y, task="binary", from_logits=True).tolist() == pytest.approx(
-            [200, 200, 0], abs=1e-30
-        )
         rows = torch.stack([torch.zeros_like(z), z], -1)
-        assert tc.nll_per_sample(rows, y, task="multiclass", from_logits=True).tolist() == pytest.approx([200, 200, 0])
-        assert tc.ecd_per_sample(rows, y, task="multiclass", from_logits=True).tolist() == pytest.approx([200, 200, 0])
+        for score in (tc.nll_per_sample, tc.ecd_per_sample):
+            assert score(z, y, **LOG_ODDS).tolist() == pytest.approx([200, 200, 0], abs=1e-30)
+            assert score(rows, y, **LOGITS).tolist() == pytest.approx([200, 200, 0])
 
 
 def test_closed_form_brier_of_a_confident_logit_does_not_cancel():
-    z = torch.tensor([20.0])
+    z, rows, y = torch.tensor([20.0]), torch.tensor([[0.0, 20.0]]), torch.tensor([1])
     expected = 1 / (1 + math.exp(20)) ** 2
-    binary = tc.brier_score(z, torch.tensor([1]), task="binary", from_logits=True).item()
-    rows = torch.tensor([[0.0, 20.0]])
-    assert binary == pytest.approx(expected, rel=1e-5)
-    assert tc.brier_score(rows, torch.tensor([1]), task="multiclass", from_logits=True).item() == pytest.approx(
-        2 * expected, rel=1e-5
-    )
+    assert tc.brier_score(z, y, **LOG_ODDS).item() == pytest.approx(expected, rel=1e-5)
+    assert tc.brier_score(rows, y, **LOGITS).item() == pytest.approx(2 * expected, rel=1e-5)
 
 
 def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
     inf = math.inf
     z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
     y = torch.tensor([0, 1, 1, 2])
-    assert tc.nll_per_sample(z, y, task="multiclass", from_logits=True).tolist() == pytest.approx(
-        [0, math.log(2), math.log(2), 0], abs=1e-7
-    )
-    assert tc.ece(z[:1], y[:1], task="multiclass", from_logits=True).item() == 0
+    expected = [0, math.log(2), math.log(2), 0]
+    assert tc.nll_per_sample(z, y, **LOGITS).tolist() == pytest.approx(expected, abs=1e-7)
+    assert tc.ece(z[:1], y[:1], **LOGITS).item() == 0
 
 
 def test_closed_form_class_wise_ecd_of_saturated_logits():
@@ -213,9 +206,8 @@ def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
     full = MultivariateNormal(mean, torch.diag_embed(scale**2))
     for function in (tc.nees, tc.ecd):
         torch.testing.assert_close(function(independent, x), function(full, x))
-    torch.testing.assert_close(
-        tc.nees(Normal(mean[:, 0], scale[:, 0]), x[:, 0]), ((x - mean) / scale)[:, 0].square().mean()
-    )
+    first = Normal(mean[:, 0], scale[:, 0])
+    torch.testing.assert_close(tc.nees(first, x[:, 0]), ((x - mean) / scale)[:, 0].square().mean())
     single = MultivariateNormal(torch.zeros(d), torch.eye(d))  # one distribution for all values
     torch.testing.assert_close(tc.nees(single, x), x.square().sum(-1).mean())
     with pytest.raises(ValueError, match="`target` must have the distribution's batch and event shape"):
@@ -225,11 +217,9 @@ def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
 def test_closed_form_ecd_of_a_categorical_distribution_is_the_multiclass_ecd():
     preds = torch.softmax(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), -1)
     target = torch.arange(9) % 4
-    torch.testing.assert_close(tc.ecd(Categorical(preds), target), tc.ecd(preds, target, task="multiclass"))
-    weights = torch.arange(9.0)
-    torch.testing.assert_close(
-        tc.ecd(Categorical(preds), target, weights=weights), tc.ecd(preds, target, task="multiclass", weights=weights)
-    )
+    for given in ({}, {"weights": torch.arange(9.0)}):
+        found = tc.ecd(Categorical(preds), target, **given)
+        torch.testing.assert_close(found, tc.ecd(preds, target, **MULTI, **given))
 
 
 def test_closed_form_ecd_of_other_distributions():
@@ -246,14 +236,8 @@ def test_closed_form_ecd_of_other_distributions():
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("n_bins", [1, 3, 10, 15, 49, 100, 1000])
 def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype, right, n_bins):
-    from oracles import bin_of
-
-    from torchcalib.ops.segments import bin_index
-
     edges = (torch.arange(n_bins + 1, dtype=F64) / n_bins).to(dtype)
-    values = torch.cat(
-        [edges, torch.nextafter(edges, edges.new_tensor(2)), torch.nextafter(edges, edges.new_tensor(-1))]
-    )
+    values = torch.cat([edges, *(torch.nextafter(edges, edges.new_tensor(to)) for to in (2, -1))])
     values = values[(values >= 0) & (values <= 1)]
     expected = [bin_of(v, n_bins, right) for v in values.double().tolist()]
     assert bin_index(values, n_bins, right).tolist() == expected
@@ -261,10 +245,8 @@ def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype, right,
 
 def test_closed_form_half_precision_sums_do_not_saturate():
     """70,000 predictions of 0.5 in float16, all wrong: the sum passes 65,504."""
-    value = tc.ece(
-        torch.full((70_000,), 0.5, dtype=torch.float16), torch.zeros(70_000, dtype=torch.int64), task="binary"
-    )
-    assert value.item() == 0.5
+    preds, target = torch.full((70_000,), 0.5, dtype=torch.float16), torch.zeros(70_000, dtype=torch.int64)
+    assert tc.ece(preds, target, **BINARY).item() == 0.5
 
 
 def test_closed_form_a_hundred_million_predictions():

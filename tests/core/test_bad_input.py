@@ -1,15 +1,13 @@
 """Wrong calls and the message each must give: what must hold, what was found, what to do. Nothing is silently wrong."""
 
 import math
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from processes import quick_environment
+from processes import run_python
 from torch.distributions import Laplace, Normal
 
 import torchcalib as tc
@@ -122,13 +120,13 @@ CLASSES = [
 
 def test_wrong_calls():
     for function in (tc.nll, tc.brier_score, tc.ecd, tc.ece, tc.mce):
-        assert_refused((what, partial(call, function), *told) for what, call, *told in CALLS)
+        assert_refused((what, partial(call, function), *expected) for what, call, *expected in CALLS)
     for function in (tc.ece, tc.esce, tc.mce, tc.rmsce, tc.bin_table):
-        assert_refused((what, partial(call, function), *told) for what, call, *told in BINNED)
+        assert_refused((what, partial(call, function), *expected) for what, call, *expected in BINNED)
     assert_refused(SCORES + CLASSES)
 
 
-def test_validate_args_false_looks_at_no_value():
+def test_validate_args_false_checks_shapes_and_no_values():
     assert tc.brier_score(torch.tensor([2.0]), torch.tensor([1]), task="binary", validate_args=False) == 1
     with pytest.raises(ValueError, match="`target` must have the shape"):
         tc.brier_score(P2, H, task="binary", validate_args=False)
@@ -170,6 +168,5 @@ def test_wrong_commands_give_one_line_on_stderr_and_exit_code_2(tmp_path, capsys
             main(arguments)
         assert left.value.code == 2, arguments
         assert "usage: torchcalib" in capsys.readouterr().err, arguments
-    command = [sys.executable, "-m", "torchcalib", "report", str(tmp_path / "none.npz")]
-    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
+    done = run_python("-m", "torchcalib", "report", tmp_path / "none.npz")
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)

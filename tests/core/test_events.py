@@ -3,8 +3,8 @@
 Log losses are held against mpmath with 50 digits.
 """
 
-import json
 import math
+from functools import partial
 
 import mpmath
 import oracles
@@ -75,39 +75,11 @@ def test_closed_form_logits_that_are_certain_or_infinite():
     assert found.outcome.tolist() == [True, False, True, True]
 
 
-def test_gradient_is_that_of_the_softmax_sum():
-    logits, target = torch.randn(30, 6, dtype=F64, generator=torch.Generator().manual_seed(1)), data(30)[1]
-    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    upstream = torch.linspace(-1, 1, 30, dtype=F64)
-    events(a, target, tc.TopK(3), from_logits=True).confidence.mul(upstream).sum().backward()
-    b.softmax(-1).sort(descending=True).values[:, :3].sum(-1).mul(upstream).sum().backward()
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-14)
-
-
-def test_closed_form_of_a_simulated_top_5():
-    """Outcomes drawn from the predictions: the sum of five is calibrated, and an ESCE is within its standard error."""
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.randn(20_000, 20, generator=generator, dtype=F64).softmax(-1)
-    target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
-    found = events(preds, target, tc.TopK(5))
-    error = (found.confidence * (1 - found.confidence)).mean().div(20_000).sqrt()
-    assert abs(tc.esce(preds, target, task="multiclass", reduction=tc.TopK(5))) < 4 * error
-
-
 def test_rows_are_compared_in_pieces(monkeypatch):
     preds, target = data(100)
     expected = tc.ece(preds, target, task="multiclass", reduction=tc.TopK(3))
     monkeypatch.setattr("torchcalib.core.events._PIECE", 50)
     assert tc.ece(preds, target, task="multiclass", reduction=tc.TopK(3)) == expected
-
-
-def test_scores_of_probabilities_are_the_events():
-    preds, target = data()
-    p = read_input("multiclass", preds, target, {})
-    scores, claimed = reduce_to_scores(p, tc.TopK(2)), reduce_to_events(p, tc.TopK(2))
-    assert torch.equal(scores.score, claimed.confidence)
-    assert torch.equal(scores.outcome.bool(), claimed.outcome)
-    assert not scores.from_logits
 
 
 @pytest.mark.parametrize(
@@ -122,85 +94,42 @@ def test_scores_of_probabilities_are_the_events():
         (lambda p, y: tc.ece(p, y, task="multiclass", reduction="top_5"), ValueError, "or TopK\\(k\\)"),
     ],
 )  # fmt: skip
-def test_what_is_no_claim_is_refused(call, error, message):
+def test_wrong_reductions_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(*data())
-
-
-def test_saved_states_say_which_k_and_refuse_another():
-    preds, target = data()
-    given = {"task": "multiclass", "persistent": True}
-    one, same, other = (tc.ECE(reduction=tc.TopK(k, only), **given) for k, only in ((2, False), (2, False), (2, True)))
-    one.update(preds, target)
-    saved = one.state_dict()
-    assert "TopK(k=2, only=False)" in json.loads(bytes(saved["description"].tolist()))["configuration"]["reduction"]
-    same.load_state_dict(saved)
-    assert torch.equal(same.compute(), one.compute())
-    with pytest.raises(
-        ValueError, match=r"reduction='TopK\(k=2, only=False\)' into reduction='TopK\(k=2, only=True\)'"
-    ):
-        other.load_state_dict(saved)
-
-
-def test_a_collection_tells_claims_apart_and_shares_one_reading():
-    preds, target = data()
-    named = {f"top_{k}": tc.ECE(task="multiclass", reduction=tc.TopK(k)) for k in (1, 2, 5)}
-    collection = tc.CalibrationCollection(named)
-    collection.update(preds[:90], target[:90])
-    collection.update(preds[90:], target[90:])
-    for k in (1, 2, 5):
-        expected = tc.ece(preds, target, task="multiclass", reduction=tc.TopK(k))
-        torch.testing.assert_close(collection.compute()[f"top_{k}"], expected)
-
-
-def test_replicates_of_a_bootstrap_are_weights():
-    preds, target = data()
-    interval = tc.bootstrap(tc.ece, preds, target, task="multiclass", reduction=tc.TopK(2), n_replicates=50)
-    assert interval.low <= interval.value <= interval.high
 
 
 # Logits: what a probability next to 1 has lost.
 
 
-def claims(rows, target, reduction):
-    """Log-odds and outcomes of every claim, with 50 digits; a list for each class, or for all."""
+def claimed(row, reduction):
+    """Return the sets of classes whose events a reduction makes of a row of logits."""
+    if reduction == "classwise":
+        return [[k] for k in range(len(row))]
+    which = reduction if isinstance(reduction, tc.TopK) else tc.TopK(1)
+    return [oracles.classes_of_top_k(row, which.k, which.only)]
 
-    def claim(row, members):
-        powers = [mpmath.exp(mpmath.mpf(z)) for z in row]
-        rest = [power for k, power in enumerate(powers) if k not in members]
-        return mpmath.log(mpmath.fsum(powers[k] for k in members)) - mpmath.log(mpmath.fsum(rest))
 
+def log_loss(rows, target, sets_of):
+    """Return the mean log loss over rows and sets of classes, of which each row has as many, with 50 digits."""
+    losses = []
     with mpmath.workdps(50):
-        if reduction == "classwise":
-            return [
-                [(claim(row, [k]), y == k) for row, y in zip(rows, target, strict=True)] for k in range(len(rows[0]))
-            ]
-        which = reduction if isinstance(reduction, tc.TopK) else tc.TopK(1)
-        series = []
         for row, y in zip(rows, target, strict=True):
-            members = sorted(range(len(row)), key=lambda k: -row[k])[which.k - 1 if which.only else 0 : which.k]
-            series.append((claim(row, members), y in members))
-        return [series]
-
-
-def log_loss(rows, target, reduction):
-    """The mean over classes of the mean of log(1 + exp(-+ log-odds))."""
-    with mpmath.workdps(50):
-        means = [
-            mpmath.fsum(mpmath.log1p(mpmath.exp(-z if happened else z)) for z, happened in series) / len(series)
-            for series in claims(rows, target, reduction)
-        ]
-        return float(mpmath.fsum(means) / len(means))
+            powers = [mpmath.exp(mpmath.mpf(z)) for z in row]
+            for classes in sets_of(row):
+                event = [k for k in range(len(row)) if (k in classes) == (y in classes)]
+                rest = [power for k, power in enumerate(powers) if k not in event]
+                losses.append(mpmath.log1p(mpmath.fsum(rest) / mpmath.fsum(powers[k] for k in event)))
+        return float(mpmath.fsum(losses) / len(losses))
 
 
 def streamed_log_loss(logits, target, reduction, resolution=None):
+    """Return the log loss of two rows that were saved and loaded, merged with the others."""
     options = {"num_classes": logits.shape[-1], "reduction": reduction, "from_logits": True, "persistent": True}
-    one, other = (
-        tc.CORP(task="multiclass", score="nll", component="score", resolution=resolution, **options) for _ in range(2)
-    )
+    options |= {"task": "multiclass", "score": "nll", "component": "score", "resolution": resolution}
+    one, other, rest = (tc.CORP(**options) for _ in range(3))
     one.update(logits[:2], target[:2])
     other.load_state_dict(one.state_dict())
-    rest = tc.CORP(task="multiclass", score="nll", component="score", resolution=resolution, **options)
     rest.update(logits[2:], target[2:])
     other.merge_state(rest)
     return other.compute().item()
@@ -213,7 +142,7 @@ def test_mpmath_log_loss_of_certain_logits_whole_merged_saved_and_sketched(dtype
     logits = torch.tensor([[gap, 0, 0], [0, 1, 0], [1, 0, 2], [0.5, -0.25, 1]], dtype=torch.float64).to(dtype)
     target = torch.tensor([1, 1, 2, 0])
     for reduction in REDUCTIONS:
-        expected = log_loss(logits.tolist(), target.tolist(), reduction)
+        expected = log_loss(logits.tolist(), target.tolist(), partial(claimed, reduction=reduction))
         given = {"task": "multiclass", "reduction": reduction, "from_logits": True, "score": "nll"}
         found = tc.corp(logits, target, **given).score
         assert found.item() == pytest.approx(expected, rel=4 * torch.finfo(found.dtype).eps), reduction
@@ -226,12 +155,7 @@ def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
     """A set of classes against the rest is read from the same log-odds."""
     logits, target = torch.tensor([[60.0, 0, 59, 0], [0, 1, 0, 3], [2, 0, 1, 0]]), torch.tensor([1, 3, 0])
     given = {"task": "multiclass", "positive_classes": [0, 2], "from_logits": True, "score": "nll"}
-    with mpmath.workdps(80):
-        powers = [[mpmath.exp(z) for z in row] for row in logits.tolist()]
-        odds = [(p[0] + p[2]) / (p[1] + p[3]) for p in powers]
-        happened = [y in (0, 2) for y in target.tolist()]
-        losses = [mpmath.log1p(1 / o if y else o) for o, y in zip(odds, happened, strict=True)]
-        expected = float(mpmath.fsum(losses) / 3)
+    expected = log_loss(logits.tolist(), target.tolist(), lambda row: [[0, 2]])
     assert tc.corp(logits, target, **given).score.item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -248,14 +172,16 @@ def test_float32_logits_are_as_accurate_as_the_same_in_float64(reduction):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
-def test_confidences_of_log_odds_are_those_of_the_events(reduction):
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_scores_are_the_confidences_of_the_events_or_their_log_odds(reduction, from_logits):
     logits, target = 3 * torch.randn(50, 6, generator=torch.Generator().manual_seed(2), dtype=F64), data(50)[1]
     for labels in (target, data(50, seed=3)[0]):
-        p = read_input("multiclass", logits, labels, {"from_logits": True})
-        scores, claimed = reduce_to_scores(p, reduction), reduce_to_events(p, reduction)
-        assert scores.from_logits
-        torch.testing.assert_close(scores.score.sigmoid(), claimed.confidence, rtol=1e-13, atol=0)
-        torch.testing.assert_close(scores.outcome.double(), claimed.outcome.double(), rtol=0, atol=0)
+        p = read_input("multiclass", logits if from_logits else data(50)[0], labels, {"from_logits": from_logits})
+        scores, found = reduce_to_scores(p, reduction), reduce_to_events(p, reduction)
+        assert scores.from_logits == from_logits
+        confidence = scores.score.sigmoid() if from_logits else scores.score
+        torch.testing.assert_close(confidence, found.confidence, rtol=1e-13 if from_logits else 0, atol=0)
+        assert torch.equal(scores.outcome.double(), found.outcome.double())
 
 
 @pytest.mark.parametrize("n_classes", [3, 5, 10, 20])

@@ -10,6 +10,7 @@ import torch
 from cases import CASES, N_CLASSES, covering, path_of
 from helpers import null_distribution
 from helpers.null_distribution import F64, FEW
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.metrics.base import StreamingMetric
@@ -30,12 +31,6 @@ TESTED = [
 def floating(case, target, dtype=F64):
     """The same labels as soft targets."""
     return torch.nn.functional.one_hot(target, N_CLASSES).to(dtype) if case.task == "multiclass" else target.to(dtype)
-
-
-def updated(metric, *pieces, **options):
-    for preds, target in pieces:
-        metric.update(preds, target, **options)
-    return metric
 
 
 def noise_of(metric):
@@ -127,7 +122,7 @@ def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls
     ],
     ids=["ece", "classwise", "smece", "ks"],
 )
-def test_a_state_that_is_merged_saved_and_synced_keeps_what_it_has_seen(make, has_shares):
+def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, has_shares):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(80, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
     given = torch.multinomial(preds, 1, generator=generator).squeeze(-1)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from helpers.streams import updated
 
 import torchcalib as tc
 
@@ -42,8 +43,7 @@ def test_law_scores_of_a_set_are_those_of_its_complement(function, cls):
         torch.testing.assert_close(of_set, of_rest)
         assert of_set.isfinite()
         for side in sides:
-            metric = cls(task="multiclass", positive_classes=side)
-            metric.update(preds, target)
+            metric = updated(cls(task="multiclass", positive_classes=side), (preds, target))
             torch.testing.assert_close(metric.compute().to(of_set.dtype), of_set)
         if function is tc.nll:  # the log of the sum over the side that occurred
             inside, wide = torch.isin(target, torch.tensor(sides[0])), preds.double()
@@ -77,8 +77,7 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
             assert tc.spiegelhalter(preds, y, **given).z.item() == pytest.approx(z, rel=1e-9)
             weights = torch.ones(2, 1)
             assert tc.spiegelhalter(preds, y, weights=weights, **given).z.tolist() == pytest.approx([z, z], rel=1e-9)
-            metric = tc.Spiegelhalter(**given)
-            metric.update(preds, y)
+            metric = updated(tc.Spiegelhalter(**given), (preds, y))
             assert metric.compute().item() == pytest.approx(z, rel=1e-9)
 
 

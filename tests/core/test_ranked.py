@@ -1,15 +1,14 @@
 """Samples that stream: what the exact state keeps and shares, and how far the sketch is from it."""
 
-import copy
 import math
 from itertools import pairwise
 
 import pytest
 import torch
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.core.ranked import LogitCells
-from torchcalib.core.state import SamplesKind
 
 METRICS = {
     "ACE": (tc.ACE, tc.ace, {}),
@@ -31,6 +30,15 @@ def data(n=1000, seed=0, dtype=torch.float32):
     return p, (torch.rand(n, generator=generator) < 0.8 * p.double() + 0.05).long()
 
 
+def streamed(cls, *pieces, **options):
+    """Return a metric that was updated with pieces of binary data."""
+    return updated(cls(**{"task": "binary", **options}), *pieces)
+
+
+def joined(pieces):
+    return (torch.cat(part) for part in zip(*pieces, strict=True))
+
+
 def state_bytes(metric):
     return sum(tensor.nbytes for part in metric.state[:3] for tensor in part)
 
@@ -41,23 +49,20 @@ def state_bytes(metric):
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 5), (torch.float32, 5), (torch.float64, 9)], ids=str)
 def test_bytes_of_a_sample(dtype, expected, from_logits):
-    metric = tc.TCE(task="binary", from_logits=from_logits)
-    for seed in range(10):
-        p, y = data(100, seed, dtype)
-        metric.update(p, y)
-    assert state_bytes(metric) == 1000 * expected
+    pieces = [data(100, seed, dtype) for seed in range(10)]
+    assert state_bytes(streamed(tc.TCE, *pieces, from_logits=from_logits)) == 1000 * expected
+    p, y = pieces[0]
     weighted = tc.TCE(task="binary", from_logits=from_logits)
     weighted.update(p, y, weights=torch.ones(100, dtype=torch.int64))
     assert state_bytes(weighted) == 100 * (expected + 8)
-    classes = tc.TCE(task="multiclass", num_classes=2, from_logits=from_logits)
-    classes.update(torch.stack((p, 1 - p), -1), y)
+    given = {"task": "multiclass", "num_classes": 2, "from_logits": from_logits}
+    classes = streamed(tc.TCE, (torch.stack((p, 1 - p), -1), y), **given)
     assert state_bytes(classes) == 200 * (9 if from_logits else expected)
 
 
 def test_rows_that_are_left_out_take_no_room():
     p, y = data(100)
-    metric = tc.KS(task="binary", ignore_index=-100)
-    metric.update(p, y.masked_fill(torch.arange(100) < 60, -100))
+    metric = streamed(tc.KS, (p, y.masked_fill(torch.arange(100) < 60, -100)), ignore_index=-100)
     assert state_bytes(metric) == 40 * 5
     torch.testing.assert_close(metric.compute(), tc.ks(p[60:], y[60:], task="binary").double())
 
@@ -74,12 +79,10 @@ def test_few_chunks_and_each_sample_is_copied_few_times():
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_a_buffer_that_is_used_again_does_not_change_what_was_added(from_logits):
+def test_reusing_an_input_buffer_does_not_change_the_state(from_logits):
     p, y = data(100, dtype=torch.float64)
     targets = y.double()
-    metric, soft = (tc.KS(task="binary", from_logits=from_logits) for _ in range(2))
-    metric.update(p, y)
-    soft.update(p, targets)
+    metric, soft = (streamed(tc.KS, (p, labels), from_logits=from_logits) for labels in (y, targets))
     expected = metric.compute()
     p.fill_(0.5)
     y.fill_(1)
@@ -90,8 +93,7 @@ def test_a_buffer_that_is_used_again_does_not_change_what_was_added(from_logits)
 
 
 def test_forward_copies_no_earlier_sample():
-    metric = tc.ACE(task="binary")
-    metric.update(*data(1000))
+    metric = streamed(tc.ACE, data(1000))
     first = metric.state.scores[0]
     metric(*data(10, seed=1))
     assert metric.state.scores[0] is first
@@ -107,19 +109,11 @@ def test_members_of_a_collection_share_their_samples():
     first, *others = metrics.values()
     for other in others:
         assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
-    p, y = (torch.cat(x) for x in zip(*(data(n, s) for k in range(6) for n, s in ((50, k), (20, k + 10))), strict=True))
+    p, y = joined(data(n, seed) for k in range(6) for n, seed in ((50, k), (20, k + 10)))
     torch.testing.assert_close(metrics.compute()["TCE"], tc.tce(p, y, task="binary").double())
-    metrics.reset()
-    metrics.update(*data(0))
-    assert math.isnan(metrics.compute()["KS"])
-
-
-def test_members_that_went_apart_stay_apart():
-    metrics = tc.CalibrationCollection([tc.ACE(task="binary"), tc.KS(task="binary")])
-    metrics.update(*data(50))
-    metrics["ACE"].reset()
-    metrics.update(*data(20, seed=1))
-    assert [sum(map(len, m.state.scores)) for m in metrics.values()] == [20, 70]
+    metrics["ACE"].reset()  # a member that was reset alone counts alone
+    metrics.update(*data(30))
+    assert [sum(map(len, m.state.scores)) for m in metrics.values()] == [30, 450, 450, 450]
 
 
 def test_chunks_of_different_kinds_join():
@@ -135,76 +129,21 @@ def test_chunks_of_different_kinds_join():
     torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary", weights=weights), rtol=1e-12, atol=1e-12)
 
 
-def test_a_saved_state_goes_on_and_one_of_another_kind_is_refused():
-    metric = tc.TCE(task="binary")
-    metric.persistent(True)
-    metric.update(*data(100))
-    saved = copy.deepcopy(metric.state_dict())
-    other = tc.TCE(task="binary")
-    other.load_state_dict(saved)
-    other.update(*data(50, seed=1))
-    metric.update(*data(50, seed=1))
-    assert other.compute() == metric.compute()
-    for wrong, differing in (
-        (tc.TCE(task="binary", resolution=100), "resolution=None into resolution=100"),
-        (tc.TCE(task="binary", reduction="top_label"), "reduction='positive_class' into reduction='top_label'"),
-        (tc.ECE(task="binary"), "class='TCE' into class='ECE'"),
-    ):
-        with pytest.raises(ValueError, match=differing):
-            wrong.load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"`incoming_state` must hold {'scores'"):
-        other.merge_state(
-            {name: part[:-1] if isinstance(part, list) else part for name, part in saved.items()}
-            | {name: [part[0][:3]] for name, part in saved.items() if name.startswith("scores")}
-        )
-
-
-@pytest.mark.parametrize(
-    ("which", "broken"),
-    [
-        ("scores", lambda part: [None] * len(part)),
-        ("scores", lambda part: [chunk.half() for chunk in part]),
-        ("outcomes", lambda part: [chunk.half() for chunk in part]),
-        ("weights", lambda part: [chunk.half() for chunk in part]),
-        ("left_out", lambda part: part[:0]),
-        ("left_out", lambda part: [part]),
-    ],
-)
-def test_a_saved_state_of_other_types_is_refused(which, broken):
-    metric = tc.KS(task="binary")
-    metric.persistent(True)
-    metric.update(*data(20))
-    saved = {name: broken(part) if name.startswith(which) else part for name, part in metric.state_dict().items()}
-    with pytest.raises(ValueError, match=r"`state_dict` must hold {'scores'"):
-        tc.KS(task="binary").load_state_dict(saved)
-
-
 def test_samples_may_wait_on_the_cpu():
-    metric = tc.ACE(task="binary", compute_on_cpu=True)
-    metric.update(*data(100))
-    metric(*data(30, seed=1))
-    p, y = (torch.cat(x) for x in zip(data(100), data(30, seed=1), strict=True))
+    pieces = data(100), data(30, seed=1)
+    metric = streamed(tc.ACE, pieces[0], compute_on_cpu=True)
+    metric(*pieces[1])
+    p, y = joined(pieces)
     torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary").double())
-
-
-def test_the_state_says_what_it_is():
-    kind = tc.TCE(task="multiclass", num_classes=7, batch_shape=(2,)).kind
-    assert isinstance(kind, SamplesKind)
-    assert kind.lead == (2, 7)
 
 
 # The sketch
 
 
-def halves(dtype):
-    """Every number of a half type from 0 to 1."""
-    bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    return bits[(bits >= 0) & (bits <= 1)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
-    p = halves(dtype).double()
+    bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    p = bits[(bits >= 0) & (bits <= 1)].double()
     cells = LogitCells("positive_class", 2048)._cell(p)
     assert len(p) > 15_000
     assert (cells.diff() > 0).all()
@@ -215,13 +154,10 @@ def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_sketch_of_half_precision_probabilities_is_exact(name, dtype):
     cls, function, options = METRICS[name]
-    metric = cls(task="binary", resolution=2048, **options)
     pieces = [data(700, seed, dtype) for seed in range(4)]
-    for p, y in pieces:
-        metric.update(p, y)
-    p, y = (torch.cat(x) for x in zip(*pieces, strict=True))
-    expected = function(p.double(), y, task="binary", **options)
-    torch.testing.assert_close(metric.compute(), expected, rtol=1e-13, atol=1e-15)
+    found = streamed(cls, *pieces, resolution=2048, **options).compute()
+    p, y = joined(pieces)
+    torch.testing.assert_close(found, function(p.double(), y, task="binary", **options), rtol=1e-13, atol=1e-15)
 
 
 def moved_to_means(p, resolution, from_logits=False):
@@ -246,9 +182,7 @@ def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
     log_odds = torch.logit(torch.stack([p, moved]))
     assert (log_odds[1] - log_odds[0]).abs().max() < 1 / resolution
     assert (moved - p).abs().max() < 1 / (4 * resolution)
-    metric = cls(task="binary", resolution=resolution, **options)
-    metric.update(p[:1234], y[:1234])
-    metric.update(p[1234:], y[1234:])
+    metric = streamed(cls, (p[:1234], y[:1234]), (p[1234:], y[1234:]), resolution=resolution, **options)
     expected = function(moved, y, task="binary", **options)
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-11, atol=1e-12)
 
@@ -260,9 +194,7 @@ def test_sketch_keeps_its_bounds(seed, resolution):
     _, share = moved_to_means(p, resolution)
 
     def sketched(cls, **options):
-        metric = cls(task="binary", resolution=resolution, **options)
-        metric.update(p, y)
-        return metric.compute().item()
+        return streamed(cls, (p, y), resolution=resolution, **options).compute().item()
 
     given = {"task": "binary"}
     slack = 1e-12
@@ -296,8 +228,7 @@ def test_ends_of_the_sketch(from_logits):
     """0 and 1 and numbers next to them: in order, and none outside."""
     p = torch.tensor([0, 5e-324, 1e-300, 1e-46, 1e-45, 0.5, 1 - 2**-53, 1], dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    metric = tc.KS(task="binary", resolution=64, from_logits=from_logits)
-    metric.update(torch.logit(p) if from_logits else p, y)
+    metric = streamed(tc.KS, (torch.logit(p) if from_logits else p, y), resolution=64, from_logits=from_logits)
     cells = metric.statistic()
     assert cells.n.sum() == 8
     assert (cells.score.diff() > 0).all()
@@ -314,10 +245,9 @@ def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolu
     target = torch.randint(0, 4, (300,), generator=generator)
     for cls in (tc.ACE, tc.KS, tc.TCE, tc.CORP):
         given = {"task": "multiclass", "num_classes": 4, "reduction": reduction, "resolution": resolution}
-        one, other = cls(from_logits=True, **given), cls(**given)
-        one.update(logits, target)
-        other.update(logits.softmax(-1), target)
-        torch.testing.assert_close(one.compute(), other.compute(), rtol=1e-10, atol=1e-10)
+        one = streamed(cls, (logits, target), from_logits=True, **given).compute()
+        other = streamed(cls, (logits.softmax(-1), target), **given).compute()
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
@@ -326,11 +256,10 @@ def test_sketch_of_logits_keeps_log_odds_of_any_size(task):
     odds = torch.tensor([-5000.0, -700, -45, -36.5, -0.1, 0, 0.1, 20, 38, 69.5, 700, 5000], dtype=torch.float64)
     y = torch.arange(12) % 2
     preds = odds if task == "binary" else torch.stack((torch.zeros_like(odds), odds), -1)
+    given = {"task": task, "score": "nll", "component": "score", "from_logits": True, "resolution": 64}
+    given |= {"reduction": "classwise", "num_classes": 2} if task == "multiclass" else {}
     for start, stop in ((2, 10), (1, 11), (0, 12)):
-        metric = tc.CORP(task=task, score="nll", component="score", from_logits=True, resolution=64, **(
-            {"reduction": "classwise", "num_classes": 2} if task == "multiclass" else {}
-        ))  # fmt: skip
-        metric.update(preds[start:stop], y[start:stop])
+        metric = streamed(tc.CORP, (preds[start:stop], y[start:stop]), **given)
         cells = metric.statistic().score
         expected = odds[start:stop].clone()
         if start == 0:
@@ -347,14 +276,3 @@ def test_gradient_of_a_sketch_of_logits_is_that_of_finite_differences():
         return tc.CORP(task="binary", score="nll", component="score", from_logits=True, resolution=4)(z, y)
 
     assert torch.autograd.gradcheck(value, logits.requires_grad_())
-
-
-def test_wrong_resolutions_are_refused():
-    for wrong in (0, -5, 2.5, True, "fine", 10**9):
-        with pytest.raises((TypeError, ValueError), match="`resolution` must be"):
-            tc.ACE(task="binary", resolution=wrong)
-
-
-def test_equal_width_bins_need_no_sketch():
-    with pytest.raises(ValueError, match="`resolution` must be None for bins='equal_width'"):
-        tc.MCE(task="binary", resolution=64)

@@ -8,9 +8,5 @@ from torchcalib.ops import counter_rng
 BINARY = next(case for case in CASES if case.name == "nll-binary-probs")
 
 
-def close(a, b, **tolerance):
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
-
-
 def counts_of(n_replicates, n, seed=0):
     return counter_rng.multinomial_counts(seed, torch.arange(n_replicates), n, torch.float64)

@@ -4,6 +4,8 @@ import math
 from functools import partial
 
 import torch
+from helpers.numbers import close
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
@@ -36,10 +38,6 @@ MOVED = {
 }
 
 
-def close(a, b, **tolerance):
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
-
-
 def same(a, b, **tolerance):
     for name in FIELDS:
         close(getattr(a, name), getattr(b, name), **tolerance)
@@ -69,9 +67,7 @@ def miscalibrated(kind, n, n_data, moved, seed=0):
 
 def metric_of(cls, p, y, weights=None):
     """Return a metric updated with data sets `(D, N)`, each a batch element."""
-    metric = cls(task="binary", batch_shape=(len(p),))
-    metric.update(p, y, weights=weights)
-    return metric
+    return updated(cls(task="binary", batch_shape=(len(p),)), (p, y), weights=weights)
 
 
 def check_valid(p_values):

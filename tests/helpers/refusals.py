@@ -1,17 +1,47 @@
-"""Tables of wrong calls: every row is tried, and all that fail are reported together."""
+"""Tables of inputs that one test checks, and of wrong calls. Every row is tried, and all failures are reported."""
+
+from functools import partial
 
 import pytest
-from helpers.each import check_each
+
+
+def check_each(items, check):
+    """Call `check` with every item, and fail with a line for each item whose check raised.
+
+    `pytest.raises` and `pytest.fail` raise `pytest.fail.Exception`, which does not derive from `Exception`.
+    """
+    failed = []
+    for item in items:
+        try:
+            check(item)
+        except (Exception, pytest.fail.Exception) as error:
+            failed.append(f"{item}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join(failed)
 
 
 def assert_refused(rows):
-    """Demand of each row (what, call, error, parts) that the call raises, with all parts in the message."""
-    check_each(rows, assert_one_refused)
+    """Check for each row (what, call, error, parts) that the call raises, with all parts in the message."""
+
+    def is_refused(row):
+        _, call, error, parts = row
+        with pytest.raises(error) as raised:
+            call()
+        missing = [part for part in parts if part not in str(raised.value)]
+        assert not missing, f"{missing} missing in: {raised.value}"
+
+    check_each(rows, is_refused)
 
 
-def assert_one_refused(row):
-    _, call, error, parts = row
-    with pytest.raises(error) as raised:
-        call()
-    missing = [part for part in parts if part not in str(raised.value)]
-    assert not missing, f"{missing} missing in: {raised.value}"
+def assert_named(call, wrong):
+    """Check that each wrong value raises an error that names the argument and its rule.
+
+    Args:
+        call: function that must raise.
+        wrong: lists of wrong values by the argument's name. A dict has further arguments, with which a value is wrong.
+    """
+    rows = [(name, value) for name, values in wrong.items() for value in values]
+    options = [(name, value if isinstance(value, dict) else {name: value}) for name, value in rows]
+    assert_refused(
+        (f"{call} {given}", partial(call, **given), (TypeError, ValueError), [f"`{name}` must", "got"])
+        for name, given in options
+    )

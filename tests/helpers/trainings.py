@@ -11,9 +11,9 @@ def epochs_of(scales, threshold=0.1, metrics=None, right=30):
     """Return a monitor and its warnings for a model with accuracy 3/4 whose logits have these scales, one an epoch."""
     monitor = tc.Monitor(task="binary", from_logits=True, threshold=threshold, metrics=metrics)
     target = (torch.arange(40) < right).long()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for scale in scales:
             monitor.update(torch.full((40,), float(scale)), target)
             monitor.end_epoch()
-    return monitor, [str(warning.message) for warning in told]
+    return monitor, [str(warning.message) for warning in caught]

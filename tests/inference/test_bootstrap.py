@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 from cases import CASES
-from helpers.bootstrap import BINARY, close, counts_of
+from helpers.bootstrap import BINARY, counts_of
+from helpers.numbers import close
 from helpers.refusals import assert_refused
 
 import torchcalib as tc

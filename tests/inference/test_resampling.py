@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 import torch
 from cases import CASES
-from helpers.bootstrap import BINARY, close, counts_of
+from helpers.bootstrap import BINARY, counts_of
+from helpers.numbers import close
 
 import torchcalib as tc
 from torchcalib.core import predictions

@@ -4,14 +4,13 @@ import importlib
 import json
 import math
 import pickle
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from processes import SCRIPTS, quick_environment
+from processes import SCRIPTS, run_python
 
 import torchcalib as tc
 
@@ -141,7 +140,7 @@ def functions(logits, target):
 
 
 @pytest.mark.extended
-def test_every_epoch_is_logged_in_time_for_those_who_decide_by_it(package, tmp_path):
+def test_every_epoch_is_logged_before_callbacks_that_use_it(package, tmp_path):
     tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     callbacks, loggers = package.callbacks, package.loggers
     watched, net = monitor(diagrams_every=2), model(package)
@@ -172,7 +171,7 @@ def test_every_epoch_is_logged_in_time_for_those_who_decide_by_it(package, tmp_p
 @pytest.mark.parametrize(
     "precision", ["32-true", *(pytest.param(x, marks=pytest.mark.extended) for x in ("bf16-mixed", "bf16-true"))]
 )
-def test_metrics_logged_by_themselves_and_by_the_monitor_are_those_of_the_logits_as_they_are(pl, tmp_path, precision):
+def test_logged_metrics_are_the_functions_of_the_logits(pl, tmp_path, precision):
     watched, net = monitor(), model(pl)
     epochs, steps = [], []
 
@@ -272,7 +271,7 @@ def test_fast_dev_run_is_one_row_of_history(package, tmp_path):
 
 
 @pytest.mark.extended
-def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
+def test_every_validation_loader_has_its_own_history(pl, tmp_path):
     watched, net = monitor(prefix="v/"), model(pl)
     net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.5)
     run = trainer(pl, tmp_path, watched, max_epochs=2)
@@ -290,8 +289,7 @@ def test_every_validation_loader_is_watched_for_itself(pl, tmp_path):
 @pytest.mark.extended
 def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
     lightning(PACKAGES[0])
-    command = [sys.executable, str(SCRIPTS / "lightning_ranks.py"), str(tmp_path)]
-    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False, timeout=240)
+    done = run_python(SCRIPTS / "lightning_ranks.py", tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -304,7 +302,7 @@ def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
 
 
 @pytest.mark.extended
-def test_repeated_rows_have_no_weight_or_a_warning_says_that_they_count_twice(pl):
+def test_repeated_rows_have_no_weight_or_a_warning_is_raised(pl):
     distinct, given = torch.tensor([1, 1, 0]), torch.tensor([0.5, 2.0, math.nan])
     pixels = monitor(class_axis=1)._without_repeats(torch.zeros(3, N_CLASSES, 5), None, distinct)
     assert pixels.tolist() == [[1] * 5, [1] * 5, [0] * 5]

@@ -25,7 +25,7 @@ BATCH = (torch.zeros(4, 7), LABELS)
         (LOGITS, {"x": None, "y": LABELS}),
     ],
 )
-def test_predictions_and_targets_are_found_where_people_put_them(outputs, batch):
+def test_predictions_and_targets_are_found_under_common_names(outputs, batch):
     found = found_by(None, outputs, batch, from_logits=True)
     assert found.preds is LOGITS
     assert found.target is LABELS
@@ -41,12 +41,12 @@ def test_predictions_and_targets_are_found_where_people_put_them(outputs, batch)
         ({"probs": LOGITS, "y": LABELS}, None, True, "`from_logits` must be False .* 'probs' .*, got True"),
     ],
 )
-def test_what_is_not_found_is_an_error_that_lists_what_is(outputs, batch, from_logits, error):
+def test_missing_predictions_or_targets_raise_an_error_that_lists_the_outputs(outputs, batch, from_logits, error):
     with pytest.raises(ValueError, match=error):
         found_by(None, outputs, batch, from_logits)
 
 
-def test_a_getter_of_ones_own_is_used_and_checked():
+def test_a_custom_getter_is_used_and_its_result_checked():
     weights = torch.ones(4)
     found = found_by(lambda outputs, batch: (outputs["z"], batch[1], weights), {"z": LOGITS}, BATCH, from_logits=True)
     assert found == (LOGITS, LABELS, weights)
@@ -54,7 +54,7 @@ def test_a_getter_of_ones_own_is_used_and_checked():
         found_by(lambda outputs, batch: outputs, LOGITS, BATCH, from_logits=True)
 
 
-def test_pictures_go_to_loggers_that_take_them():
+def test_pictures_are_logged_by_every_supported_logger():
     class Files:  # an experiment as that of MLflow, with a run, and as that of Comet, without
         def log_figure(self, *args, **kwargs):
             self.given = args, kwargs

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 import torch
 from cases import N_CLASSES, Case
-from helpers.differences import central_difference
-from helpers.wrong_arguments import assert_named
+from helpers.numbers import central_difference
+from helpers.refusals import assert_named
 from oracles import losses as slow
 from oracles.ranked import events
 

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 from cases import CASES, covering, path_of
-from helpers.bootstrap import BINARY, close
+from helpers.bootstrap import BINARY
+from helpers.numbers import close
 from helpers.refusals import assert_refused
 
 import torchcalib as tc

@@ -6,11 +6,74 @@ from functools import partial
 import oracles
 import pytest
 import torch
-from helpers.label_distribution import DISTANCES, SETTINGS, TASKS, C, as_classes, data, slow
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
 from torchcalib.special.shares import mean_distance_of_share, mean_log_share
+
+DISTANCES = {
+    "tv": (tc.total_variation, tc.total_variation_per_sample, tc.TotalVariation, oracles.total_variation_of,
+           oracles.total_variation_floor),
+    "kl": (tc.kl_divergence, tc.kl_divergence_per_sample, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
+    "entropy": (tc.entropy_difference, tc.entropy_difference_per_sample, tc.EntropyDifference,
+                oracles.entropy_difference_of, oracles.entropy_floor),
+    "votes": (tc.votes_distance, tc.votes_distance_per_sample, tc.VotesDistance, oracles.brier_of,
+              oracles.brier_floor),
+}  # fmt: skip
+SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
+SETTINGS.remove(("tv", "corrected"))
+TASKS = ("binary", "multiclass", "multilabel")
+C = 4
+
+
+def data(task, n=30, lead=()):
+    """Return logits, and counts of at least two votes for each row."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (*lead, n) if task == "binary" else (*lead, n, C)
+    logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    counts = torch.randint(0, 9, shape if task == "multiclass" else (*shape, 2), generator=generator)
+    counts[..., 0] += 2 * (counts.sum(-1) < 2)
+    return logits, counts
+
+
+def known_entropy(counts):
+    """Return sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
+    n = sum(counts)
+    return sum(k / n * sum(1 / j for j in range(k, n)) for k in counts if k)
+
+
+def corrected(name, q, t, n):
+    """Return the distance corrected for the noise of few votes.
+
+    The entropy of votes uses digamma functions of whole numbers, which are sums of inverses, and the jackknife over
+    votes. The squared distance uses the unbiased variance.
+    """
+    if name == "votes":
+        return oracles.brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
+    counts = [round(share * n) for share in t]
+    without = [[k - (j == i) for j, k in enumerate(counts)] for i, voted in enumerate(counts) for _ in range(voted)]
+    entropy = n * known_entropy(counts) - (n - 1) * sum(map(known_entropy, without)) / n
+    other = oracles.nll_of(q, t) if name == "kl" else -sum(oracles.xlogy(p, p) for p in q)
+    return other - entropy
+
+
+def slow(name, component, task, q, votes):
+    """Return the value of one sample, from probabilities over classes and counts of votes."""
+    n = sum(votes)
+    t = [v / n for v in votes]
+    if component == "noise_floor":
+        value = DISTANCES[name][4](q, n)
+    else:
+        value = DISTANCES[name][3](q, t) if component == "value" else corrected(name, q, t, n)
+    return value / 2 if name == "votes" and task != "multiclass" else value
+
+
+def as_classes(task, logits, counts):
+    """Return rows of probabilities over classes, and their counts."""
+    if task == "multiclass":
+        return logits.softmax(-1).reshape(-1, C).tolist(), counts.reshape(-1, C).tolist()
+    p = logits.sigmoid().reshape(-1)
+    return torch.stack((1 - p, p), -1).tolist(), counts.reshape(-1, 2).tolist()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -100,20 +163,11 @@ def test_wrong_counts_and_components_are_refused():
     no_counts = "`target` must be counts of votes"
     one_of = "`component` must be one of 'value', 'noise_floor', "
     corrected = partial(tc.total_variation, logits, counts, component="corrected", **given)
+    unknown = partial(tc.KLDivergence, task="binary", component="b")
     rows = [
         ("component of a distance", corrected, ValueError, [f"{one_of}got 'corrected'"]),
-        (
-            "component",
-            partial(tc.KLDivergence, task="binary", component="b"),
-            ValueError,
-            [f"{one_of}'corrected', got"],
-        ),
-        (
-            "priors",
-            partial(tc.VotesDistance, task="binary", priors=[0.5, 0.5]),
-            TypeError,
-            ["`priors` must not be given"],
-        ),
+        ("component", unknown, ValueError, [f"{one_of}'corrected', got"]),
+        ("priors", partial(tc.VotesDistance, task="binary", priors=[0.5, 0.5]), TypeError, ["`priors` must not be"]),
     ]
     for name, component in SETTINGS:
         call = partial(DISTANCES[name][0], logits, component=component, **given)
@@ -135,16 +189,6 @@ def test_wrong_counts_and_components_are_refused():
 # Sampling noise of few annotators.
 
 
-def expected_of_share(of, p, n):
-    """The sum over all counts, in logs, for numbers of votes beyond those of exact whole numbers."""
-    total = 0.0
-    for x in range(n + 1):
-        log_chance = math.lgamma(n + 1) - math.lgamma(x + 1) - math.lgamma(n - x + 1)
-        log_chance += (x * math.log(p) if x else 0) + ((n - x) * math.log1p(-p) if n > x else 0)
-        total += math.exp(log_chance) * of(x / n)
-    return total
-
-
 @pytest.mark.parametrize("n", [1, 2, 7, 48, 49, 50, 99, 150, 400, 3000])
 def test_expectation_of_a_share_is_the_slow_sum_over_all_counts(n):
     """Rounding of the slow sum's chances grows with n; up to 100 expected votes the rule is good for 1e-10."""
@@ -155,8 +199,8 @@ def test_expectation_of_a_share_is_the_slow_sum_over_all_counts(n):
         assert float(p * mean_log_share(share, votes)) == pytest.approx(0, abs=2e-9)
     for p in (1e-6, 0.02, 1 / 3, 0.5, 0.97, 1 - 1e-9):
         share = torch.tensor(p, dtype=torch.float64)
-        distance = expected_of_share(lambda t, p=p: abs(t - p), p, n)
+        distance = oracles.expected_of_share(lambda t, p=p: abs(t - p), p, n)
         assert float(mean_distance_of_share(share, votes)) == pytest.approx(distance, rel=1e-9, abs=1e-15), p
-        entropy = expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
+        entropy = oracles.expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
         tolerance = max(1e-14 * n, 0 if n * p < 50 else 1e-10 if n * p < 100 else 2e-9)
         assert float(p * mean_log_share(share, votes)) == pytest.approx(entropy, rel=0, abs=tolerance), p

@@ -66,8 +66,13 @@ def entropy_difference_of(q, t):
 
 
 def expected_of_share(of, p, n):
-    """E of(X / n), X binomial: the sum over all counts."""
-    return sum(math.comb(n, x) * p**x * (1 - p) ** (n - x) * of(x / n) for x in range(n + 1))
+    """E of(X / n), X binomial: the sum over all counts. Logs of coefficients do not overflow for thousands of votes."""
+
+    def log_chance(x):
+        coefficient = math.lgamma(n + 1) - math.lgamma(x + 1) - math.lgamma(n - x + 1)
+        return coefficient + xlogy(x, p) + xlogy(n - x, 1 - p)
+
+    return sum(math.exp(log_chance(x)) * of(x / n) for x in range(n + 1))
 
 
 def total_variation_floor(q, n):

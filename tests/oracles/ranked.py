@@ -173,12 +173,6 @@ def rows_of(blocks, scores, outcomes, weights=None):
     return rows
 
 
-def ace(scores, outcomes, weights=None, **binning):
-    """[TCE] sec. 2: the ECE formula over equal-mass bins."""
-    blocks = blocks_of("equal_mass", scores, outcomes, weights, **binning)
-    return oracles.ece(rows_of(blocks, scores, outcomes, weights))
-
-
 def norm_of(values, shares, norm):
     """[TCE] Definition 1: a norm over bins, weighted by their shares of the samples."""
     if not values:
@@ -238,19 +232,20 @@ def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", no
 # Readings of the sorted sample that have no bins.
 
 
-def ks(scores, outcomes, weights=None, order=None):
-    """Largest |sum of w (y - p)| over the samples up to a score, as a share of the weight; one look per distinct score.
+def ks(scores, outcomes, weights=None, order=None, norm="max"):
+    """Largest |sum of w (y - p)| over the samples up to a score, divided by the weight; a sum for each distinct score.
 
-    Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8. `order` is what puts samples in
-    order, where that tells more than the scores do: log-odds.
+    Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8. With norm="range" (Kuiper) the
+    range of these sums and 0. `order` sorts samples where it distinguishes more than the scores do: log-odds.
     """
     weights = weights or [1] * len(scores)
-    largest = 0.0
+    sums = [0.0]
     order = scores if order is None else order
     for end in set(order):
         terms = [w * (y - s) for o, s, y, w in zip(order, scores, outcomes, weights, strict=True) if o <= end and w]
-        largest = max(largest, abs(math.fsum(terms)))
-    return largest / sum(weights) if sum(weights) else math.nan
+        sums.append(math.fsum(terms))
+    value = max(sums) - min(sums) if norm == "range" else max(map(abs, sums))
+    return value / sum(weights) if sum(weights) else math.nan
 
 
 def corp(score, scores, outcomes, weights=None, order=None):

@@ -1,8 +1,8 @@
 """Start scripts and modules as processes, without the time to import torch and torchcalib.
 
 Python takes seconds for these imports. `run_together` forks every process from a server that has already imported them.
-A process has its own `__main__`, arguments, environment and exit code, as if Python had started it. For a new Python
-process, `quick_environment` skips imports that torchcalib does not need.
+A process has its own `__main__`, arguments, environment and exit code, as if Python had started it. `run_python` starts
+a new Python process, without imports that torchcalib does not need.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import random
 import runpy
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -31,6 +32,13 @@ def quick_environment(**more):
     """Return variables for a process that imports this checkout, and no more than it needs."""
     path = os.pathsep.join(map(str, filter(None, [SCRIPTS / "quick_start", TESTS, ROOT, os.environ.get("PYTHONPATH")])))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def run_python(*arguments, timeout=240):
+    """Run a new Python process with the quick environment, and return it with its output as text."""
+    command = [sys.executable, *map(str, arguments)]
+    options = {"capture_output": True, "text": True, "check": False, "timeout": timeout}
+    return subprocess.run(command, env=quick_environment(), **options)
 
 
 @cache
@@ -86,6 +94,13 @@ def run_together(commands, environments=None, folder=".", timeout=240):
         return [process.exitcode for process in started], "\n".join(output.read_text() for output in outputs)
 
 
+def run_ranks(world, folder, module, function, *more, timeout=240):
+    """Run `function(rank, world, folder, *more)` of a module here on every rank; see `run_together` and one_rank.py."""
+    script = SCRIPTS / "one_rank.py"
+    commands = [[script, module, function, rank, world, folder, *more] for rank in range(world)]
+    return run_together(commands, timeout=timeout)
+
+
 def free_ports(n):
     """Return the numbers of free ports, as text.
 
@@ -115,5 +130,5 @@ def run_again_in_tritons_interpreter(path):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
     # A forked process has already imported the modules whose assertions pytest would rewrite.
     command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
-    codes, said = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
-    assert codes == [0], said
+    codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
+    assert codes == [0], output

@@ -1,14 +1,12 @@
-"""One rank of test_faults.py: `python fault_rank.py PART RANK WORLD FOLDER`. Raises an error on any difference."""
+"""What each rank of test_faults.py does and checks. A difference raises an error."""
 
 import copy
 import datetime
 import os
 import pickle
 import signal
-import sys
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,16 +23,14 @@ TIMEOUT, N_BATCHES, SAVED_EACH, KILLED_AT, VICTIM = 5, 10, 3, 7, 1
 def metrics(group=None):
     """Return sums, samples, a sketch and a bootstrap, all persistent."""
     options = {"task": "binary", "process_group": group}
-    return tc.CalibrationCollection(
-        {
-            "nll": tc.NLL(nan_policy="drop", **options),
-            "ece": tc.ECE(n_bins=7, **options),
-            "ks": tc.KS(**options),
-            "sketch": tc.ACE(resolution=64, **options),
-            "interval": tc.Bootstrapped(tc.ECE(task="binary", n_bins=7), n_replicates=39, process_group=group),
-        },
-        persistent=True,
-    )
+    members = {
+        "nll": tc.NLL(nan_policy="drop", **options),
+        "ece": tc.ECE(n_bins=7, **options),
+        "ks": tc.KS(**options),
+        "sketch": tc.ACE(resolution=64, **options),
+        "interval": tc.Bootstrapped(tc.ECE(task="binary", n_bins=7), n_replicates=39, process_group=group),
+    }
+    return tc.CalibrationCollection(members, persistent=True)
 
 
 def batch(rank, number):
@@ -67,7 +63,7 @@ def killed(rank, world, folder):
         collection["ks"].compute()
     assert all(not m._is_synced and m._cache is None for m in collection.values())
     assert str(collection.state_dict()) == str(before)
-    (folder / f"{rank}.told").write_text(f"{type(raised.value).__name__}: {raised.value}")
+    (folder / f"{rank}.error").write_text(f"{type(raised.value).__name__}: {raised.value}")
     os._exit(0)  # there is no group left to take leave of
 
 
@@ -162,11 +158,8 @@ def an_error_in_the_middle_leaves_ranks_with_their_own_state(rank, world, folder
         metric = updated(cls(task="binary"), rank)
         within = metric.sync_context()(fails)  # as a decorator
         synced = (partial(metric.sync, fails), metric.n_dropped, metric.compute)
-        for name, call in (
-            *(("dist_sync_fn", call) for call in synced),
-            ("_value", metric.compute),
-            ("_value", within),
-        ):
+        calls = [("dist_sync_fn", call) for call in synced]
+        for name, call in (*calls, ("_value", metric.compute), ("_value", within)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(metric, name, fails)
                 with pytest.raises(OSError, match="in the middle"):
@@ -223,7 +216,7 @@ def ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(rank, world, 
 
 def restarted(*arguments):
     a_restart_is_the_undisturbed_run(*arguments)
-    soak_rank.soak(*arguments, 90)
+    soak_rank.looks_of(*arguments, 90)
 
 
 def synced(*arguments):
@@ -231,17 +224,3 @@ def synced(*arguments):
     an_error_in_the_middle_leaves_ranks_with_their_own_state(*arguments)
     a_collection_with_a_synced_member_takes_nothing(*arguments)
     ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(*arguments)
-
-
-def main(part, rank, world, folder):
-    timeout = datetime.timedelta(seconds=120)
-    store = f"file://{folder}/store-{part}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
-    torch.set_num_threads(1)
-    {"killed": killed, "restarted": restarted, "synced": synced}[part](rank, world, Path(folder))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -63,13 +63,13 @@ def main(folder):
     )  # fmt: skip
     trainer.fit(model, loader(24, 0), [loader(n, 1 + index, batch_size=4) for index, n in enumerate(N_VALID)])
     expected = tc.Temperature().fit(*model.whole(0), **GIVEN)
-    said = {
+    results = {
         "epochs": model.epochs,
         "alpha": watched.transform.alpha.item(),
         "alpha expected": expected.alpha.item(),
         "stopped": trainer.current_epoch,
     }
-    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(said))
+    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

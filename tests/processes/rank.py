@@ -1,7 +1,5 @@
-"""One rank of test_faults.py: `python rank.py RANK WORLD FILE`. Raises an error on any difference."""
+"""What ranks of test_faults.py compute together, compared with one process. A difference raises an error."""
 
-import datetime
-import sys
 from functools import partial
 
 import pytest
@@ -197,10 +195,7 @@ def subgroups_forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
         assert gathered
 
 
-def main(rank, world, path):
-    timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
-    torch.set_num_threads(1)
+def every_check(rank, world, folder):
     for check in (
         every_metric_agrees_with_one_process,
         samples_of_all_kinds_meet,
@@ -212,9 +207,3 @@ def main(rank, world, path):
         subgroups_forward_synced_on_step_and_a_gather_of_ones_own,
     ):
         check(rank, world)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

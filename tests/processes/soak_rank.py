@@ -1,16 +1,14 @@
-"""One rank of the soak test in test_faults.py: `python soak_rank.py soak RANK WORLD FOLDER UPDATES` (of all ranks).
+"""What each rank of the soak test in test_faults.py does and checks.
 
 Updates have random sizes and dtypes and missing rows, mixed with the other operations of a long run. Memory and the
 number of open files must not grow, and the values must be those of all rows at once.
 """
 
 import ctypes
-import datetime
 import gc
 import json
 import os
 import pickle
-import sys
 from pathlib import Path
 
 import torch
@@ -55,11 +53,9 @@ def held():
     return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def soak(rank, world, folder, n_updates):
+def looks_of(rank, world, folder, n_updates):
     """Return memory and open files at regular intervals, after a warm-up."""
-    members = {
-        name: getattr(tc, cls)(**OPTIONS) for name, cls in {"nll": "NLL", "brier": "Brier", "ece": "ECE"}.items()
-    }
+    members = {"nll": tc.NLL(**OPTIONS), "brier": tc.Brier(**OPTIONS), "ece": tc.ECE(**OPTIONS)}
     metrics = tc.CalibrationCollection({**members, "ks": tc.KS(**OPTIONS, resolution=64)}, persistent=True)
     n_each, looks, path = -(-n_updates // world), [], folder / f"soak-{rank}.pt"
     for number in range(n_each):
@@ -85,19 +81,9 @@ def soak(rank, world, folder, n_updates):
     return looks[len(looks) // 5 :]
 
 
-def main(rank, world, folder, n_updates):
-    timeout = datetime.timedelta(seconds=600)
-    store = f"file://{folder}/store-soak"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
-    torch.set_num_threads(1)
-    looks = soak(rank, world, folder, n_updates)
+def soak(rank, world, folder, n_updates):
+    looks = looks_of(rank, world, folder, int(n_updates))
     memory, files = zip(*looks, strict=True)
     (folder / f"{rank}.looks").write_text(json.dumps(looks))
     assert max(memory) - memory[0] < MOST_GROWTH, f"memory grew: {memory}"
     assert max(files) <= files[0], f"open files grew: {files}"
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _, _, own, of, where, updates = sys.argv
-    main(int(own), int(of), Path(where), int(updates))

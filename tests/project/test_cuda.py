@@ -1,13 +1,10 @@
 """Everything that `cuda_check.py` checks, on a GPU. Its code also runs on the CPU, at small sizes."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from processes import quick_environment
+from processes import ROOT, run_python
 
 from benchmarks import readme
 from benchmarks.cuda import conduct, metrics, ops, speed
@@ -15,21 +12,15 @@ from benchmarks.cuda.check import Check, elementwise_error
 from cuda_check import content, exit_code, shown, timed
 from torchcalib import CostMatrix
 
-SCRIPT = Path(__file__).resolve().parents[2] / "cuda_check.py"
+SCRIPT = ROOT / "cuda_check.py"
 CPU = torch.device("cpu")
-
-
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env=quick_environment(), capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.cuda
 @pytest.mark.timeout(3600)
 def test_cuda_agrees_with_float64(tmp_path):
     out = tmp_path / "result.json"
-    done = run("--no-speed", "--out", str(out))
+    done = run_python(SCRIPT, "--no-speed", "--out", out, timeout=3600)
     assert done.returncode == 0, done.stdout
     assert out.is_file()
 
@@ -38,7 +29,7 @@ def test_cuda_agrees_with_float64(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_without_a_device_nothing_runs(tmp_path):
     out = tmp_path / "result.json"
-    done = run("--out", str(out))
+    done = run_python(SCRIPT, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no CUDA device" in done.stdout
     assert not out.exists()

@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 
 import pytest
-from processes import quick_environment
+from processes import run_python
 
 import torchcalib as tc
 
@@ -58,8 +57,7 @@ print(json.dumps([sorted(by_import), errors, code, output.getvalue(), sorted(uns
 
 def test_import_loads_no_optional_package_and_a_missing_extra_is_named(tmp_path):
     (tmp_path / "x.npz").touch()
-    command = [sys.executable, "-c", PROCESS, json.dumps(EXTRAS), str(tmp_path / "x.npz")]
-    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
+    done = run_python("-c", PROCESS, json.dumps(EXTRAS), tmp_path / "x.npz")
     assert done.returncode == 0, done.stderr
     loaded, errors, code, output, unseen = json.loads(done.stdout)
     assert set(loaded) & OPTIONAL == set()

@@ -8,8 +8,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 import zlib
 from itertools import pairwise
@@ -19,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.written import WRITERS
-from processes import ROOT, quick_environment
+from processes import ROOT, run_python
 
 import torchcalib
 from torchcalib.cli import main
@@ -104,8 +102,7 @@ def run_command(command, arguments):
         return
     if command == "torchrun":  # with a free port
         arguments = ["-m", "torch.distributed.run", "--standalone", *arguments]
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=False)
+    done = run_python(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
 

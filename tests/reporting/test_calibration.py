@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.each import check_each
+from helpers.refusals import check_each
 from helpers.reports import TASKS, calibrated, full, off, realistic, stages_are_equal, values_are
 
 import torchcalib as tc

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.each import check_each
+from helpers.refusals import check_each
 from helpers.reports import QUICK, QUICK_COMMAND
 from helpers.shards import add_to, assert_same, cut, data_set, shards
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import SCRIPTS, fault_rank, run_together
+from processes import fault_rank, run_ranks
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 import torchcalib as tc
@@ -18,35 +18,30 @@ WORLD = 3
 
 @pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
 def test_ranks_with_uneven_shares_agree_with_one_process(world, tmp_path):
-    codes, said = run_together([[SCRIPTS / "rank.py", rank, world, tmp_path / "store"] for rank in range(world)])
-    assert codes == [0] * world, said
-
-
-def launched(part, folder, *more, script="fault_rank.py", timeout=240):
-    commands = [[SCRIPTS / script, part, rank, WORLD, folder, *more] for rank in range(WORLD)]
-    return run_together(commands, timeout=timeout)
+    codes, output = run_ranks(world, tmp_path, "rank", "every_check")
+    assert codes == [0] * world, output
 
 
 def test_ranks_that_sync_or_fail_to_keep_their_own_state(tmp_path):
-    codes, said = launched("synced", tmp_path)
-    assert codes == [0] * WORLD, said
+    codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "synced")
+    assert codes == [0] * WORLD, output
 
 
 @pytest.mark.extended
-def test_a_rank_that_is_killed_is_told_to_the_others_and_a_restart_gives_the_undisturbed_answer(tmp_path):
-    codes, said = launched("killed", tmp_path)
-    assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], said
-    assert {path.stem for path in tmp_path.glob("*.told")} == {"0", "2"}
-    codes, said = launched("restarted", tmp_path)
-    assert codes == [0] * WORLD, said
+def test_a_killed_rank_raises_on_the_others_and_a_restart_gives_the_undisturbed_value(tmp_path):
+    codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "killed")
+    assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], output
+    assert {path.stem for path in tmp_path.glob("*.error")} == {"0", "2"}
+    codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "restarted")
+    assert codes == [0] * WORLD, output
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_soak_of_100_000_updates_keeps_memory_and_files_flat_and_gives_the_offline_values(tmp_path):
-    codes, said = launched("soak", tmp_path, "100000", script="soak_rank.py", timeout=3500)
-    assert codes == [0] * WORLD, said
+    codes, output = run_ranks(WORLD, tmp_path, "soak_rank", "soak", 100_000, timeout=3500)
+    assert codes == [0] * WORLD, output
 
 
 P, Y = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1])

@@ -1,4 +1,4 @@
-"""Rows that a `DistributedSampler` repeats, told by what it yields on all ranks."""
+"""Rows that a `DistributedSampler` repeats, identified from the indices of all ranks."""
 
 import itertools
 

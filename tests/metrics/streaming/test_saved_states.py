@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.each import check_each
+from helpers.refusals import check_each
 from torch import nn
 
 import torchcalib as tc
@@ -55,12 +55,12 @@ def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(make, tmp_path):
         assert torch.equal(second.interval().replicates, whole.interval().replicates)
 
 
-def test_a_state_says_what_it_counts_in_tensors_that_safetensors_takes(tmp_path):
+def test_a_state_describes_itself_in_tensors_that_safetensors_can_store(tmp_path):
     options = {**BINARY, "n_bins": 7, "right": True, "ignore_index": -1}
     metric, loaded = updated(tc.ECE(**options, persistent=True)), tc.ECE(**options)
-    said = description(metric.state_dict())
-    assert (said["format"], said["torchcalib"], said["n_updates"]) == (STATE_FORMAT, tc.__version__, 1)
-    assert said["configuration"].items() >= {"class": "ECE", "task": "binary", "n_bins": 7, "right": True}.items()
+    described = description(metric.state_dict())
+    assert (described["format"], described["torchcalib"], described["n_updates"]) == (STATE_FORMAT, tc.__version__, 1)
+    assert described["configuration"].items() >= {"class": "ECE", "task": "binary", "n_bins": 7, "right": True}.items()
     assert loaded.state_dict() == {}
     files = pytest.importorskip("safetensors.torch")
     files.save_file(metric.state_dict(), tmp_path / "state.safetensors")
@@ -96,7 +96,7 @@ def test_states_are_in_the_checkpoint_of_a_module_and_of_its_copies(tmp_path):
     assert set(cloned.state_dict()) == set(module.metrics["all"].state_dict())
 
 
-def test_strict_misses_the_state_of_a_persistent_metric_and_others_load_what_there_is():
+def test_strict_loading_requires_the_state_of_persistent_metrics():
     plain, persistent = Module(), Module(persistent=True)
     assert plain.state_dict().keys() == {"layer.weight", "layer.bias"}
     with pytest.raises(RuntimeError, match=r'Missing key.*"metrics.one.sums", "metrics.one.description"'):
@@ -120,6 +120,8 @@ REFUSED = [
     (tc.ECE, {"ignore_index": -1}, "ignore_index=None into ignore_index=-1"),
     (tc.ECE, {"batch_shape": (2,)}, r"batch_shape=\[\] into batch_shape=\[2\]"),
     (tc.ECE, {"with_ecd": True}, "with_ecd=False into with_ecd=True"),
+    (tc.ECE, {"reduction": "top_label"}, "reduction='positive_class' into reduction='top_label'"),
+    (tc.ECE, {"task": "multiclass", "reduction": tc.TopK(2, only=True)}, r"into reduction='TopK\(k=2, only=True\)'"),
     (tc.MCE, {}, "class='ECE' into class='MCE'"),
     (tc.KS, {}, "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
     (lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39), {}, "n_replicates=None into n_replicates=39"),
@@ -198,14 +200,22 @@ def test_damaged_samples_are_refused():
     for name, part in (
         ("scores", state["scores"][0]),
         ("scores", [state["scores"][0][1:]]),
+        ("scores", [state["scores"][0].half()]),
+        ("scores", [None]),
         ("scores", []),
         ("outcomes", [state["outcomes"][0].long()]),
+        ("outcomes", [state["outcomes"][0].half()]),
         ("weights", [torch.ones(3, dtype=torch.int64)]),
+        ("weights", [torch.ones(4, dtype=torch.float16)]),
         ("left_out", torch.zeros(1, dtype=torch.float64)),
+        ("left_out", [state["left_out"]]),
         ("left_out", torch.zeros(2)),
     ):
-        with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
-            metric.load_state_dict({**state, name: part})
+        for refusing in (metric.load_state_dict, metric.merge_state):
+            with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
+                refusing({**state, name: part})
+    with pytest.raises(ValueError, match="resolution=None into resolution=64"):
+        tc.KS(task="binary", resolution=64).load_state_dict(state)
     torch.testing.assert_close(metric.compute(), tc.ks(P, Y, task="binary").double())
 
 
@@ -246,7 +256,7 @@ def test_members_that_are_added_later_are_persistent_too():
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
-def test_what_is_loaded_or_merged_shares_no_memory_with_the_dict(cls):
+def test_loaded_and_merged_states_share_no_memory_with_the_dict(cls):
     metric, other = updated(cls(task="binary", persistent=True)), cls(task="binary")
     state = metric.state_dict()
     other.load_state_dict(state)
@@ -257,7 +267,7 @@ def test_what_is_loaded_or_merged_shares_no_memory_with_the_dict(cls):
     torch.testing.assert_close(other.compute(), metric.compute())
 
 
-def test_merging_takes_what_was_saved_and_the_state_of_another_nan_policy():
+def test_states_merge_across_nan_policies():
     """A run that ended with a NaN goes on from its checkpoint with "drop": the sums mean the same."""
     metric = updated(tc.ECE(task="binary", persistent=True), slice(2))
     dropping = tc.ECE(task="binary", nan_policy="drop")

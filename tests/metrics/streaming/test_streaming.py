@@ -8,7 +8,7 @@ from functools import partial, partialmethod
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
-from helpers.each import check_each
+from helpers.refusals import check_each
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
@@ -102,7 +102,7 @@ def test_collection_is_the_metrics_on_their_own_with_their_gradient(task):
             torch.testing.assert_close(found, expected)
 
 
-def test_collection_reads_the_input_once_also_for_members_that_demand_different_things(monkeypatch):
+def test_a_collection_converts_the_input_once_for_members_with_different_requirements(monkeypatch):
     counts = Counter()
 
     def counted(*args, _read, _name, **kwargs):
@@ -126,7 +126,7 @@ def test_collection_reads_the_input_once_also_for_members_that_demand_different_
     assert [m.update_count for m in metrics.values()] == [1, 1, 1]
 
 
-def test_only_what_counts_the_same_is_joined_and_goes_on_together():
+def test_only_metrics_with_equal_configuration_share_a_compute_group():
     """After the first batch all of these have equal states, which torchmetrics would make one compute group."""
     for cls, options, others in (
         (tc.NLL, {"eps": 1e-3}, {}),
@@ -197,14 +197,15 @@ def test_update_off_the_cpu_never_asks_for_a_value():
 
     def never_asks_for_a_value(case):
         preds, target = (tensor.to("meta") for tensor in case.data())
-        metric = case.metric(ignore_index=-100).to("meta")
-        metric.update(preds, target, weights=torch.rand(40, device="meta"))
-        metric.update(preds, target)
-        if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
-            metric(preds, target)
-        assert all(tensor.device.type == "meta" for tensor in tensors(metric))
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            metric.compute()
+        for policy in ("raise", "drop"):
+            metric = case.metric(ignore_index=-100, nan_policy=policy).to("meta")
+            metric.update(preds, target, weights=torch.rand(40, device="meta"))
+            metric.update(preds, target)
+            if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
+                metric(preds, target)
+            assert all(tensor.device.type == "meta" for tensor in tensors(metric))
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                metric.compute()
 
     check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), never_asks_for_a_value)
 
@@ -246,7 +247,7 @@ def capture(monkeypatch):
     return on
 
 
-def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
+def test_the_state_that_a_cuda_graph_updates_keeps_its_memory(capture):
     metric, p, y = tc.ECE(task="binary"), P, Y
     expected = tc.ece(p, y, task="binary").double()
     metric.update(p, y)
@@ -274,7 +275,7 @@ def test_what_a_cuda_graph_adds_to_stays_in_its_place(capture):
     assert metric.compute().isnan()
 
 
-def test_capture_of_what_a_replay_would_not_repeat_is_refused(capture):
+def test_capture_of_updates_that_a_replay_cannot_repeat_is_refused(capture):
     tce, nll = tc.TCE(task="binary"), tc.NLL(task="binary")
     capture.append(True)
     for metric, method in ((tce, "update"), (tc.Bootstrapped(nll), "update"), (nll, "forward")):

@@ -4,7 +4,6 @@ import inspect
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -182,13 +181,6 @@ def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
                 if not str(error).startswith(("`", "Unexpected keyword arguments: `")):
                     wrong.append(f"{cls.__name__}({name}=None): {error}")
     assert not wrong
-
-
-def test_what_never_averages_over_classes_refuses_average():
-    for call in (tc.Cox, tc.Spiegelhalter, partial(tc.cox, P, Y), partial(tc.spiegelhalter, P, Y)):
-        for average in (None, "macro"):
-            with pytest.raises(TypeError, match=rf"`average` must not be given, got {average!r}\. Each class or label"):
-                call(task="binary", average=average)
 
 
 def test_values_of_metrics_that_are_not_differentiable_carry_no_gradient():

@@ -1,4 +1,4 @@
-"""Metrics by group: every value is that of the metric over the rows of the group alone, however the rows came."""
+"""Metrics and functions by group: every value is that of the rows of the group alone, in whatever pieces they came."""
 
 import itertools
 import pickle
@@ -7,7 +7,9 @@ from functools import partial
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
+from helpers.numbers import close
 from helpers.refusals import assert_refused
+from helpers.streams import updated
 
 import torchcalib as tc
 from torchcalib.core.inputs import InputFormat
@@ -15,16 +17,12 @@ from torchcalib.metrics.groups.table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 some_cases = pytest.mark.parametrize("case", [case for case in CASES if str(case).startswith(NAMES)], ids=str)
-# Blocks of SKCE are cut in each update: test_blocks.py.
-IN_PIECES = [case for case in CASES if not case.in_blocks]
+IN_PIECES = [case for case in CASES if not case.in_blocks]  # the others are tested below
 P, Y, FIRST = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1])
+N_GROUPS = 6
 
 
-def close(a, b, **tolerance):
-    torch.testing.assert_close(a, b, **{"rtol": 1e-12, "atol": 1e-12, **tolerance}, equal_nan=True)
-
-
-def some_groups(n, num_groups=6):
+def some_groups(n, num_groups=N_GROUPS):
     """Numbers of groups of which one is empty, and the first has most samples."""
     groups = (torch.rand(n, generator=torch.Generator().manual_seed(1)) ** 2 * num_groups).long()
     return groups.masked_fill(groups == num_groups - 2, 0)
@@ -33,12 +31,12 @@ def some_groups(n, num_groups=6):
 def loop(case, preds, target, groups, weights=None):
     """The function over the rows of each of 6 groups, one group after the other."""
     weights = torch.ones(groups.shape) if weights is None else weights
-    members = [groups == k for k in range(6)]
+    members = [groups == k for k in range(N_GROUPS)]
     return torch.stack([case.call(preds[rows], target[rows], weights=weights[rows]) for rows in members])
 
 
 def by_group_of(case, **kwargs):
-    return tc.ByGroup(case.metric(**kwargs), num_groups=6)
+    return tc.ByGroup(case.metric(**kwargs), num_groups=N_GROUPS)
 
 
 @pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)})))
@@ -49,6 +47,8 @@ def test_groups_are_a_loop_over_groups_in_pieces_weighted_copied_and_merged_with
     weights[~kept] = 1
     expected = loop(case, preds[kept], target[kept], groups[kept], weights[kept]).double()
     groups[3] = -1
+    given = {"task": case.task, "num_groups": N_GROUPS, "weights": weights.where(kept | (torch.arange(90) == 3), 0)}
+    close(tc.by_group(case.function, preds, target, groups, **given, **case.options).double(), expected)
     groups[7], preds[7], weights[7] = 99, torch.nan, 0
     groups[11], target[11] = -5, -100
     groups[12], preds[12] = 99, torch.nan
@@ -75,16 +75,19 @@ def test_forward_is_the_value_of_the_batch_by_group_with_its_gradient(case):
     groups = some_groups(40)
     metric = by_group_of(case)
     metric.update(preds, target, groups=groups)
-    a, b = (preds.clone().requires_grad_() for _ in range(2))
+    a, b, c = (preds.clone().requires_grad_() for _ in range(3))
     value, expected = metric(a, target, groups=groups), loop(case, b, target, groups).double()
+    of_function = tc.by_group(case.function, c, target, groups, task=case.task, num_groups=N_GROUPS, **case.options)
     close(value, expected)
+    close(of_function.double(), expected)
     twice = [torch.cat((x, x)) for x in (preds, target, groups)]
     close(metric.compute(), loop(case, *twice).double())
     if case.differentiable:
-        held = [k for k in range(6) if k != 4]
-        value[held].sum().backward()
-        expected[held].sum().backward()
+        held = [k for k in range(N_GROUPS) if k != 4]
+        for values in (value, expected, of_function):
+            values[held].sum().backward()
         close(a.grad, b.grad)
+        close(c.grad, b.grad)
 
 
 def test_groups_of_samples_are_copied_take_4_bytes_each_and_are_checked_when_loaded():
@@ -137,13 +140,12 @@ def test_series_of_a_batch_keep_their_own_groups(case):
 
 def test_a_number_of_no_group_is_an_error_and_changes_nothing():
     for cls, wrong in itertools.product((tc.NLL, tc.ECE, tc.KS), (6, -2, 2**40)):
-        metric = tc.ByGroup(cls(task="binary"), num_groups=6)
-        metric.update(P, Y, groups=torch.tensor([0, 5, 5]))
+        metric = updated(tc.ByGroup(cls(task="binary"), num_groups=N_GROUPS), (P, Y), groups=torch.tensor([0, 5, 5]))
         before = metric.compute()
         with pytest.raises(ValueError, match=rf"`groups` must be numbers in \[0, 5\].* got {wrong} \(1 of 3 rows\)"):
             metric.update(P, Y, groups=torch.tensor([1, wrong, 2]))
         close(metric.compute(), before)
-        trusting = tc.ByGroup(cls(task="binary", validate_args=False), num_groups=6)
+        trusting = tc.ByGroup(cls(task="binary", validate_args=False), num_groups=N_GROUPS)
         trusting.update(P, Y, groups=torch.tensor([1, wrong, 2]))  # nothing outside of the state is written
         assert trusting.n().sum() == 3
 
@@ -189,7 +191,7 @@ def test_wrong_metrics_and_groups_are_refused():
     assert_refused((given, partial(call, **given), error, [part]) for call, given, error, part in wrong)
 
 
-def test_thousands_of_groups_are_padded_to_less_than_twice_what_they_hold():
+def test_thousands_of_groups_are_padded_to_less_than_twice_their_size():
     """One group holds a third of all samples, hundreds hold one or none."""
     g = torch.Generator().manual_seed(0)
     n, num_groups = 40_000, 3_000
@@ -222,18 +224,16 @@ def test_a_sketch_and_soft_targets_by_group_are_those_of_the_rows_of_each():
         (shares, partial(tc.NLL, task="multiclass", num_classes=4, normalize="prior")),
         (target, partial(tc.KS, task="multilabel", num_labels=4, resolution=64)),
     ):
-        metric = tc.ByGroup(make(), num_groups=6)
-        metric.update(preds, labels, groups=groups)
-        for k in set(range(6)) - {4}:
-            alone = make()
-            alone.update(preds[groups == k], labels[groups == k])
+        metric = updated(tc.ByGroup(make(), num_groups=N_GROUPS), (preds, labels), groups=groups)
+        for k in set(range(N_GROUPS)) - {4}:
+            alone = updated(make(), (preds[groups == k], labels[groups == k]))
             close(metric.compute()[k], alone.compute(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_collection_hands_groups_to_those_that_take_them_and_reads_once(monkeypatch):
+def test_a_collection_passes_groups_to_metrics_by_group_and_converts_input_once(monkeypatch):
     given = {"task": "multiclass", "num_classes": 4}
     alone = {"ece": tc.ECE(**given), "ks": tc.KS(**given)}
-    alone |= {f"{name}_by": tc.ByGroup(metric, num_groups=6) for name, metric in alone.items()}
+    alone |= {f"{name}_by": tc.ByGroup(metric, num_groups=N_GROUPS) for name, metric in alone.items()}
     metrics = tc.CalibrationCollection({name: metric.clone() for name, metric in alone.items()})
     reads = []
     original = InputFormat.read
@@ -270,8 +270,7 @@ def biased(metric, n, num_groups, off, seed=0):
     shift[list(off)] = 0.3
     y = (torch.rand(n, generator=g) < p + shift[groups]).long()
     groups[groups == 4] = 0
-    metric = tc.ByGroup(metric, num_groups=num_groups)
-    metric.update(p, y, groups=groups)
+    metric = updated(tc.ByGroup(metric, num_groups=num_groups), (p, y), groups=groups)
     return metric, p, y, groups
 
 
@@ -289,7 +288,7 @@ def test_evidence_of_groups_is_that_of_each_alone(cls):
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.ESCE, tc.ACE])
-def test_the_worst_groups_are_those_that_chance_does_not_explain(cls):
+def test_the_worst_groups_are_significant(cls):
     # Of other data one of the 57 calibrated groups is off by 3 standard deviations by chance.
     metric, _, _, groups = biased(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
     table = metric.worst(8)
@@ -327,3 +326,119 @@ def test_adjusted_p_values_are_those_of_scipy():
     p[7] = p[8]
     close(adjusted_p_values(p), torch.from_numpy(stats.false_discovery_control(p.numpy())))
     assert len(adjusted_p_values(p[:0])) == 0
+
+
+# Functions by group.
+
+
+MULTI = {"task": "multiclass", "from_logits": True}
+
+
+def data():
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 3, generator=g, dtype=torch.float64)
+    return 3 * logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1), torch.arange(300) % 4
+
+
+def test_functions_without_a_class_or_with_several_values_batches_class_axes_and_weights():
+    logits, target, groups = data()
+    folds = torch.arange(300) // 4 % 5
+    values = tc.by_group(tc.rcl, logits, target, groups, folds=folds, **MULTI)
+    parts = tc.by_group(tc.corp, logits, target, groups, num_groups=6, **MULTI)
+    for k in range(4):
+        rows = groups == k
+        close(values[k], tc.rcl(logits[rows], target[rows], folds=folds[rows], **MULTI))
+        close(parts.mcb[k], tc.corp(logits[rows], target[rows], **MULTI).mcb)
+    assert type(parts) is tc.CORPDecomposition
+    assert parts.unc[4:].isnan().all()
+    votes = torch.nn.functional.one_hot(target, 3).double()
+    by_group = partial(tc.by_group, tc.ece, groups=groups, **MULTI)
+    one = by_group(logits, target)
+    both = by_group(torch.stack((logits, -logits)), torch.stack((target, target)))
+    assert both.shape == (4, 2)
+    for found in (both[:, 0], *(by_group(logits.T, labels, class_axis=0) for labels in (target, votes.T))):
+        close(found, one)
+    close(by_group(logits, target, weights=torch.ones(5, 300)), one.unsqueeze(-1).expand(4, 5))
+
+
+def test_a_failing_group_is_named():
+    logits, target, groups = data()
+    groups[groups == 3] = 2
+    groups[5] = 3
+    with pytest.raises(ValueError, match="at least 2 samples of every class") as raised:
+        tc.by_group(tc.rcl, logits, target, groups, **MULTI)
+    assert raised.value.__notes__ == ["in group 3, of 1 samples; give rows of groups that are too small the number -1"]
+
+
+def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
+    given = {"function": tc.ece, "preds": torch.tensor([0.2, 0.7, 0.9]), "target": torch.tensor([0, 1, 1])}
+    given |= {"groups": torch.tensor([0, 1, 2]), "task": "binary"}
+    wrong = [
+        ({"groups": [0, 1, 1]}, TypeError, "must be a tensor of integers"),
+        ({"groups": torch.tensor([0, 1])}, ValueError, "one number per sample"),
+        ({"groups": torch.tensor([0, -2, 1])}, ValueError, "must be numbers in [0, 1]"),
+        ({"num_groups": 2}, ValueError, "must be numbers in [0, 1]"),
+        ({"function": "ece"}, TypeError, "`function` must be a function such as"),
+        ({"function": lambda *_, **__: 1.0}, TypeError, "`function` must return a tensor"),
+        ({"target": torch.tensor([0, 1])}, ValueError, "as many samples"),
+    ]
+    assert_refused(
+        (change, partial(tc.by_group, **{**given, **change}), error, [part]) for change, error, part in wrong
+    )
+    nothing = {name: value[:0] for name, value in given.items() if torch.is_tensor(value)}
+    assert tc.by_group(**{**given, **nothing}, num_groups=3).isnan().tolist() == [True] * 3
+
+
+# SKCE by group: blocks are cut within each group of each update.
+
+# Means of at most 200 blocks of values up to 2, summed in another order: 200 * 2 * 2.2e-16, with room.
+close_of_blocks = partial(close, rtol=1e-10)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 40])  # of 40 copies of a row whole blocks are made
+@pytest.mark.parametrize("case", [case for case in CASES if case.in_blocks], ids=str)
+def test_values_and_gradients_are_those_of_the_function_over_each_group(case, copies):
+    preds, target = case.data(n=120, lead=(2,))
+    groups = torch.randint(-1, N_GROUPS - 1, (2, 120), generator=torch.Generator().manual_seed(0))
+    groups = groups.masked_fill(groups == 2, 3)  # group 2 is empty, -1 is none
+    weights = None if copies == 1 else torch.arange(240).reshape(2, 120) * 7 % copies
+    metric = tc.ByGroup(case.metric(batch_shape=(2,)), num_groups=N_GROUPS)
+    mine, theirs = (preds.clone().requires_grad_() for _ in range(2))
+    expected = []
+    for k, b in itertools.product(range(N_GROUPS), range(2)):
+        rows = groups[b] == k
+        own = None if weights is None else weights[b, rows]
+        expected.append(case.call(theirs[b, rows], target[b, rows], weights=own))
+    expected = torch.stack(expected).reshape(N_GROUPS, 2)
+    value = metric(mine, target, groups=groups, weights=weights)
+    close_of_blocks(value, expected)
+    held = ~expected.isnan()
+    value[held].sum().backward()
+    expected[held].sum().backward()
+    close_of_blocks(mine.grad, theirs.grad)
+    if copies == 1:
+        sizes = torch.stack([(groups == k).sum(-1) for k in range(N_GROUPS)])
+        close_of_blocks(metric.n(), (sizes // case.options.get("block_size", 2)).double())  # n is the number of blocks
+    for n in (0, 1):  # too few for a block
+        metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n])
+    other = tc.ByGroup(case.metric(batch_shape=(2,)), num_groups=N_GROUPS)
+    other.update(preds, target, groups=groups, weights=weights)
+    metric.merge_state(other)  # the same blocks once more
+    close_of_blocks(metric.compute(), expected)
+
+
+def test_a_weight_of_any_size_takes_no_memory():
+    """Blocks of copies of one row alone are counted, not made: h = |r|^2 each, whatever the kernel."""
+    p = torch.tensor([0.2, 0.5], dtype=torch.float64)
+    metric = tc.ByGroup(tc.SKCE(task="binary", estimator="block"), num_groups=2)
+    metric.update(p, torch.ones(2, dtype=torch.int64), groups=torch.arange(2), weights=torch.tensor([32 * 10**10, 64]))
+    assert metric.n().tolist() == [10**10, 2]
+    close_of_blocks(metric.compute(), 2 * (1 - p) ** 2)
+
+
+def test_update_off_the_cpu_never_asks_for_a_value():
+    preds, target, groups = torch.empty(9, device="meta"), *torch.empty(2, 9, dtype=torch.int64, device="meta")
+    for weights in (None, target):
+        metric = tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS).to("meta")
+        metric.update(preds, target, groups=groups, weights=weights)
+        assert metric.state.device.type == "meta"

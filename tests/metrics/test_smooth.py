@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES
-from helpers.wrong_arguments import assert_named
+from helpers.refusals import assert_named
+from helpers.streams import updated
 from oracles import binless as oracle
 from oracles.ranked import events
 
@@ -63,8 +64,9 @@ def test_bad_arguments_are_named():
         for call in (partial(function, preds, target), cls):
             assert_named(partial(call, task="binary"), {"task": ["bin"], **wrong})
     assert_named(partial(tc.smece_width, preds, target), {"task": ["bin"]})
-    for cls in (tc.Cox, tc.Spiegelhalter):
-        assert_named(partial(cls, task="binary"), {"component": ["none"]})
+    for cls, function in ((tc.Cox, tc.cox), (tc.Spiegelhalter, tc.spiegelhalter)):
+        assert_named(partial(cls, task="binary"), {"component": ["none"], "average": [None, "macro"]})
+        assert_named(partial(function, preds, target, task="binary"), {"average": [None, "macro"]})
 
 
 # Smooth ECE.
@@ -109,7 +111,7 @@ def test_law_series_and_labels_of_very_different_widths_are_a_loop():
     assert metric.state[0].numel() * 8 < 1e6
 
 
-def test_law_smece_is_read_from_bins_alone_as_closely_as_cells_are_narrow():
+def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
     """What tests of calibration draw has weight, confidence and outcome of every cell, and no more."""
     preds, target = calibrated(20_000, scale=0.8)
     cells = SmoothingRecipe("positive_class", True).of(read_input("binary", preds, target, {}))
@@ -173,9 +175,7 @@ def test_a_sketch_of_half_precision_probabilities_and_copies_are_pooled_as_sampl
     for component in ("ici", "e50", "e90", "emax"):
         options = {"task": "binary", "n_points": 64, "component": component}
         expected = tc.ici(preds.double(), target, **options)
-        metric = tc.ICI(resolution=2048, **options)
-        metric.update(preds[:50], target[:50])
-        metric.update(preds[50:], target[50:])
+        metric = updated(tc.ICI(resolution=2048, **options), (preds[:50], target[:50]), (preds[50:], target[50:]))
         torch.testing.assert_close(metric.compute(), expected, rtol=1e-10, atol=1e-12)
     pairs, counts = torch.stack((preds.double(), target.double())).unique(dim=1, return_counts=True)
     copies = tc.ici(pairs[0], pairs[1].long(), weights=counts, **options)
@@ -238,8 +238,7 @@ def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
 def test_all_parts_of_a_stream_are_those_of_the_function():
     preds, target = calibrated(100, lead=(3,), scale=0.7)
     for cls, function, parts in ((tc.Cox, tc.cox, "fit"), (tc.Spiegelhalter, tc.spiegelhalter, "test")):
-        metric = cls(task="multilabel", num_labels=3)
-        metric.update(preds.T, target.T)
+        metric = updated(cls(task="multilabel", num_labels=3), (preds.T, target.T))
         torch.testing.assert_close(getattr(metric, parts)(), function(preds.T, target.T, task="multilabel"))
 
 
@@ -261,6 +260,5 @@ def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, reduction
     slope = tc.cox(logits, target, **given).slope
     torch.testing.assert_close(slope.double().reshape(-1), expected, rtol=4 * torch.finfo(slope.dtype).eps, atol=1e-9)
     for resolution in (None, 2048):
-        metric = tc.Cox(num_classes=3, resolution=resolution, **given)
-        metric.update(logits, target)
+        metric = updated(tc.Cox(num_classes=3, resolution=resolution, **given), (logits, target))
         torch.testing.assert_close(metric.compute().reshape(-1), expected, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,362 @@
+"""Kernel calibration error, its test, and canonical calibration error: slow loops, simulations, laws, wrong calls."""
+
+import math
+from functools import partial
+from itertools import product
+
+import oracles
+import pytest
+import torch
+from cases import N_CLASSES, Case
+from contract import test_laws_of_paths as laws_of_paths
+from contract import test_laws_of_values as laws_of_values
+from helpers import numbers
+from helpers.null_distribution import check_valid
+from helpers.refusals import assert_named
+from oracles import canonical as oracle
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchcalib as tc
+from torchcalib.metrics.canonical import _GRID
+from torchcalib.ops import leave_one_out, pairwise
+
+F64 = torch.float64
+TASKS = {"binary": {}, "multiclass": {}, "multilabel": {"average": None}}
+close = partial(numbers.close, rtol=1e-11, atol=1e-13)
+COPIES = torch.tensor([1, 0, 3, 2, 1, 7, 0, 1] * 3)[:23]
+
+
+def data(task, n, **how):
+    return Case("", tc.skce, tc.SKCE, task).data(n=n, **how)
+
+
+def rows_of(task, preds, target):
+    """Return (rows of q, rows of t) for every value of the metric."""
+    if task == "multiclass":
+        return [(preds.tolist(), [oracles.one_hot(h, N_CLASSES) for h in target.tolist()])]
+    columns = [(preds, target)] if task == "binary" else zip(preds.T, target.T, strict=True)
+    return [oracles.as_rows(p.tolist(), y.tolist()) for p, y in columns]
+
+
+def calibrated(n_sets, n, concentration=1.0):
+    """Return data sets of predictions `(S, N, 3)`, and labels drawn from them."""
+    generator = torch.Generator().manual_seed(0)
+    preds = (torch.randn(n_sets, n, 3, generator=generator, dtype=F64) / concentration).softmax(-1)
+    target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
+    return preds, target
+
+
+# Canonical calibration error.
+
+
+def error(preds, target, task="multiclass", **options):
+    return tc.canonical_error(preds, target, task=task, **options)
+
+
+@pytest.mark.parametrize(("p", "bandwidth"), [(1, 0.1), (2, 0.02), (2, 1.0)])
+@pytest.mark.parametrize("task", TASKS)
+def test_slow_loop_canonical_error(task, p, bandwidth):
+    preds, target = data(task, 23)
+    for weights in (None, COPIES):
+        copies = [1] * 23 if weights is None else weights.tolist()
+        expected = [oracle.canonical_error(q, t, copies, p, bandwidth) for q, t in rows_of(task, preds, target)]
+        given = {"p": p, "bandwidth": bandwidth, "weights": weights, **TASKS[task]}
+        close(error(preds, target, task, chunk=5, **given).reshape(-1), torch.tensor(expected, dtype=F64))
+    soft = preds.flip(0)
+    sets = [(preds.tolist(), soft.tolist())] if task == "multiclass" else rows_of(task, preds, soft)
+    expected = [oracle.canonical_error(q, t, [1] * 23, p, bandwidth) for q, t in sets]
+    found = error(preds, soft, task, p=p, bandwidth=bandwidth, **TASKS[task])
+    close(found.reshape(-1), torch.tensor(expected, dtype=F64))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_slow_loop_bandwidth_of_greatest_likelihood(weighted):
+    """Of each series by itself."""
+    preds, target = calibrated(2, 20)
+    preds[1] = preds[1] ** 3 / (preds[1] ** 3).sum(-1, keepdim=True)
+    weights = torch.arange(20) % 3 if weighted else torch.ones(20, dtype=torch.int64)
+    chosen = []
+    for rows in preds.tolist():
+        found = [oracle.leave_one_out_likelihood(rows, weights.tolist(), h) for h in _GRID]
+        chosen.append(_GRID[found.index(max(found))])
+    assert chosen[0] != chosen[1]
+    value = error(preds, target, weights=weights.expand(2, -1) if weighted else None)
+    for k in range(2):
+        close(value[k], error(preds[k], target[k], bandwidth=chosen[k], weights=weights))
+
+
+def test_probabilities_of_zero_slow_loop_and_limit_of_small_ones():
+    """Also where no other kernel reaches: of the third sample, which alone is sure, those nearest to it are left."""
+    preds = torch.tensor([[0.6, 0.4, 0], [0.7, 0.3, 0], [0.2, 0.8, 0], [0.5, 0.3, 0.2]], dtype=F64)
+    target = torch.tensor([0, 1, 1, 2])
+    ((rows, targets),) = rows_of("multiclass", preds, target)
+    for p in (1, 2):
+        expected = oracle.canonical_error(rows, [t[:3] for t in targets], [1] * 4, p, 0.1)
+        close(error(preds, target, p=p, bandwidth=0.1), torch.tensor(expected, dtype=F64))
+    preds[2] = torch.tensor([0, 1, 0])
+    at_zero = error(preds, target, bandwidth=0.5)
+    near = (preds + 1e-200) / (preds + 1e-200).sum(-1, keepdim=True)
+    assert at_zero.isfinite()
+    close(error(near, target, bandwidth=0.5), at_zero, rtol=1e-9)
+    close(error(preds.log(), target, bandwidth=0.5, from_logits=True), at_zero)
+    preds, target = calibrated(1, 60)
+    alone = torch.cat((preds[0], torch.tensor([[0.0, 1, 0]], dtype=F64)))
+    labels = torch.cat((target[0], torch.tensor([1])))
+    chosen = error(alone, labels)
+    assert any(torch.equal(chosen, error(alone, labels, bandwidth=h)) for h in _GRID[5:18]), (
+        "zeros choose the bandwidth"
+    )
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("bandwidth", [0.001, 0.1, "likelihood"])
+def test_gradient_is_finite_where_probabilities_are_0_or_1(from_logits, bandwidth):
+    generator = torch.Generator().manual_seed(0)
+    logits = 60 * torch.randn(50, 4, generator=generator)
+    logits[:10] = torch.where(logits[:10] == logits[:10].amax(-1, keepdim=True), 0.0, -torch.inf)
+    probs = logits.softmax(-1)
+    probs = probs.masked_fill(probs < 1e-20, 0)  # below, 1 / q is more than float32 holds
+    preds = (logits if from_logits else probs).requires_grad_()
+    value = error(preds, torch.randint(0, 4, (50,), generator=generator), bandwidth=bandwidth, from_logits=from_logits)
+    value.backward()
+    assert value.isfinite()
+    assert preds.grad.isfinite().all()
+
+
+# Squared kernel calibration error, and its test.
+
+
+ESTIMATORS = ["unbiased", "biased", "linear", "block"]
+# Every pair of an estimator, a kernel, a bandwidth and a task.
+SETTINGS = [
+    (list(TASKS)[(k + k // 4) % 3], *setting)
+    for k, setting in enumerate(product(ESTIMATORS, ["laplacian", "gaussian"], [0.4, "median"]))
+]
+
+
+@pytest.mark.parametrize(("task", "estimator", "kernel", "bandwidth"), SETTINGS)
+def test_slow_loop_skce(task, estimator, kernel, bandwidth):
+    preds, target = data(task, 23)
+    given = {"estimator": estimator, "kernel": kernel, "bandwidth": bandwidth, "block_size": 3}
+    for weights in (None, COPIES):
+        copies = [1] * 23 if weights is None else weights.tolist()
+        expected = [oracle.skce(q, t, copies, **given) for q, t in rows_of(task, preds, target)]
+        found = tc.skce(preds, target, task=task, weights=weights, chunk=5, **given, **TASKS[task])
+        close(found.reshape(-1), torch.tensor(expected, dtype=F64))
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
+def test_gradients_in_predictions_and_weights_are_those_of_finite_differences(kernel):
+    """Each value of a batch by itself, so that the incoming gradients differ."""
+    preds, target = data("binary", 9, lead=(2,))
+    weights = torch.linspace(0.5, 2, 18, dtype=F64).reshape(2, 9).requires_grad_()
+
+    def value(preds, weights):
+        found = tc.skce(preds, target, task="binary", estimator="biased", kernel=kernel, weights=weights, chunk=4)
+        return found * torch.tensor([2.0, 3.0])
+
+    assert torch.autograd.gradcheck(value, (preds.requires_grad_(), weights))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_single_sample_is_nan_and_never_infinite_but_for_the_biased_estimator(task, estimator):
+    """The sum over pairs of one sample is 0 but for rounding: 300 samples, alone, by weights and by `ignore_index`."""
+    preds, target = data(task, 300)
+    given = {"task": task, "estimator": estimator, "block_size": 2, **TASKS[task]}
+    alone = tc.skce(preds.unsqueeze(1), target.unsqueeze(1), **given)
+    weights = torch.eye(40, dtype=torch.int64)
+    weighted = tc.skce(preds[:40], target[:40], weights=weights, **given)
+    marked = target[:40].where(weights[3].bool() if task != "multilabel" else weights[3].bool().unsqueeze(-1), -1)
+    ignored = tc.skce(preds[:40], marked, ignore_index=-1, **given)
+    for values in (alone, weighted, ignored):
+        assert bool((values.isfinite() if estimator == "biased" else values.isnan()).all())
+    if estimator != "biased":
+        kept = tc.skce(preds[:40], target[:40], weights=weights[3] + weights[4], **given)
+        close(kept, tc.skce(preds[3:5], target[3:5], **given))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_law_updates_of_whole_blocks_are_one_call_and_their_rests_no_blocks(task, size):
+    """Streamed, merged or kept apart: the laws that do not hold for updates that cut through blocks."""
+    case = Case("", tc.skce, tc.SKCE, task, {}, {"multilabel": {"num_labels": N_CLASSES}}.get(task, {}))
+    preds, target = case.data(n=5 * size + 1, lead=(2,))
+    given = {"estimator": "block", "block_size": size}
+    expected = case.call(preds, target, **given)
+    assert case.call(preds[:, : size - 1], target[:, : size - 1], **given).isnan().all()
+    series = case.metric(batch_shape=(2,), **given)
+    one, other = case.metric(**given), case.metric(**given)
+    for piece in (slice(0, 2 * size), slice(2 * size, 2 * size), slice(2 * size, 5 * size + 1)):
+        series.update(preds[:, piece], target[:, piece])
+    close(series.compute(), expected)
+    one.update(preds[0, : 2 * size], target[0, : 2 * size])
+    other.update(preds[0, 2 * size :], target[0, 2 * size :])
+    one.merge_state(other)
+    close(one.compute(), expected[0])
+    one.update(preds[0, : size - 1], target[0, : size - 1])
+    close(one.compute(), expected[0])
+    assert (one.statistic().n == 5).all()
+
+
+# The test
+
+
+@pytest.mark.parametrize(("estimator", "size"), [("linear", 2), ("block", 4)])
+def test_slow_loop_p_value(estimator, size):
+    preds, target = calibrated(1, 41)
+    found = tc.skce_test(preds[0], target[0], task="multiclass", estimator=estimator, block_size=size)
+    ts = [oracles.one_hot(h, 3) for h in target[0].tolist()]
+    means = oracle.block_means(preds[0].tolist(), ts, [1] * 41, "laplacian", 1.0, size)
+    assert found.value.item() == pytest.approx(sum(means) / len(means), rel=1e-11)
+    assert found.p_value.item() == pytest.approx(oracle.p_value(means), rel=1e-9)
+
+
+def test_simulated_bound_keeps_its_level_and_rejects_gross_miscalibration():
+    preds, target = calibrated(500, 60)
+    bound = tc.skce_test(preds, target, task="multiclass", estimator="unbiased").p_value
+    check_valid(bound)
+    for level in (0.5, 0.2, 0.05):
+        assert (bound <= level).double().mean() <= level
+    preds, target = calibrated(1, 4000, concentration=0.2)
+    found = tc.skce_test(preds, (target + 1) % 3, task="multiclass", estimator="unbiased").p_value
+    assert found < 1e-3
+
+
+def test_closed_form_a_model_that_is_right_and_sure_is_not_rejected():
+    preds, target = torch.eye(3)[[0, 1, 2, 1, 0, 2]], torch.tensor([0, 1, 2, 1, 0, 2])
+    for estimator in ("linear", "unbiased"):
+        found = tc.skce_test(preds, target, task="multiclass", estimator=estimator)
+        assert found.value == 0
+        assert found.p_value == 1  # every calibrated model shows as much
+
+
+def test_streamed_test_is_that_of_one_call_and_of_every_label():
+    preds, target = data("multilabel", 200)
+    metric = tc.SKCE(task="multilabel", num_labels=N_CLASSES)
+    for piece in (slice(0, 80), slice(80, 200)):
+        metric.update(preds[piece], target[piece])
+    close(metric.test(), tc.skce_test(preds, target, task="multilabel"))
+    assert metric.test().p_value.shape == (N_CLASSES,)
+
+
+@pytest.mark.parametrize("estimator", ["linear", "block", "unbiased"])
+def test_p_value_of_less_than_two_blocks_is_nan(estimator):
+    """The variance of one block is 0 but for rounding: 300 sets of one block, or of one sample."""
+    preds, target = calibrated(300, 1 if estimator == "unbiased" else 3)
+    given = {"task": "multiclass", "estimator": estimator, "block_size": 3}
+    assert bool(tc.skce_test(preds, target, **given).p_value.isnan().all())
+
+
+# Functions of all pairs, which have no streaming class. tests/contract has laws of those of blocks.
+
+
+class Function(Case):
+    """A function without a streaming class, for the laws of functions of tests/contract."""
+
+    whole_weights = differentiable = True
+
+
+ALL_PAIRS = [
+    Function("skce-unbiased", tc.skce, None, "binary", {"bandwidth": 0.5}),
+    Function("skce-unbiased-logits", tc.skce, None, "multiclass", {"bandwidth": 0.5, "from_logits": True}),
+    Function("skce-biased", tc.skce, None, "multilabel", {"estimator": "biased", "bandwidth": 0.5, "chunk": 7}),
+    Function("skce-gaussian", tc.skce, None, "multiclass", {"estimator": "biased", "kernel": "gaussian"}),
+    Function("skce-median", tc.skce, None, "multiclass", {"bandwidth": "median", "from_logits": True}),
+    Function("error-l1-logits", tc.canonical_error, None, "multiclass", {"bandwidth": 0.1, "from_logits": True}),
+    Function("error-l1", tc.canonical_error, None, "multiclass", {"bandwidth": 0.1, "chunk": 3}),
+    Function("error-l2", tc.canonical_error, None, "binary", {"p": 2, "bandwidth": 0.3, "chunk": 7}),
+    Function("error-chosen-multilabel", tc.canonical_error, None, "multilabel", {}),
+]
+COMPILED = ("skce-unbiased-logits", "skce-gaussian", "error-chosen-multilabel")
+of_all_pairs = pytest.mark.parametrize("case", ALL_PAIRS, ids=str)
+
+
+@of_all_pairs
+@pytest.mark.parametrize(
+    "law",
+    [
+        laws_of_paths.test_law_leading_axes_of_weights_are_a_loop,
+        laws_of_paths.test_law_rows_of_weight_zero_are_never_read,
+        laws_of_values.test_law_batch_axis_is_a_loop,
+        laws_of_values.test_law_integer_weights_are_repeats,
+        laws_of_values.test_law_weighted_gradient_is_that_of_repeats,
+        laws_of_values.test_law_mapped_functions_are_the_function,
+    ],
+)
+def test_laws_of_functions_hold(law, case):
+    law(case)
+
+
+@pytest.mark.parametrize("case", [case for case in ALL_PAIRS if case.name in COMPILED], ids=str)
+def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
+    laws_of_values.test_law_compiled_functions_are_the_function_without_a_graph_break(case)
+
+
+@of_all_pairs
+def test_gradient_is_that_of_finite_differences(case):
+    """A median bandwidth is a constant of the gradient, but not of finite differences."""
+    preds, target = case.data(n=12)
+    if case.options.get("bandwidth") != "median":
+        value = partial(case.call, target=target, validate_args=False)
+        assert torch.autograd.gradcheck(value, preds.requires_grad_(), rtol=1e-6, atol=1e-8)
+
+
+@of_all_pairs
+def test_too_few_samples_are_nan(case):
+    """However few they are: in number, by weights, and by `ignore_index`."""
+    preds, target = case.data(n=5)
+    least = 1 if case.options.get("estimator") == "biased" else 2
+    for n in range(5):
+        kept = torch.arange(5) < n
+        marked = target.where(kept.unsqueeze(-1) if case.task == "multilabel" else kept, -1)
+        short = case.call(preds[:n].float(), target[:n])
+        assert (short.shape, short.dtype) == ((), torch.float32)
+        for value in (short, case.call(preds, target, weights=kept), case.call(preds, marked, ignore_index=-1)):
+            assert value.isnan() == (n < least)
+
+
+class Largest(TorchDispatchMode):
+    """Record the size of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = out if isinstance(out, tuple | list) else (out,)
+        self.size = max([self.size, *(t.numel() for t in made if isinstance(t, torch.Tensor))])
+        return out
+
+
+def test_of_all_pairs_and_all_blocks_no_more_than_a_chunk_is_held():
+    """Neither on the way there nor back."""
+    x, one = torch.rand(600, 3), torch.ones(600)
+    ways, grads = one.unsqueeze(0), torch.ones(1)
+    for kernel in ("laplacian", "gaussian"):
+        with Largest() as seen:
+            pairwise._pair_sums._function(x, x, ways, kernel, 50)
+            pairwise._pair_sums_backward._function(x, x, ways, grads, kernel, 50)
+        assert 50 * 50 <= seen.size <= 600 * 50
+    with Largest() as seen:
+        mean, total = leave_one_out._others._function(x, x, one, x, one, 50)
+        leave_one_out._others_backward._function(x, x, one, x, one, mean, total, x, 50)
+    assert 50 * 50 <= seen.size <= 600 * 50
+    logits, target, one = torch.rand(6000, 5), torch.zeros(6000, dtype=torch.int64), torch.ones(())
+    given = (True, "laplacian", 4, False, 10)
+    with Largest() as seen:
+        pairwise._block_sums._function(logits, target, None, one, *given)
+    assert seen.size <= 10 * 4 * 5
+    with Largest() as seen:
+        pairwise._block_sums_backward._function(logits, target, None, one, torch.ones(3), *given)
+    assert seen.size == logits.numel()  # the gradient
+
+
+def test_bad_arguments_are_refused():
+    preds, target = calibrated(1, 10)
+    given = {"preds": preds[0], "target": target[0], "task": "multiclass"}
+    shared = {"chunk": [0], "average": [None], "weights": [torch.full((10,), 0.5)]}
+    assert_named(partial(tc.canonical_error, **given), {"p": [3], "bandwidth": [-1.0, math.inf, "median"], **shared})
+    wrong = {"estimator": ["u"], "kernel": ["rbf"], "bandwidth": [0, "mean"], "block_size": [1], **shared}
+    assert_named(partial(tc.skce, **given), wrong)
+    assert_named(partial(tc.SKCE, task="binary"), {"estimator": ["unbiased"], "bandwidth": ["median"]})
+    assert_named(partial(tc.skce_test, **given), {"estimator": ["biased"]})
