@@ -269,7 +269,7 @@ class InputFormat:
                 f"`preds` must have {n_expected} entries on its class axis ({self.class_axis}), got shape "
                 f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
             )
-        voted = self.counts_votes(preds, target)
+        voted = target.dim() >= preds.dim() and self.counts_votes(preds, target)
         if self.hard_targets and (target.is_floating_point() or voted):
             found = f"counts of votes {tuple(target.shape)}" if voted else f"{target.dtype}"
             raise TypeError(
