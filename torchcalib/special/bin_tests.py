@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.host_values import look
+from torchcalib.ops.sorting import run_index
 from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, p_value, two_tails, verdicts
 
@@ -76,8 +77,7 @@ def rejected_in_bins(
 
 def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
     """Return the result of `rejected_in_bins` without access to values."""
-    index = torch.zeros_like(p, dtype=torch.int64)
-    index = torch.cat((index, index[..., :1]), -1).scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]
+    index = run_index(ends, p.shape[-1])
     owner = index.clamp(max=ends.shape[-1] - 1)
     rejected = p_value(k.gather(-1, owner).double(), n.gather(-1, owner).double(), p.double()) <= alpha
     rejected = rejected & (index < ends.shape[-1])
