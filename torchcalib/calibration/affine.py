@@ -132,7 +132,7 @@ class _Affine(Calibrator[AffineTransform]):
 class Temperature(_Affine):
     """Temperature scaling: softmax(alpha log q) with the alpha > 0 that minimises the NLL.
 
-    Fitted in float64 by a damped Newton method to a gradient norm below 1e-9, for logits of any scale. It cannot
+    Fitted in float64 by a bracketed Newton search to a gradient norm below 1e-9, for logits of any scale. It cannot
     shift probability from one class to another. See `DPCalibration` if no alpha is optimal.
 
     Source:

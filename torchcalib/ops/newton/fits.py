@@ -36,7 +36,6 @@ _ENOUGH = 1e-9, 1e-12  # both, where rounding prevents the targets
 _FLAT = 1e-14  # a slope within rounding error of 0
 _LONGEST = 8.0  # longest step in beta: further away, the likelihood is no parabola
 _FEW = 1024  # samples of the first rough fit
-_MANY = 2**15  # scores times weightings from which on a rough fit saves time
 
 
 class AffineFit(NamedTuple):
@@ -189,11 +188,11 @@ def _start(p: Problem, bias: bool) -> Tensor:
     Float32 costs half as much, and alpha needs some samples only.
     """
     theta = p.scale.float().clamp(0.1, 100)[None, :, None]
-    if p.scores.shape[1] > 2 * _FEW:
+    many = p.w.numel() * p.scores.shape[-1] > PIECE
+    if many:
         theta = _rough(p.rough(_FEW), theta)
     if bias:
         theta = pad(theta, (0, p.scores.shape[-1]))
-    many = p.w.numel() * p.scores.shape[-1] > _MANY
     return (_rough(p.rough(), theta) if many else theta).to(p.w.dtype)
 
 
@@ -203,7 +202,7 @@ def _rough(p: Problem, start: Tensor) -> Tensor:
         _function(p, start),
         start,
         _limited,
-        lambda here: here.step.abs().amax(-1) <= 2e-3,
+        lambda here: here.step.abs().amax(-1) <= 5e-3,
         fixed=torch.zeros_like(p.of_label, dtype=torch.bool),
         units=_units(p, start, 1),
         lowest=_least(p),
