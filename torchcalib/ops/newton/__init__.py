@@ -1,7 +1,16 @@
-"""Maximum likelihood fits in float64 by one damped Newton method, `minimise`.
+"""Maximum likelihood fits of softmax(alpha s + beta), by Newton's method in float64.
 
-Each fit is a problem given by the sums of its mean negative log-likelihood (NLL), gradient and Hessian:
+Axes: `R` weight vectors of one sample (folds, bootstrap replicates), `S` series, `N` samples, `C` classes. All fits of
+a call are one batched solve, in pieces that fit into the cache; the scores are never copied R times.
 
-- `fits`: softmax(alpha s + beta) with a scale alpha and, if wanted, a bias beta for each class.
+The mean NLL is convex in (alpha, beta), so the start only affects the number of rounds. It is a float32 fit to the
+mean of the weights. Scores are divided by their scale, so that a factor of the logits changes nothing but the unit of
+alpha. Results are in units of the original scores.
+
+The three fits have a solver each:
+
+- `affine`: damped Newton steps in C + 1 unknowns, by a Cholesky factor with a ridge.
+- `temperature`: one unknown, by a bracketed search on the slope. It evaluates no likelihood, so it takes no logarithm
+  for each row, and it cannot leave the bracket.
 - `logistic`: one or two unknowns of binary outcomes, differentiable in the scores, with standard errors.
 """

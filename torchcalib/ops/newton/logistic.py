@@ -1,4 +1,4 @@
-"""Logistic regression on one variable, for a batch of series."""
+"""Logistic regression on one variable for a batch of series: damped Newton steps in two unknowns."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,13 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.newton.minimise import Value, minimise
+from torchcalib.ops.host_values import look
 from torchcalib.ops.operation import operation
 
 # Elements of a piece: small enough for one thread and the cache.
 _PIECE = 2**13
 _ROUNDS = 40
 _DECREMENT = 1e-22  # Newton decrement of the mean NLL at which the unknowns are exact to rounding
+_NOISE = 1e-13  # rounding error of the mean NLL
 _LONGEST = 8.0  # longest step in standardised unknowns: further away, the likelihood is no parabola
 _CERTAIN = 8.0  # log-odds beyond which the information of an outcome is almost 0
 _RISE = 1e-6  # slope of the mean log-likelihood above which a point is not the maximum
@@ -41,6 +42,28 @@ class LogisticFit(NamedTuple):
     log_likelihood_of_identity: Tensor
 
 
+class _Value(NamedTuple):
+    """Log-likelihood, its gradient in both unknowns, and the entries of the Fisher information."""
+
+    log_likelihood: Tensor
+    of_intercept: Tensor
+    of_slope: Tensor
+    w: Tensor
+    wx: Tensor
+    wxx: Tensor
+
+    def step(self, free_slope: bool) -> tuple[Tensor, Tensor]:
+        """Return the Newton step; 0 if the information is singular."""
+        if not free_slope:
+            return self.of_intercept / self.w.masked_fill(self.w == 0, 1), torch.zeros_like(self.w)
+        determinant = self.w * self.wxx - self.wx.square()
+        held = determinant > 0
+        determinant = determinant.masked_fill(~held, 1)
+        of_intercept = (self.wxx * self.of_intercept - self.wx * self.of_slope) / determinant
+        of_slope = (self.w * self.of_slope - self.wx * self.of_intercept) / determinant
+        return of_intercept.masked_fill(~held, 0), of_slope.masked_fill(~held, 0)
+
+
 def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
     """Fit the outcomes of every series.
 
@@ -66,16 +89,16 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
     standard = (x - mean.unsqueeze(-1)) / unit.unsqueeze(-1)
     # Start at the identity. Where it is almost certain, scale it down: its information would be almost 0.
     doubt = _CERTAIN / (mean.abs() + unit).clamp(min=_CERTAIN)
-    theta, best = _maximum(standard, k, n, torch.stack((doubt * mean, doubt * unit), -1), ~determined)
-    slope, intercept = theta[..., 1] / unit, theta[..., 0] - theta[..., 1] / unit * mean
-    missed = (best.gradient.abs() > _RISE).any(-1)
-    # The intercept is a - b mean / unit for the unknowns a and b of the standardised variable.
-    inverse, shift = best.hessian / held[..., None, None], mean / unit
-    in_intercept = inverse[..., 0, 0] - 2 * shift * inverse[..., 0, 1] + shift.square() * inverse[..., 1, 1]
+    a, b, best = _maximum(standard, k, n, doubt * mean, doubt * unit, free_slope=True, stays=~determined)
+    slope, intercept = b / unit, a - b / unit * mean
+    determinant = best.w * best.wxx - best.wx.square()
+    shift = mean / unit
+    in_intercept = (best.wxx + 2 * shift * best.wx + shift.square() * best.w) / determinant
 
-    zero = torch.zeros_like(mean).unsqueeze(-1)
-    offset, at_offset = _maximum(x, k, n, zero, one_kind)
-    offset = offset.squeeze(-1).masked_fill((at_offset.gradient.abs() > _RISE).any(-1), torch.nan)
+    zero = torch.zeros_like(mean)
+    offset, _, at_offset = _maximum(x, k, n, zero, zero + 1, free_slope=False, stays=one_kind)
+    offset = offset.masked_fill(at_offset.of_intercept.abs() > _RISE * held, torch.nan)
+    missed = torch.maximum(best.of_intercept.abs(), best.of_slope.abs()) > _RISE * held
     endless = torch.where(ones > 0, torch.inf, -torch.inf).masked_fill(total == 0, torch.nan)
     limit = torch.where(rises, torch.inf, -torch.inf).masked_fill((rises & falls) | one_kind, torch.nan)
 
@@ -86,10 +109,10 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
         torch.where(determined, fitted(slope), limit),
         fitted(intercept),
         torch.where(one_kind, endless, offset),
-        fitted(inverse[..., 1, 1] / unit.square()),
+        fitted(best.w / determinant / unit.square()),
         fitted(in_intercept),
-        fitted(-best.value * held),
-        -_nll(still, k, n, zero).value * held,
+        fitted(best.log_likelihood),
+        _value(still, k, n, zero, zero + 1).log_likelihood,
     )
 
 
@@ -99,63 +122,64 @@ def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     return x.masked_fill(absent, torch.inf).amin(-1), x.masked_fill(absent, -torch.inf).amax(-1)
 
 
-def _maximum(x: Tensor, k: Tensor, n: Tensor, start: Tensor, stays: Tensor) -> tuple[Tensor, Value]:
-    """Return the unknowns `(..., P)` at the maximum of the likelihood; series that stay keep the start.
+@operation(
+    "logistic_maximum(Tensor x, Tensor k, Tensor n, Tensor a, Tensor b, Tensor stays, bool free_slope) -> Tensor",
+    fake=lambda x, k, n, a, b, stays, free_slope: a.new_empty((*a.shape, 2 + len(_Value._fields))),  # noqa: ARG005
+)
+def _climb(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, stays: Tensor, free_slope: bool) -> Tensor:
+    """Maximise the likelihood from (a, b) on; a step that does not increase it is reduced to a quarter.
+
+    Returns:
+        Both unknowns, and a `_Value` there, `(..., 8)`.
+    """
+    total = n.sum(-1).clamp(min=1)
+    value, part = _value(x, k, n, a, b), torch.ones_like(a)
+    for _ in range(_ROUNDS):
+        by_a, by_b = value.step(free_slope)
+        gain = (by_a * value.of_intercept + by_b * value.of_slope) / total
+        finished = stays | (gain <= _DECREMENT) | (part < 1e-4) | value.log_likelihood.isnan()
+        if look(finished.all()) is True:
+            break
+        part = torch.minimum(part, _LONGEST / torch.maximum(by_a.abs(), by_b.abs()).clamp(min=_LONGEST))
+        to_a, to_b = a + part * by_a, b + part * by_b
+        new = _value(x, k, n, to_a, to_b)
+        gains = ~finished & (new.log_likelihood >= value.log_likelihood - _NOISE * total)
+        a, b = torch.where(gains, to_a, a), torch.where(gains, to_b, b)
+        value = _Value(*(torch.where(gains, after, before) for after, before in zip(new, value, strict=True)))
+        part = torch.where(gains, 1.0, torch.where(finished, part, part / 4))
+    return torch.stack((a, b, *value), -1)
+
+
+def _maximum(
+    x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, *, free_slope: bool, stays: Tensor
+) -> tuple[Tensor, Tensor, _Value]:
+    """Return the unknowns at the maximum of the likelihood, starting at (a, b); series that stay keep them.
 
     The maximum is differentiated implicitly: one more Newton step with the information held constant has the
     derivative of the maximum in x, because the gradient is 0 there.
-
-    Returns:
-        The unknowns, and the mean NLL there with the inverse of its Hessian.
     """
-    at, nll, gradient, inverse = _climb(x.detach(), k.detach(), n.detach(), start, stays)
-    step = (inverse @ _nll(x, k, n, at).gradient.unsqueeze(-1)).squeeze(-1)
-    return at - step.masked_fill(stays.unsqueeze(-1), 0), Value(nll, gradient, inverse)
+    a, b, *found = _climb(x.detach(), k.detach(), n.detach(), a, b, stays, free_slope).unbind(-1)
+    value = _Value(*found)
+    moving = _value(x, k, n, a, b)
+    last = _Value(value.log_likelihood, moving.of_intercept, moving.of_slope, value.w, value.wx, value.wxx)
+    by_a, by_b = last.step(free_slope)
+    return a + by_a.masked_fill(stays, 0), b + by_b.masked_fill(stays, 0), value
 
 
-@operation(
-    "logistic_maximum(Tensor x, Tensor k, Tensor n, Tensor start, Tensor stays) -> (Tensor, Tensor, Tensor, Tensor)",
-    fake=lambda x, k, n, start, stays: (  # noqa: ARG005
-        torch.empty_like(start),
-        start.new_empty(stays.shape),
-        torch.empty_like(start),
-        start.new_empty((*start.shape, start.shape[-1])),
-    ),
-)
-def _climb(x: Tensor, k: Tensor, n: Tensor, start: Tensor, stays: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the unknowns at the maximum, the mean NLL there, its gradient and the inverse of its Hessian."""
-    found = minimise(
-        lambda theta, _: _nll(x, k, n, theta),
-        start,
-        lambda _theta, _value, step: step * (_LONGEST / step.abs().amax(-1, keepdim=True)).clamp(max=1),
-        lambda here: here.slope >= -_DECREMENT,
-        fixed=stays,
-        rounds=_ROUNDS,
-    )
-    nll, gradient, hessian = found.function
-    inverse = torch.linalg.inv_ex(hessian).inverse
-    return found.at, nll, gradient, inverse.masked_fill(~inverse.isfinite(), 0)
-
-
-def _nll(x: Tensor, k: Tensor, n: Tensor, theta: Tensor) -> Value:
-    """Return the mean NLL of intercept and slope `(..., 2)`, or of the intercept with a slope of 1 `(..., 1)`."""
-    size = theta.shape[-1]
-    a, b = theta[..., :1], theta[..., 1:] if size == 2 else 1.0
+def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
+    """Sum over the elements, one piece at a time."""
     sums = None
     for some, ones, counts in _pieces(x, k, n):
-        eta = a + b * some
+        eta = a.unsqueeze(-1) + b.unsqueeze(-1) * some
         q = eta.sigmoid()
-        residual, w = counts * q - ones, counts * q * (1 - q)
+        residual, w = ones - counts * q, counts * q * (1 - q)
         wx = w * some
-        nll = counts * torch.logaddexp(eta, torch.zeros_like(eta)) - ones * eta
-        columns = (nll, residual, residual * some, w, wx, wx * some)
+        likelihood = ones * eta - counts * torch.logaddexp(eta, torch.zeros_like(eta))
+        columns = (likelihood, residual, residual * some, w, wx, wx * some)
         piece = torch.stack([column.sum(-1) for column in columns])
         sums = piece if sums is None else sums + piece
     assert sums is not None  # there is one piece at least
-    nll, *entries = (sums / n.sum(-1).clamp(min=1)).unbind()
-    gradient = torch.stack(entries[:2], -1)
-    hessian = torch.stack((*entries[2:4], *entries[3:]), -1).reshape(*nll.shape, 2, 2)
-    return Value(nll, gradient[..., :size], hessian[..., :size, :size])
+    return _Value(*sums.unbind(0))
 
 
 def _pieces(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
