@@ -9,7 +9,7 @@ import torch
 from helpers.reports import SCORES, predictions
 
 import torchcalib as tc
-from torchcalib.reporting import evidence, intervals, kept, terminal
+from torchcalib.reporting import buffer, evidence, intervals, terminal
 from torchcalib.reporting.data import Line, LineInterval
 
 
@@ -140,7 +140,7 @@ def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fa
     keys, notes = missing(report, "interval")
     assert "nll" in keys
     assert "Bootstrap intervals are left out: computing them failed with ValueError: `weights` must" in notes
-    monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
+    monkeypatch.setattr(buffer, "MOST_SAMPLES", 100)
     keys, notes = missing(tc.report(*data("binary"), task="binary"), "interval")
     assert {"nll", "dsc/positive_class"} <= keys
     assert not keys & {"ece/positive_class", "tce/positive_class", "mcb/positive_class"}, "that is of what was streamed"

@@ -2,20 +2,23 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torchcalib.calibration.affine import DPCalibration, Temperature
-from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
+from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
 from torchcalib.reporting.intervals import failure
+
+T = TypeVar("T", bound=Transform)
 
 MOST_PRODUCTS = 2**31
 """Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
@@ -46,6 +49,19 @@ def calibration_stage(p: Predictions | None, why_not: str) -> tuple[CalibrationS
         except RuntimeError as error:  # memory, above all: the rest of the report is still useful
             why_not = f"trying calibrators failed with {failure(error)}"
     return None, (f"The gain of a calibration stage is left out: {why_not}.",)
+
+
+def fitted(calibrator: Calibrator[T], p: Predictions) -> T:
+    """Fit a calibrator to predictions with labels as targets.
+
+    Raises:
+        ValueError: if the calibrator is not for their task, or needs weights that are counts.
+    """
+    if p.task not in calibrator.tasks or (calibrator.whole_weights and not are_counts(p.weights)):
+        tasks, counts = ", ".join(calibrator.tasks), " with weights that are counts" * calibrator.whole_weights
+        raise ValueError(f"`calibrator` must be for the data, got {calibrator!r}. It is for task {tasks}{counts}.")
+    with torch.inference_mode(False):  # tensors made in inference mode could not be used in a backward pass later
+        return calibrator.fit_to(p)
 
 
 def _stage(p: Predictions) -> CalibrationStage:
@@ -89,7 +105,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
     """Return the calibrators to try, and notes on those that fit the task but not the data."""
     tried: list[Calibrator[Any]] = []
     notes: tuple[str, ...] = ()
-    counts = p.weights is None or bool((p.weights == p.weights.round()).all())
+    counts = are_counts(p.weights)
     for calibrator in CALIBRATORS:
         if p.task not in calibrator.tasks:
             continue

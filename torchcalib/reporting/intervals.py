@@ -1,21 +1,20 @@
 """Bootstrap intervals of lines that have none from their evidence: each replicate is evaluated as the data are."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.arguments import Task
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.sums import EqualWidthBins, ScoreRecipe
 from torchcalib.inference.bootstrap import Interval, Resampling
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import GROUPS, SCORES, error_values, label_values, score_values
+from torchcalib.reporting.lines import GROUPS, Estimator, label_values, score_estimators
 
 LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
 """Five replicates lie below the interval, and five above."""
@@ -30,46 +29,12 @@ MOST_IN_ORDER = 2**13
 _LEFT_OUT = "Bootstrap intervals are left out: {}."
 
 
-class Estimator(NamedTuple):
-    """Lines that are functions of one statistic.
-
-    Attributes:
-        recipe: of the statistic.
-        values: function from statistics of replicates to the values of lines `(r,)`, by their keys.
-        most: number of events up to which there are intervals.
-        name: of the lines, for people.
-    """
-
-    recipe: ScoreRecipe | EqualWidthBins | ExactSample
-    values: Callable[[Any], Mapping[str, Tensor]]
-    most: int
-    name: str
-
-
-def score_estimators(p: Predictions) -> list[Estimator]:
-    """Return the estimators of the scores."""
-    return [
-        Estimator(m.score.recipe(by_class=True), partial(score_values, m, task=p.task), MOST_EVENTS, m.__name__)
-        for m in SCORES
+def estimators_of(task: Task, ordered: Sequence[NamedReduction]) -> list[tuple[Estimator, int]]:
+    """Return the estimators of scores, DSC and UNC, each with the number of events up to which there are intervals."""
+    in_order = [
+        Estimator(r, ExactSample(r), partial(label_values, reduction=r), f"DSC and UNC, {GROUPS[r]}") for r in ordered
     ]
-
-
-def label_estimators(ordered: Sequence[NamedReduction]) -> list[Estimator]:
-    """Return the estimators of DSC and UNC."""
-    return [
-        Estimator(ExactSample(r), partial(label_values, reduction=r), MOST_IN_ORDER, f"DSC and UNC, {GROUPS[r]}")
-        for r in ordered
-    ]
-
-
-def bin_estimators(bins: Iterable[EqualWidthBins]) -> list[Estimator]:
-    """Return the estimators of errors over equal-width bins."""
-    found = []
-    for recipe in bins:
-        reduction: NamedReduction = recipe.reduction  # type: ignore[assignment]  # reports have no other
-        name = f"the errors over equal-width bins, {GROUPS[reduction]}"
-        found.append(Estimator(recipe, partial(error_values, reduction=reduction), MOST_EVENTS, name))
-    return found
+    return [(each, MOST_EVENTS) for each in score_estimators(task)] + [(each, MOST_IN_ORDER) for each in in_order]
 
 
 def with_intervals(
@@ -85,18 +50,18 @@ def with_intervals(
     """
     found, notes = list(lines), []
     if p is not None:
-        estimators = [*score_estimators(p), *label_estimators(ordered)]
-        slow = [each for each in estimators if each.recipe.n_events(p) > each.most]
+        estimators = estimators_of(p.task, ordered)
+        slow = [(each, most) for each, most in estimators if each.recipe.n_events(p) > most]
         try:
-            replicates = _replicates(p, [each for each in estimators if each not in slow])
+            replicates = _replicates(p, [each for each, most in estimators if each.recipe.n_events(p) <= most])
         except (RuntimeError, ValueError) as error:  # memory, or more copies in a replicate than can be counted
             return found, (_LEFT_OUT.format(f"computing them failed with {failure(error)}"),)
         for k, line in enumerate(found):
             if line.interval is None and line.key in replicates:
                 found[k] = replace(line, interval=interval_of(line, replicates[line.key]))
-        for each in slow:
+        for each, most in slow:
             what = "samples times classes" if each.recipe.n_events(p) > p.samples.numel() else "samples"
-            limit = f"above {each.most:,} {what}"
+            limit = f"above {most:,} {what}"
             notes.append(f"There is no interval of {each.name}, {limit}; torchcalib.bootstrap computes it.")
     return found, (*notes, *[_LEFT_OUT.format(why_not)] * bool(why_not))
 

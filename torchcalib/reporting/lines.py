@@ -3,15 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
-from torchcalib.core.events import NamedReduction
+from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.sums import BinStats, ScoreSum
+from torchcalib.core.sums import BinStats, EqualWidthBins, ScoreSum
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
@@ -90,6 +91,43 @@ def has_table(task: Task, reduction: NamedReduction) -> bool:
     return reduction != "classwise" or task == "multilabel"
 
 
+class Estimator(NamedTuple):
+    """Lines that are functions of one statistic.
+
+    Attributes:
+        key: of the statistic: a score, or the reduction of bins.
+        recipe: of the statistic: `ScoreRecipe`, `EqualWidthBins` or `ExactSample`.
+        values: function from statistics `(...)` to the values of lines `(...)`, by their keys.
+        name: of the lines, for people.
+    """
+
+    key: str
+    recipe: Any
+    values: Callable[[Any], Mapping[str, Tensor]]
+    name: str
+
+
+def score_estimators(task: Task) -> list[Estimator]:
+    """Return the estimators of the scores, by class."""
+    return [
+        Estimator(m.__name__, m.score.recipe(by_class=True), partial(score_values, m, task=task), m.__name__)
+        for m in SCORES
+    ]
+
+
+def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[Estimator]:
+    """Return the estimators of the errors over equal-width bins, with what noise floors and tables need if asked."""
+    return [
+        Estimator(
+            reduction,
+            EqualWidthBins(reduction, n_bins, right, with_noise and has_table(task, reduction), with_noise),
+            partial(error_values, reduction=reduction),
+            f"the errors over equal-width bins, {GROUPS[reduction]}",
+        )
+        for reduction in reductions_of(task)
+    ]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Sums and samples of a set of predictions, which determine every line and table.
@@ -97,28 +135,37 @@ class Statistics:
     Attributes:
         task: of the predictions.
         n_bins: of the ACE.
-        scores: sums by class, for each score.
-        bins: of equal width, for each reduction.
+        sums: of `score_estimators` and `bin_estimators`, by their keys.
         samples: for each reduction with rank-based values, `(N,)`, or `(L, N)` for labels.
         has_labels: whether all outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
     """
 
     task: Task
     n_bins: int
-    scores: Mapping[type[ScoreMetric], ScoreSum]
-    bins: Mapping[NamedReduction, BinStats]
+    sums: Mapping[str, Any]
     samples: Mapping[NamedReduction, RankedSample]
     has_labels: bool
 
     @property
+    def bins(self) -> dict[NamedReduction, BinStats]:
+        """Bins of equal width, for each reduction."""
+        return {reduction: self.sums[reduction] for reduction in reductions_of(self.task)}
+
+    @property
+    def _by_class(self) -> ScoreSum:
+        """Sums by class of a score."""
+        found: ScoreSum = self.sums[NLL.__name__]
+        return found
+
+    @property
     def n(self) -> float:
         """Sum of all weights."""
-        return float(self.scores[NLL].total.sum())
+        return float(self._by_class.total.sum())
 
     @property
     def priors(self) -> tuple[float, ...]:
         """Share of every class, or of 1s for every label."""
-        share = self.scores[NLL].share
+        share = self._by_class.share
         return tuple((share[..., 1] if self.task == "multilabel" else share).tolist())
 
     @property
@@ -147,14 +194,15 @@ class Statistics:
 
     def lines(self) -> list[Line]:
         """Return every line, without evidence."""
-        lines = [line for metric, s in self.scores.items() for line in self._score_lines(metric, s)]
+        lines = [line for metric in SCORES for line in self._score_lines(metric)]
         for reduction, bins in self.bins.items():
             lines += _error_lines(bins, reduction)
             if reduction in self.samples:
                 lines += self._order_lines(self.samples[reduction], reduction)
         return lines
 
-    def _score_lines(self, metric: type[ScoreMetric], s: ScoreSum) -> list[Line]:
+    def _score_lines(self, metric: type[ScoreMetric]) -> list[Line]:
+        s: ScoreSum = self.sums[metric.__name__]
         (key, value), *relative = score_values(metric, s, self.task).items()
         lines = [_line(metric, "scores", key, value, float(ScoreReading(metric.score, self.task).of_prior(s)))]
         for key, value in relative:

@@ -16,7 +16,7 @@ from torchcalib.io.saved import load_saved, write_whole
 from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
 from torchcalib.reporting.building import ReportBuilder
 
-FORMAT, VERSION = "torchcalib report state", 5
+FORMAT, VERSION = "torchcalib report state", 6
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:
@@ -106,7 +106,7 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
     everyone = gathered_numbers(held, process_group)
     if builder is not None:
         total = everyone.sum(0).tolist()
-        builder.relieve((total[0] - held[0], total[1] - held[1], total[2] - held[2]))
+        builder.limit((total[0] - held[0], total[1] - held[1], total[2] - held[2]))
     rank = dist.get_rank(process_group)
     mine = b"" if builder is None or rank == 0 else state_bytes(builder)
     parts = [builder_of_bytes(content) for content in gathered_bytes(mine, process_group) if content]

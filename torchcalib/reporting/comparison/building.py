@@ -15,6 +15,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.metrics.proper_scores import NLL
+from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
@@ -26,7 +27,6 @@ from torchcalib.reporting.comparison.system import (
 )
 from torchcalib.reporting.data import Comparison
 from torchcalib.reporting.intervals import LEVEL
-from torchcalib.reporting.metrics import MOST_BINS, MOST_COPIES, are_counts, check_size
 from torchcalib.reporting.sentence import comparison_sentence
 
 N_REPLICATES = 999
@@ -194,12 +194,13 @@ class ComparisonBuilder:
         one = read[self._names[0]]
         n_rows = self._rows_of(preds[self._names[0]])
         if not self._systems:
-            self._systems = {name: System(p, self._binning.n_bins, self._binning.right) for name, p in read.items()}
+            n_bins, right = self._binning.n_bins, self._binning.right
+            self._systems = {name: System.empty(p, n_bins, right) for name, p in read.items()}
         words = words_of(self._seed, self._n_rows, n_rows, one.given.device)
-        for name, p in read.items():
-            self._systems[name].add(p, words)
+        counts = are_counts(weights)
+        self._systems = {name: self._systems[name].with_rows(p, words, counts) for name, p in read.items()}
         self._width, self._n_rows, self._n_dropped = width, self._n_rows + n_rows, self._n_dropped + n_dropped
-        self._are_counts &= are_counts(weights)
+        self._are_counts &= counts
         self._are_labels &= _are_labels(one)
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
@@ -208,24 +209,23 @@ class ComparisonBuilder:
         Raises:
             ValueError: if nothing was added.
         """
-        kept = [sample for system in self._systems.values() for sample in system.samples.values()]
-        ordered = self._are_counts and not any(sample.is_full for sample in kept)
-        found = {name: system.statistics(ordered, self._are_labels) for name, system in self._systems.items()}
+        found = {name: system.statistics(self._are_labels) for name, system in self._systems.items()}
         first = found.get(self._names[0])
         if first is None or not first.n > 0:
             raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
-        if ordered and first.n > MOST_COPIES:
-            ordered = False
-            found = {name: replace(s, samples={}) for name, s in found.items()}
-        draws = Draws(self._seed, self._n_replicates, first.scores[NLL].n.device)
-        replicates = {n: system.replicates(draws, ordered, self._are_labels) for n, system in self._systems.items()}
+        systems = self._systems
+        if first.n > MOST_COPIES:
+            systems = {name: replace(system, samples={}) for name, system in systems.items()}
+            found = {name: system.statistics(self._are_labels) for name, system in systems.items()}
+        draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
+        replicates = {name: system.replicates(draws, self._are_labels) for name, system in systems.items()}
         chance = {name: expected_ece(s) for name, s in found.items()}
         lines = tuple(
             compared_line(dict(zip(self._names, same, strict=True)), replicates, chance)
             for same in zip(*(s.lines() for s in found.values()), strict=True)
             if same[0].name not in _NO_VERDICT
         )
-        notes = self._notes(ordered, max((sample.size for sample in kept), default=0))
+        notes = self._notes(systems[self._names[0]])
         scores = replicates[self._names[0]].get("brier")  # missing where there is only one row
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             rows = "rows (entries of the first axis) are so few that some replicates hold none"
@@ -291,13 +291,13 @@ class ComparisonBuilder:
             return (~missing).long(), int(missing.sum())
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
-    def _notes(self, ordered: bool, size: int) -> list[str]:
-        """Return notes on omissions and uncertain intervals, given the number of samples of an order."""
+    def _notes(self, system: System) -> list[str]:
+        """Return notes on omissions and uncertain intervals, which are the same for all systems."""
         names = "ACE, TCE, KS, MCB and DSC"
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are left out of all systems: one of them predicts NaN there.")
-        if not ordered:
+        if not system.samples:
             why = f"there are more than {MOST_KEPT:,} samples"
             if not self._are_counts:
                 why = "they need weights that are counts of samples"
@@ -305,11 +305,11 @@ class ComparisonBuilder:
         else:
             if not self._are_labels:
                 notes.append("TCE, MCB and DSC are left out: they need labels, and targets are soft.")
-            if size > MOST_IN_ORDER:
+            if system.size > MOST_IN_ORDER:
                 notes.append(f"There is no interval of {names}, which are rank-based, above {MOST_IN_ORDER:,} samples.")
             elif self._n_replicates > REPLICATES_IN_ORDER:
                 notes.append(f"Intervals of {names} come from {REPLICATES_IN_ORDER} replicates.")
-        for n_groups, lines in next(iter(self._systems.values())).few_groups.items():
+        for n_groups, lines in system.few_groups.items():
             if n_groups == 1 < self._n_rows:
                 notes.append(f"There is no interval of {lines}: with so many classes there are too many sums.")
             elif n_groups < self._n_rows:

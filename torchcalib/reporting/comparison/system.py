@@ -2,19 +2,36 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.arguments import Task
 from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample
-from torchcalib.core.sums import EqualWidthBins
-from torchcalib.reporting.comparison.groups import Draws, GroupedSample, GroupedSums
-from torchcalib.reporting.intervals import Estimator, bin_estimators, score_estimators
-from torchcalib.reporting.lines import SCORES, Statistics, has_table, order_values
+from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
+from torchcalib.reporting.accumulators import Accumulated
+from torchcalib.reporting.comparison.groups import (
+    Draws,
+    grouped_sample,
+    grouped_sums,
+    in_random_groups,
+    replicates_of_sample,
+    replicates_of_sums,
+)
+from torchcalib.reporting.lines import (
+    Estimator,
+    Statistics,
+    bin_estimators,
+    has_table,
+    order_values,
+    score_estimators,
+)
+
+S = TypeVar("S")
 
 MOST_KEPT = 2**20
 """Samples that are kept for rank-based values, every label of a sample being one."""
@@ -25,70 +42,99 @@ MOST_IN_ORDER, REPLICATES_IN_ORDER = 2**14, 199
 _FEW = 1000  # groups, whose intervals are uncertain by 2 % and more
 
 
+@dataclass(frozen=True, eq=False)
 class System:
     """Sums and samples of one system, by group.
 
-    Args:
-        like: some of its predictions.
+    Attributes:
+        task: of the predictions.
         n_bins: of equal width.
-        right: see `torchcalib.report`.
+        estimators: of lines that follow from sums.
+        sums: by group, for each estimator.
+        samples: with their groups, for each reduction with rank-based lines; none if there are too many, or if weights
+            are no counts.
     """
 
-    def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
-        self._task, self._n_bins = like.task, n_bins
-        self._reductions = reductions_of(like.task)
-        found = [*score_estimators(like), *bin_estimators(EqualWidthBins(r, n_bins, right) for r in self._reductions)]
-        self._sums: list[tuple[Estimator, GroupedSums[Any]]] = [
-            (each, GroupedSums(each.recipe, like)) for each in found if not isinstance(each.recipe, ExactSample)
-        ]
-        self.samples: dict[NamedReduction, GroupedSample] = {
-            r: GroupedSample(ExactSample(r), MOST_KEPT) for r in self._reductions if has_table(like.task, r)
-        }
+    task: Task
+    n_bins: int
+    estimators: Sequence[Estimator]
+    sums: Mapping[str, Accumulated[Any]]
+    samples: Mapping[NamedReduction, Accumulated[GroupedSample]]
 
-    def add(self, p: Predictions, words: Tensor) -> None:
-        """Add rows, given the random numbers that determine their groups."""
-        for _, sums in self._sums:
-            sums.add(p, words)
-        for sample in self.samples.values():
-            sample.add(p, words)
+    @classmethod
+    def empty(cls, like: Predictions, n_bins: int, right: bool) -> Self:
+        """Return a system without rows, for predictions like these."""
+        task, num_classes = like.task, like.samples[0] if like.task == "multilabel" else like.num_classes
+        estimators = [*score_estimators(task), *bin_estimators(task, n_bins, right)]
+        return cls(
+            task,
+            n_bins,
+            estimators,
+            {each.key: grouped_sums(each.recipe, each.recipe.shape(task, num_classes)) for each in estimators},
+            {r: grouped_sample(r, like, num_classes) for r in reductions_of(task) if has_table(task, r)},
+        )
+
+    def with_rows(self, p: Predictions, words: Tensor, are_counts: bool) -> Self:
+        """Return the system with more rows, given the random numbers that determine their groups."""
+        found = replace(
+            self,
+            sums={key: _added(each, p, words) for key, each in self.sums.items()},
+            samples={key: _added(each, p, words) for key, each in self.samples.items() if are_counts},
+        )
+        return found if found.size <= MOST_KEPT else replace(found, samples={})
+
+    @property
+    def size(self) -> int:
+        """Largest number of samples of a reduction, every label of a sample being one."""
+        return max((sum(x.numel() for x in each.content.scores) for each in self.samples.values()), default=0)
 
     @property
     def few_groups(self) -> dict[int, str]:
         """Names of the lines whose sums have few groups, by the number of groups."""
         found: dict[int, list[str]] = defaultdict(list)
-        for each, sums in self._sums:
-            if sums.n_groups <= _FEW:
-                found[sums.n_groups].append(each.name)
+        for each in self.estimators:
+            n_groups = _n_groups(self.sums[each.key])
+            if n_groups <= _FEW:
+                found[n_groups].append(each.name)
         return {n: ", ".join(names) for n, names in found.items()}
 
-    def statistics(self, ordered: bool, has_labels: bool) -> Statistics:
-        """Return the sums and samples of all rows, the samples only if they are `ordered`."""
-        statistics = [sums.statistic() for _, sums in self._sums]
+    def statistics(self, has_labels: bool) -> Statistics:
+        """Return the sums and samples of all rows."""
         return Statistics(
-            task=self._task,
-            n_bins=self._n_bins,
-            scores=dict(zip(SCORES, statistics, strict=False)),
-            bins=dict(zip(self._reductions, statistics[len(SCORES) :], strict=True)),
-            samples={r: kept.sample() for r, kept in self.samples.items()} if ordered else {},
+            task=self.task,
+            n_bins=self.n_bins,
+            sums={each.key: each.recipe.wrap(self.sums[each.key].statistic.sums.sum(0)) for each in self.estimators},
+            samples={reduction: each.statistic.whole for reduction, each in self.samples.items()},
             has_labels=has_labels,
         )
 
     @torch.no_grad()
-    def replicates(self, draws: Draws, ordered: bool, has_labels: bool) -> dict[str, Tensor]:
+    def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
         """Return the values of replicates `(R,)`, by the keys of lines; fewer for rank-based values."""
         found: dict[str, list[Tensor]] = defaultdict(list)
-        for values in self._values(draws, ordered, has_labels):
+        for values in self._values(draws, has_labels):
             for key, value in values.items():
                 found[key].append(value.cpu())
         return {key: torch.cat(values) for key, values in found.items()}
 
-    def _values(self, draws: Draws, ordered: bool, has_labels: bool) -> Iterator[Mapping[str, Tensor]]:
-        for each, sums in self._sums:
-            for statistic in sums.replicates(draws) if sums.n_groups > 1 else ():
-                yield each.values(statistic)
-        for reduction, kept in self.samples.items() if ordered else ():
-            for sample in kept.replicates(draws, REPLICATES_IN_ORDER) if kept.size <= MOST_IN_ORDER else ():
-                yield order_values(sample, has_labels, reduction, self._n_bins)
+    def _values(self, draws: Draws, has_labels: bool) -> Iterator[Mapping[str, Tensor]]:
+        for each in self.estimators:
+            sums = self.sums[each.key].statistic.sums
+            for replicates in replicates_of_sums(sums, draws) if len(sums) > 1 else ():
+                yield each.values(each.recipe.wrap(replicates))
+        for reduction, grouped in self.samples.items() if self.size <= MOST_IN_ORDER else ():
+            for sample in replicates_of_sample(grouped.statistic, draws, REPLICATES_IN_ORDER):
+                yield order_values(sample, has_labels, reduction, self.n_bins)
+
+
+def _n_groups(grouped: Accumulated[Any]) -> int:
+    kind: Any = grouped.kind
+    return int(kind.num_groups if isinstance(kind, GroupedSamplesKind) else kind.recipe.num_groups)
+
+
+def _added(grouped: Accumulated[S], p: Predictions, words: Tensor) -> Accumulated[S]:
+    """Add rows to sums or samples by group."""
+    return grouped + grouped.of(in_random_groups(p, words, _n_groups(grouped)))
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
