@@ -1,7 +1,7 @@
 """A buffer of predictions, for bootstrap intervals and calibrators, which need all of them at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.saved import saved_tensor, saved_value
+from torchcalib.ops.logs import wide_dtype
 
 MOST_VALUES = 2**26
 """Largest number of values of `preds`: 50,000 samples of 1,000 classes, and some more."""
@@ -79,7 +80,8 @@ class PredictionBuffer:
 
     def predictions(self) -> Predictions:
         """Return all predictions, with labels as targets if all of them are labels."""
-        self.pieces[:] = [_joined(self.pieces)]  # so that memory holds them once
+        if len(self.pieces) > 1:
+            self.pieces[:] = [_joined(self.pieces)]  # so that memory holds them once
         return self.pieces[0]
 
     def state(self) -> dict[str, Any]:
@@ -120,69 +122,53 @@ def _width(p: Predictions) -> int:
 
 
 def _copied(p: Predictions) -> Predictions:
-    """Return a copy of predictions, with integer labels if all targets are labels."""
-    weights = None if p.weights is None else p.weights.detach().expand(p.samples).clone()
-    present = torch.ones_like(p.given_target, dtype=torch.bool)
-    if weights is not None:
-        present = (weights != 0).unsqueeze(-1).expand(p.given_target.shape) if p.soft else weights != 0
-    target = p.given_target.detach().clone()
-    hard = p.hard or not bool(((target != target.round()) & present).any())
-    if hard and not p.hard:
-        target = target.masked_fill(~present, 0).long()
-        target = target.argmax(-1) if p.soft else target
+    """Return a copy of predictions with weights, and with integer labels if all targets are labels."""
+    ones = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
+    weights = ones if p.weights is None else ones * p.weights.detach()
+    target, present = p.given_target.detach().clone(), weights != 0
+    if not p.hard:
+        labels = target.masked_fill(~(present.unsqueeze(-1) if p.soft else present), 0)
+        if bool((labels == labels.round()).all()):
+            target = labels.argmax(-1) if p.soft else labels.long()
     return replace(
         p,
         given=p.given.detach().clone(),
         given_target=target,
         weights=weights,
+        absent=~present,
         rest=None if p.rest is None else p.rest.detach().clone(),
         dtype=torch.promote_types(p.given.dtype, torch.float32),
-        hard=hard,
+        hard=not target.is_floating_point(),
         sum_tolerance=math.inf,  # values have been checked
-        absent=None if weights is None else weights == 0,
         n_invalid=None,
         n_dropped=None,
         n_votes=None,
-        groups=None,
     )
 
 
 def _joined(pieces: Sequence[Predictions]) -> Predictions:
     """Return pieces as one; labels become soft targets if some piece has these."""
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-    hard = all(piece.hard for piece in pieces)
-    device = first.given.device
+    first, hard = pieces[0], all(piece.hard for piece in pieces)
 
-    def soft(piece: Predictions) -> Tensor:
+    def target(piece: Predictions) -> Tensor:
         if hard or not piece.hard:
             return piece.given_target
         labels = piece.given_target
         return (one_hot(labels, piece.num_classes) if piece.task == "multiclass" else labels).to(piece.given)
 
-    weights = None
-    if any(piece.weights is not None for piece in pieces):
-        weights = torch.cat(
-            [
-                torch.ones(piece.samples, dtype=torch.float64, device=device)
-                if piece.weights is None
-                else piece.weights.to(device)
-                for piece in pieces
-            ],
-            -1,
-        )
-    rests = [piece.rest.to(device) for piece in pieces if piece.rest is not None]
-    given = torch.cat([piece.given.to(device) for piece in pieces], -2 if first.task == "multiclass" else -1)
-    is_matrix = first.task == "multiclass" and not hard
+    def joined(columns: Iterable[Tensor], with_classes: bool = False) -> Tensor:
+        return torch.cat([column.to(first.given.device) for column in columns], -2 if with_classes else -1)
+
+    per_class = first.task == "multiclass"
+    given = joined((piece.given for piece in pieces), per_class)
+    rest = [piece.rest for piece in pieces if piece.rest is not None]
     return replace(
         first,
         given=given,
-        given_target=torch.cat([soft(piece).to(device) for piece in pieces], -2 if is_matrix else -1),
-        weights=weights,
-        rest=torch.cat(rests, -1) if rests else None,
+        given_target=joined(map(target, pieces), per_class and not hard),
+        weights=joined(piece.weights for piece in pieces if piece.weights is not None),
+        absent=joined(piece.absent for piece in pieces if piece.absent is not None),
+        rest=joined(rest) if rest else None,
         dtype=torch.promote_types(given.dtype, torch.float32),
         hard=hard,
-        weighted=any(piece.weighted for piece in pieces),
-        absent=None if weights is None else weights == 0,
     )

@@ -119,28 +119,28 @@ class ReportBuilder:
         """
         s = self._statistics()
         p, why_not = self._buffered()
-        evidence, notes = evidence_of(s, with_intervals=self._with_intervals)
+        evidence, notes_of_evidence = evidence_of(s, with_intervals=self._with_intervals)
+        order_based, notes_of_order = self._order_notes(s)
+        notes = [*notes_of_evidence, *notes_of_order]
         lines, tables = s.lines(), s.tables()
-        (main,) = with_evidence([next(line for line in lines if line.key in evidence)], evidence)
+        main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         sentence = sentence_of(self._task, {line.key: line.value for line in lines}, next(iter(tables.values())), main)
-        order_based, order_notes = self._order_notes(s)
-        notes += order_notes
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
-            lines, interval_notes = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
-            notes += interval_notes
+            lines, more = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
+            notes += more
         stage = None
         if self._with_calibration:
             if p is not None and not p.hard:
                 p, why_not = None, "calibrators are fitted to labels, and targets are soft"
-            stage, stage_notes = calibration_stage(p, why_not)
-            notes += stage_notes
+            stage, more = calibration_stage(p, why_not)
+            notes += more
         n_dropped = self._accumulators[NLL.__name__].left_out[1]
         if n_dropped:
             what = "labels of samples" if self._task == "multilabel" else "samples"
-            notes += (
+            notes.append(
                 f"{n_dropped:,} {what} with NaN, or with infinities that leave no distribution, are left out "
-                "(nan_policy='drop'). Their effect on all values is unknown.",
+                "(nan_policy='drop'). Their effect on all values is unknown."
             )
         options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
         return Report(
@@ -157,7 +157,7 @@ class ReportBuilder:
             source=dict(source or ({} if self.source is None else self.source.in_words())),
             tests=s.tests(),
             calibration=stage,
-            notes=notes,
+            notes=tuple(notes),
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
         )
 
@@ -209,24 +209,21 @@ class ReportBuilder:
         except RuntimeError as error:  # memory, above all
             return None, f"joining the predictions failed with {failure(error)}"
 
-    def _order_notes(self, s: Statistics) -> tuple[str, tuple[str, ...]]:
+    def _order_notes(self, s: Statistics) -> tuple[str, list[str]]:
         """Return how rank-based values were computed, and notes on them."""
         if not s.samples:
-            return "left out", (
-                "ACE, TCE, KS, MCB, DSC and UNC are left out: they need weights that are counts of samples.",
-            )
-        notes: tuple[str, ...] = ()
-        if not s.has_labels:
-            notes = ("TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft.",)
+            why = "they need weights that are counts of samples"
+            return "left out", [f"ACE, TCE, KS, MCB, DSC and UNC are left out: {why}."]
+        notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft."]
         resolution = next(iter(self._in_order.values())).resolution
         if resolution is None:
             return "exact", notes
         names = "ACE, TCE, KS, MCB, DSC and UNC" if s.has_labels else "ACE and KS"
-        note = (
+        notes.append(
             f"{names} are computed from a sketch, because there are many samples. They are exact for data in which "
             f"every probability has moved by less than 1 / {resolution:,} in log-odds."
         )
-        return f"sketch, {resolution:,} cells per unit of log-odds", (*notes, note)
+        return f"sketch, {resolution:,} cells per unit of log-odds", notes
 
     def why_no_calibration(self) -> str:
         """Return why there are no samples for calibrators, a clause; empty if there are."""

@@ -14,7 +14,7 @@ from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
 from torchcalib.inference.bootstrap import Interval, Resampling
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import GROUPS, Estimator, label_values, score_estimators
+from torchcalib.reporting.lines import GROUPS, Estimator, corp_values, score_estimators
 
 LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
 """Five replicates lie below the interval, and five above."""
@@ -32,7 +32,7 @@ _LEFT_OUT = "Bootstrap intervals are left out: {}."
 def estimators_of(task: Task, ordered: Sequence[NamedReduction]) -> list[tuple[Estimator, int]]:
     """Return the estimators of scores, DSC and UNC, each with the number of events up to which there are intervals."""
     in_order = [
-        Estimator(r, ExactSample(r), partial(label_values, reduction=r), f"DSC and UNC, {GROUPS[r]}") for r in ordered
+        Estimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}") for r in ordered
     ]
     return [(each, MOST_EVENTS) for each in score_estimators(task)] + [(each, MOST_IN_ORDER) for each in in_order]
 

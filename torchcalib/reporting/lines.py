@@ -13,9 +13,10 @@ from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, EqualWidthBins, ScoreSum
+from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, ScoreReading
-from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
+from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
 
@@ -28,25 +29,49 @@ GROUPS: dict[NamedReduction, str] = {
     "classwise": "class-wise",
 }
 
-_RELATIVE = {"NLL": "NCE", "Brier": "NBS"}
-"""Names of scores that are divided by the score of the class frequencies."""
-
 _TESTED, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and level of the TCE."""
 
-_PARTS = {
-    "mcb": "how much would the best monotone recalibration decrease the Brier score",
-    "dsc": "how much does discrimination decrease the Brier score, after recalibration",
-    "unc": "what is the Brier score of the constant prediction of the outcome frequency",
+_RELATIVE: dict[type[StreamingMetric[Any]], str] = {NLL: "nce", Brier: "nbs"}
+"""Scores that are divided by the score of the class frequencies."""
+
+
+def _metadata(metric: type[StreamingMetric[Any]], **changes: Any) -> dict[str, Any]:
+    """Return what a line has of its metric."""
+    names = ("unit", "perfect", "question", "source")
+    return {"name": metric.__name__, **{name: getattr(metric, name) for name in names}, **changes}
+
+
+_METRICS: tuple[type[StreamingMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
+_METADATA: dict[str, dict[str, Any]] = {
+    **{m.__name__.lower(): _metadata(m) for m in _METRICS},
+    **{
+        name: _metadata(
+            m,
+            name=name.upper(),
+            unit="share of naive",
+            question=f"{m.__name__} divided by that of always predicting the class frequencies",
+        )
+        for m, name in _RELATIVE.items()
+    },
+    "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="RMSCE without the bias of noisy bins"),
+    **{
+        name: _metadata(CORP, name=name.upper(), unit=Brier.unit, question=question)
+        for name, question in (
+            ("mcb", "how much would the best monotone recalibration decrease the Brier score"),
+            ("dsc", "how much does discrimination decrease the Brier score, after recalibration"),
+            ("unc", "what is the Brier score of the constant prediction of the outcome frequency"),
+        )
+    },
 }
-"""Parts of the Brier score of an event, MCB - DSC + UNC, and the question that each answers."""
+"""Metadata of lines, by the first part of their keys. MCB - DSC + UNC is the Brier score of an event."""
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
     """Return a score `(...)`, and its ratio to the score of the class frequencies where that is defined."""
     values = {metric.__name__.lower(): ScoreReading(metric.score, task).read(s)}
-    if metric.score.normalizable:
-        values[_RELATIVE[metric.__name__].lower()] = ScoreReading(metric.score, task, normalize="prior").read(s)
+    if metric in _RELATIVE:
+        values[_RELATIVE[metric]] = ScoreReading(metric.score, task, normalize="prior").read(s)
     return values
 
 
@@ -68,17 +93,19 @@ def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReducti
         n_bins: of the ACE.
     """
     values = {
-        f"ace/{reduction}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction),
-        f"ks/{reduction}": _mean(ks_from_sample, sample, reduction),
+        f"ace/{reduction}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction)
     }
-    return values | (label_values(sample, reduction) if has_labels else {})
+    if has_labels:
+        tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
+        values[f"tce/{reduction}"] = _mean(lambda s: tce(_TESTED.of(s)), sample, reduction)
+    values[f"ks/{reduction}"] = _mean(ks_from_sample, sample, reduction)
+    return values | (corp_values(sample, reduction) if has_labels else {})
 
 
-def label_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
-    """Return the rank-based values that need labels: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
-    tce = _mean(lambda s: tce_from_bins(_TESTED.of(s), alpha=_ALPHA, test="binomial", norm="l1"), sample, reduction)
+def corp_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
+    """Return MCB, DSC and UNC of the Brier score of the event; arguments as of `order_values`."""
     parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
-    return {f"tce/{reduction}": tce} | {f"{name}/{reduction}": getattr(parts, name) for name in _PARTS}
+    return {f"{name}/{reduction}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
 
 
 def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, reduction: NamedReduction) -> Tensor:
@@ -194,67 +221,32 @@ class Statistics:
 
     def lines(self) -> list[Line]:
         """Return every line, without evidence."""
-        lines = [line for metric in SCORES for line in self._score_lines(metric)]
+        values: dict[str, Tensor] = {}
+        naive = dict.fromkeys(_RELATIVE.values(), 1.0)
+        perfect: dict[str, float] = {}
+        for metric in SCORES:
+            s = self.sums[metric.__name__]
+            values |= score_values(metric, s, self.task)
+            naive[metric.__name__.lower()] = float(ScoreReading(metric.score, self.task).of_prior(s))
         for reduction, bins in self.bins.items():
-            lines += _error_lines(bins, reduction)
+            values |= error_values(bins, reduction)
             if reduction in self.samples:
-                lines += self._order_lines(self.samples[reduction], reduction)
-        return lines
-
-    def _score_lines(self, metric: type[ScoreMetric]) -> list[Line]:
-        s: ScoreSum = self.sums[metric.__name__]
-        (key, value), *relative = score_values(metric, s, self.task).items()
-        lines = [_line(metric, "scores", key, value, float(ScoreReading(metric.score, self.task).of_prior(s)))]
-        for key, value in relative:
-            question = f"{metric.__name__} divided by that of always predicting the class frequencies"
-            line = _line(metric, "scores", key, value, 1.0)
-            lines.append(replace(line, name=_RELATIVE[metric.__name__], unit="share of naive", question=question))
-        return lines
-
-    def _order_lines(self, sample: RankedSample, reduction: NamedReduction) -> list[Line]:
-        values = order_values(sample, self.has_labels, reduction, self.n_bins)
-        metrics: tuple[type[BinnedMetric | RankedMetric], ...] = (ACE, TCE, KS) if self.has_labels else (ACE, KS)
-        keys = [f"{m.__name__.lower()}/{reduction}" for m in metrics]
-        lines = [_line(m, GROUPS[reduction], key, values[key]) for m, key in zip(metrics, keys, strict=True)]
-        return [*lines, *self._corp_lines(values, reduction)] if self.has_labels else lines
-
-    def _corp_lines(self, values: Mapping[str, Tensor], reduction: NamedReduction) -> list[Line]:
-        """Return MCB, DSC and UNC of the Brier score of the event.
-
-        A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then. The
-        top label of the class frequencies is right as often as the most frequent class occurs.
-        """
-        unc = float(values[f"unc/{reduction}"])
-        is_top, likeliest = reduction == "top_label", max(self.priors)
-        perfect = {"mcb": 0.0} | dict.fromkeys(("dsc", "unc"), 0.0 if is_top else unc)
-        naive = {"mcb": 0.0, "dsc": 0.0, "unc": likeliest * (1 - likeliest) if is_top else unc}
+                values |= order_values(self.samples[reduction], self.has_labels, reduction, self.n_bins)
+        for reduction in self.samples if self.has_labels else ():
+            # A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then.
+            # The top label of the class frequencies is right as often as the most frequent class occurs.
+            unc, is_top, likeliest = float(values[f"unc/{reduction}"]), reduction == "top_label", max(self.priors)
+            perfect |= dict.fromkeys((f"dsc/{reduction}", f"unc/{reduction}"), 0.0 if is_top else unc)
+            naive[f"unc/{reduction}"] = likeliest * (1 - likeliest) if is_top else unc
         lines = []
-        for name, question in _PARTS.items():
-            line = _line(CORP, GROUPS[reduction], key := f"{name}/{reduction}", values[key], naive[name])
-            lines.append(replace(line, name=name.upper(), unit=Brier.unit, perfect=perfect[name], question=question))
+        for key, value in values.items():
+            name, _, of = key.partition("/")
+            line = Line(
+                key=key,
+                group=GROUPS[of] if of else "scores",  # type: ignore[index]  # a reduction
+                value=float(value),
+                naive=naive.get(key, 0.0),
+                **_METADATA[name],
+            )
+            lines.append(replace(line, perfect=perfect.get(key, line.perfect)))
         return lines
-
-
-def _error_lines(b: BinStats, reduction: NamedReduction) -> list[Line]:
-    """Return the lines of `error_values`. The class frequencies have errors of 0."""
-    *usual, debiased = error_values(b, reduction).items()
-    lines = [_line(m, GROUPS[reduction], *item) for m, item in zip(ERRORS, usual, strict=True)]
-    last = _line(RMSCE, GROUPS[reduction], *debiased)
-    return [*lines, replace(last, name="RMSCE debiased", question="RMSCE without the bias of noisy bins")]
-
-
-def _line(
-    metric: type[ScoreMetric | BinnedMetric | RankedMetric], group: str, key: str, value: Tensor, naive: float = 0.0
-) -> Line:
-    """Return a line with the metadata of a metric."""
-    return Line(
-        key=key,
-        name=metric.__name__,
-        group=group,
-        unit=metric.unit,
-        perfect=metric.perfect,
-        question=metric.question,
-        source=metric.source,
-        value=float(value),
-        naive=naive,
-    )

@@ -74,13 +74,12 @@ class SampleOrSketch:
         if not n_exact or n_exact + n_elsewhere <= MOST_SAMPLES:
             return self
         sample = self._exact
-        has_labels = self.sketch_has_labels and _has_labels(sample)
-        return type(self)(self.kind, self.kind.empty(), self._with(sample), has_labels)
+        return type(self)(self.kind, self.kind.empty(), self._with(sample), self.has_labels)
 
     @property
     def has_labels(self) -> bool:
         """Whether all outcomes are labels, and none is a share."""
-        return self.sketch_has_labels and _has_labels(self._exact)
+        return self.sketch_has_labels and are_labels(self._exact)
 
     @property
     def statistic(self) -> RankedSample:
@@ -120,7 +119,7 @@ class SampleOrSketch:
     def _exact(self) -> RankedSample:
         """The exact samples, with integer labels if all outcomes are labels."""
         sample: RankedSample = self.kind.statistic(self.samples)
-        if sample.n is None and _has_labels(sample):  # labels of a floating dtype
+        if sample.n is None and are_labels(sample):  # labels of a floating dtype
             return replace(sample, positives=sample.positives.to(torch.uint8))
         return sample
 
@@ -150,7 +149,7 @@ def _check_values(sample: RankedSample) -> None:
         raise ValueError("samples must have scores in [0, 1], whole counts and 0 to count positives, got other values")
 
 
-def _has_labels(sample: RankedSample) -> bool:
+def are_labels(sample: RankedSample) -> bool:
     """Return whether every outcome is 0 or 1."""
     positives, all_of = sample.positives, 1 if sample.n is None else sample.n
     if not positives.is_floating_point():

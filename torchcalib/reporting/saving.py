@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from torchcalib.io.errors import InputError
 from torchcalib.io.saved import load_saved, write_whole
@@ -116,7 +115,7 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 def state_bytes(builder: ReportBuilder) -> bytes:
     """Return the state of a builder as the content of a file."""
     content = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, **_on_cpu(builder.state())}, content)
+    torch.save({"format": FORMAT, "version": VERSION, **builder.state()}, content)
     return content.getvalue()
 
 
@@ -139,13 +138,3 @@ def _builder_of(state: Any) -> ReportBuilder:
             "Make all parts with the torchcalib that merges them."
         )
     return ReportBuilder.of_state(state)
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return tensors on the CPU, each with its own storage: torch saves the whole storage of a view."""
-    if isinstance(value, Tensor):
-        own = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        return value.cpu() if own else value.cpu().clone()
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    return type(value)(map(_on_cpu, value)) if isinstance(value, list | tuple) else value

@@ -30,6 +30,7 @@ from torchcalib.reporting.lines import (
     order_values,
     score_estimators,
 )
+from torchcalib.reporting.sample_or_sketch import are_labels
 
 S = TypeVar("S")
 
@@ -87,6 +88,11 @@ class System:
     def size(self) -> int:
         """Largest number of samples of a reduction, every label of a sample being one."""
         return max((sum(x.numel() for x in each.content.scores) for each in self.samples.values()), default=0)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether all outcomes of ranked samples are labels."""
+        return all(are_labels(each.statistic.whole) for each in self.samples.values())
 
     @property
     def few_groups(self) -> dict[int, str]:
