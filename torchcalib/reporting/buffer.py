@@ -21,6 +21,9 @@ MOST_VALUES = 2**26
 MOST_SAMPLES = 2**20
 """Largest number of samples, every label of a sample being one."""
 
+_SMALL = 2**12
+"""Number of samples up to which a piece is small."""
+
 
 @dataclass(frozen=True, eq=False)
 class PredictionBuffer:
@@ -31,7 +34,7 @@ class PredictionBuffer:
         n_ranks: number of processes that share the maximal number.
         n_samples: number of samples so far, every label of a sample being one.
         n_values: number of values of predictions so far.
-        pieces: the copies, in order; each at most half as long as the one before it.
+        pieces: the copies, in order.
     """
 
     input_format: InputFormat
@@ -69,8 +72,9 @@ class PredictionBuffer:
         pieces = list(self.pieces)
         for piece in other.pieces:
             pieces.append(piece)
-            while len(pieces) > 1 and pieces[-2].samples[-1] <= 2 * pieces[-1].samples[-1]:
-                pieces[-2:] = [_joined(pieces[-2:])]  # so that every sample is copied some log2(N) times in all
+            # Small pieces are joined, so that there are few: each sample is copied a few times.
+            while len(pieces) > 1 and pieces[-2].samples[-1] <= min(_SMALL, 2 * pieces[-1].samples[-1]):
+                pieces[-2:] = [_joined(pieces[-2:])]
         return replace(both, pieces=pieces)
 
     def limited(self, n_samples: int, n_values: int) -> Self:
@@ -126,7 +130,7 @@ def _copied(p: Predictions) -> Predictions:
     ones = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
     weights = ones if p.weights is None else ones * p.weights.detach()
     target, present = p.given_target.detach().clone(), weights != 0
-    if not p.hard:
+    if target.is_floating_point():
         labels = target.masked_fill(~(present.unsqueeze(-1) if p.soft else present), 0)
         if bool((labels == labels.round()).all()):
             target = labels.argmax(-1) if p.soft else labels.long()

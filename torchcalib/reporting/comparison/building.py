@@ -196,11 +196,12 @@ class ComparisonBuilder:
             n_bins, right = self._binning.n_bins, self._binning.right
             num_classes = None if how.task == "binary" else first.shape[how.class_axis]
             check_size(how.read_as, num_classes or 2, n_bins)
-            self._systems = {name: System.empty(p, n_bins, right) for name, p in read.items()}
+            self._systems = {name: System(p, n_bins, right) for name, p in read.items()}
             self._formats = {name: replace(of, num_classes=num_classes) for name, of in self._formats.items()}
         words = words_of(self._seed, self._n_rows, n_rows, first.device)
         counts = are_counts(weights)
-        self._systems = {name: self._systems[name].with_rows(p, words, counts) for name, p in read.items()}
+        for name, p in read.items():
+            self._systems[name].add(p, words, counts)
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= counts
 
@@ -214,8 +215,8 @@ class ComparisonBuilder:
         first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
             raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
-        if first.n > MOST_COPIES:
-            systems = {name: replace(system, samples={}) for name, system in systems.items()}
+        for system in systems.values() if first.n > MOST_COPIES else ():
+            system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
         found = {name: system.statistics(has_labels) for name, system in systems.items()}
         draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)

@@ -19,10 +19,7 @@ from torchcalib.core.events import NamedReduction
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.state import SumsKind
-from torchcalib.core.sums import Sums
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
-from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import weighed_sums
@@ -72,12 +69,44 @@ class Draws:
         return self._drawn[n_groups]
 
 
-def grouped_sums(recipe: Any, shape: tuple[int, ...]) -> Accumulated[Sums]:
-    """Return an accumulator of sums by group; of one group, without replicates, if there are too many sums."""
-    size = math.prod(shape)
-    n_groups = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
-    n_groups = n_groups if n_groups * size <= _TOO_MANY else 1
-    return Accumulated(SumsKind(SumsByGroup(recipe, n_groups), (n_groups, *shape)))
+class GroupedSums:
+    """Sums by group of rows, to which batches add in place: there may be far more groups than rows in a batch.
+
+    Args:
+        recipe: of the sums.
+        shape: of the sums of a group.
+
+    Attributes:
+        sums: of groups `(G, ..., F, K)`; of one group, without replicates, if there are too many sums.
+    """
+
+    def __init__(self, recipe: Any, shape: tuple[int, ...], device: torch.device) -> None:
+        size = math.prod(shape)
+        n_groups = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
+        n_groups = n_groups if n_groups * size <= _TOO_MANY else 1
+        self.recipe = recipe
+        *lead, n_cells = shape
+        self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
+        self.sums = self._sums.movedim(-2, 0)
+
+    def add(self, p: Predictions, words: Tensor) -> None:
+        """Add rows, given the random numbers that determine their groups."""
+        cells = self.recipe.cells(p)
+        group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
+        place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
+        self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
+
+    def statistic(self) -> Any:
+        """Return the statistic of all rows."""
+        return self.recipe.wrap(self.sums.sum(0))
+
+    def replicates(self, draws: Draws) -> Iterator[Any]:
+        """Yield the statistic of replicates, some at a time, `(r, ...)`."""
+        table = self.sums.flatten(1)
+        finite = bool(table.isfinite().all())
+        for some in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
+            sums = weighed_sums(some.to(table), table, finite)
+            yield self.recipe.wrap(sums.reshape(len(some), *self.sums.shape[1:]))
 
 
 def grouped_sample(reduction: NamedReduction, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
@@ -87,18 +116,10 @@ def grouped_sample(reduction: NamedReduction, like: Predictions, num_classes: in
     return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MOST_GROUPS))
 
 
-def in_random_groups(p: Predictions, words: Tensor, n_groups: int) -> Predictions:
+def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
     """Return predictions in random groups, given the random numbers of their rows."""
-    groups = group_of(words, n_groups).repeat_interleave(p.samples[-1] // max(1, len(words)))
-    return in_groups(p, groups, n_groups, validate_args=False)
-
-
-def replicates_of_sums(sums: Tensor, draws: Draws) -> Iterator[Tensor]:
-    """Yield the sums of replicates, some at a time, `(r, ...)`, given those of groups `(G, ...)`."""
-    table = sums.flatten(1)
-    finite = bool(table.isfinite().all())
-    for some in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
-        yield weighed_sums(some.to(table), table, finite).reshape(len(some), *sums.shape[1:])
+    groups = group_of(words, MOST_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
+    return in_groups(p, groups, MOST_GROUPS, validate_args=False)
 
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:

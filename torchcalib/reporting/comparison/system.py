@@ -2,28 +2,23 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task
 from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
+from torchcalib.metrics.groups.samples import GroupedSample
 from torchcalib.reporting.accumulators import Accumulated
 from torchcalib.reporting.comparison.groups import (
     Draws,
+    GroupedSums,
     grouped_sample,
-    grouped_sums,
     in_random_groups,
     replicates_of_sample,
-    replicates_of_sums,
 )
 from torchcalib.reporting.lines import (
-    Estimator,
     Statistics,
     bin_estimators,
     has_table,
@@ -31,8 +26,6 @@ from torchcalib.reporting.lines import (
     score_estimators,
 )
 from torchcalib.reporting.sample_or_sketch import are_labels
-
-S = TypeVar("S")
 
 MOST_KEPT = 2**20
 """Samples that are kept for rank-based values, every label of a sample being one."""
@@ -43,46 +36,39 @@ MOST_IN_ORDER, REPLICATES_IN_ORDER = 2**14, 199
 _FEW = 1000  # groups, whose intervals are uncertain by 2 % and more
 
 
-@dataclass(frozen=True, eq=False)
 class System:
     """Sums and samples of one system, by group.
 
-    Attributes:
-        task: of the predictions.
+    Args:
+        like: some of its predictions.
         n_bins: of equal width.
-        estimators: of lines that follow from sums.
-        sums: by group, for each estimator.
+        right: see `torchcalib.report`.
+
+    Attributes:
         samples: with their groups, for each reduction with rank-based lines; none if there are too many, or if weights
             are no counts.
     """
 
-    task: Task
-    n_bins: int
-    estimators: Sequence[Estimator]
-    sums: Mapping[str, Accumulated[Any]]
-    samples: Mapping[NamedReduction, Accumulated[GroupedSample]]
-
-    @classmethod
-    def empty(cls, like: Predictions, n_bins: int, right: bool) -> Self:
-        """Return a system without rows, for predictions like these."""
+    def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
         task, num_classes = like.task, like.samples[0] if like.task == "multilabel" else like.num_classes
-        estimators = [*score_estimators(task), *bin_estimators(task, n_bins, right)]
-        return cls(
-            task,
-            n_bins,
-            estimators,
-            {each.key: grouped_sums(each.recipe, each.recipe.shape(task, num_classes)) for each in estimators},
-            {r: grouped_sample(r, like, num_classes) for r in reductions_of(task) if has_table(task, r)},
-        )
+        self._task, self._n_bins = task, n_bins
+        self._sums = [
+            (each, GroupedSums(each.recipe, each.recipe.shape(task, num_classes), like.given.device))
+            for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
+        ]
+        self.samples: dict[NamedReduction, Accumulated[GroupedSample]] = {
+            r: grouped_sample(r, like, num_classes) for r in reductions_of(task) if has_table(task, r)
+        }
 
-    def with_rows(self, p: Predictions, words: Tensor, are_counts: bool) -> Self:
-        """Return the system with more rows, given the random numbers that determine their groups."""
-        found = replace(
-            self,
-            sums={key: _added(each, p, words) for key, each in self.sums.items()},
-            samples={key: _added(each, p, words) for key, each in self.samples.items() if are_counts},
-        )
-        return found if found.size <= MOST_KEPT else replace(found, samples={})
+    def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
+        """Add rows, given the random numbers that determine their groups."""
+        for _, sums in self._sums:
+            sums.add(p, words)
+        if are_counts and self.samples:
+            grouped = in_random_groups(p, words)
+            self.samples = {r: each + each.of(grouped) for r, each in self.samples.items()}
+        if not are_counts or self.size > MOST_KEPT:
+            self.samples = {}
 
     @property
     def size(self) -> int:
@@ -98,18 +84,17 @@ class System:
     def few_groups(self) -> dict[int, str]:
         """Names of the lines whose sums have few groups, by the number of groups."""
         found: dict[int, list[str]] = defaultdict(list)
-        for each in self.estimators:
-            n_groups = _n_groups(self.sums[each.key])
-            if n_groups <= _FEW:
-                found[n_groups].append(each.name)
+        for each, grouped in self._sums:
+            if len(grouped.sums) <= _FEW:
+                found[len(grouped.sums)].append(each.name)
         return {n: ", ".join(names) for n, names in found.items()}
 
     def statistics(self, has_labels: bool) -> Statistics:
         """Return the sums and samples of all rows."""
         return Statistics(
-            task=self.task,
-            n_bins=self.n_bins,
-            sums={each.key: each.recipe.wrap(self.sums[each.key].statistic.sums.sum(0)) for each in self.estimators},
+            task=self._task,
+            n_bins=self._n_bins,
+            sums={each.key: grouped.statistic() for each, grouped in self._sums},
             samples={reduction: each.statistic.whole for reduction, each in self.samples.items()},
             has_labels=has_labels,
         )
@@ -124,23 +109,12 @@ class System:
         return {key: torch.cat(values) for key, values in found.items()}
 
     def _values(self, draws: Draws, has_labels: bool) -> Iterator[Mapping[str, Tensor]]:
-        for each in self.estimators:
-            sums = self.sums[each.key].statistic.sums
-            for replicates in replicates_of_sums(sums, draws) if len(sums) > 1 else ():
-                yield each.values(each.recipe.wrap(replicates))
+        for each, sums in self._sums:
+            for statistic in sums.replicates(draws) if len(sums.sums) > 1 else ():
+                yield each.values(statistic)
         for reduction, grouped in self.samples.items() if self.size <= MOST_IN_ORDER else ():
             for sample in replicates_of_sample(grouped.statistic, draws, REPLICATES_IN_ORDER):
-                yield order_values(sample, has_labels, reduction, self.n_bins)
-
-
-def _n_groups(grouped: Accumulated[Any]) -> int:
-    kind: Any = grouped.kind
-    return int(kind.num_groups if isinstance(kind, GroupedSamplesKind) else kind.recipe.num_groups)
-
-
-def _added(grouped: Accumulated[S], p: Predictions, words: Tensor) -> Accumulated[S]:
-    """Add rows to sums or samples by group."""
-    return grouped + grouped.of(in_random_groups(p, words, _n_groups(grouped)))
+                yield order_values(sample, has_labels, reduction, self._n_bins)
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
