@@ -16,7 +16,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
 from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
-from torchcalib.reporting.intervals import failure
+from torchcalib.reporting.evidence import failure
 
 T = TypeVar("T", bound=Transform)
 

@@ -26,7 +26,7 @@ from torchcalib.reporting.comparison.system import (
     expected_ece,
 )
 from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.intervals import LEVEL
+from torchcalib.reporting.evidence import LEVEL
 from torchcalib.reporting.sentence import comparison_sentence
 
 N_REPLICATES = 999
