@@ -78,9 +78,9 @@ class PredictionBuffer:
         return replace(both, pieces=pieces)
 
     def limited(self, n_samples: int, n_values: int) -> Self:
-        """Drop all predictions if they are too many, together with so many that will be added."""
-        everything = replace(self, n_samples=self.n_samples + n_samples, n_values=self.n_values + n_values, pieces=[])
-        return everything if everything.why_not else self
+        """Drop all predictions if those of all buffers that will be added are too many."""
+        dropped = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
+        return dropped if dropped.why_not else self
 
     def predictions(self) -> Predictions:
         """Return all predictions, with labels as targets if all of them are labels."""

@@ -65,8 +65,7 @@ class ReportBuilder:
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self.source = source
         check_option_names(options)
-        self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
-        self._format = InputFormat(task, **self._options)
+        self._format = InputFormat(task, **options)
         self._task = self._format.read_as
         self._parts: frozenset[str] = frozenset()  # identifiers of the builders that were merged
         self._has_groups: bool | None = None  # not known before the first piece
@@ -313,16 +312,16 @@ class ReportBuilder:
 
     @property
     def held(self) -> tuple[int, int, int]:
-        """Number of kept samples, of kept values, and of exact ranked samples, which are all bounded."""
+        """Number of samples and values in the buffer, and of exact ranked samples, which are all bounded."""
         n_in_order = max((sample.size for sample in self._in_order.values()), default=0)
         return self._buffer.n_samples, self._buffer.n_values, n_in_order
 
-    def limit(self, elsewhere: tuple[int, int, int]) -> None:
-        """Apply the limits to the samples together with those elsewhere, which will be merged with these."""
+    def limit(self, n_samples: int, n_values: int, n_in_order: int) -> None:
+        """Apply the limits to numbers as of `held`, those of all builders that will be merged with this one."""
         if BUFFER in self._accumulators:
-            self._accumulators[BUFFER] = self._buffer.limited(*elsewhere[:2])
+            self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
         for reduction, sample in self._in_order.items():
-            self._accumulators[sample_name(reduction)] = sample.limited(elsewhere[2])
+            self._accumulators[sample_name(reduction)] = sample.limited(n_in_order)
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for `of_state`."""

@@ -13,6 +13,7 @@ from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
+from torchcalib.inference.words import listed
 from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, ScoreReading
 from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
@@ -85,7 +86,7 @@ def _stage(p: Predictions) -> CalibrationStage:
     by_name = {calibrator.name: calibrator for calibrator in tried}
     affine = [calibrator for calibrator in tried if isinstance(calibrator, Temperature | DPCalibration)]
     best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
-    notes += tuple(f"{_listed(names)}: {remark.replace('`', '')}" for remark, names in remarked.items())
+    notes += tuple(f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in remarked.items())
     return CalibrationStage(recommendation, raw, found, best, n_folds, FOLDS["seed"], notes)
 
 
@@ -110,7 +111,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
         if p.task not in calibrator.tasks:
             continue
         if calibrator.whole_weights and not counts:
-            notes += (f"{_listed([calibrator.name])} is not tried: it needs weights that are counts of samples.",)
+            notes += (f"{_sentence_case(calibrator.name)} is not tried: it needs weights that are counts of samples.",)
         elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (
                 f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "
@@ -142,7 +143,5 @@ def _some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Join names, as the beginning of a sentence."""
-    joined = " and ".join(names)
-    return joined[:1].upper() + joined[1:]
+def _sentence_case(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -68,13 +68,12 @@ class SampleOrSketch:
             sketch_has_labels=self.sketch_has_labels and other.sketch_has_labels,
         ).limited()
 
-    def limited(self, n_elsewhere: int = 0) -> Self:
-        """Return a sketch if there are too many samples, together with so many that will be added."""
+    def limited(self, n_samples: int = 0) -> Self:
+        """Return a sketch if there are too many samples here, or in all accumulators that will be added."""
         n_exact = sum(score.numel() for score in self.samples.scores)
-        if not n_exact or n_exact + n_elsewhere <= MOST_SAMPLES:
+        if not n_exact or max(n_exact, n_samples) <= MOST_SAMPLES:
             return self
-        sample = self._exact
-        return type(self)(self.kind, self.kind.empty(), self._with(sample), self.has_labels)
+        return type(self)(self.kind, self.kind.empty(), self._with(self._exact), self.has_labels)
 
     @property
     def has_labels(self) -> bool:

@@ -104,8 +104,7 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
     held = (0, 0, 0) if builder is None else builder.held
     everyone = gathered_numbers(held, process_group)
     if builder is not None:
-        total = everyone.sum(0).tolist()
-        builder.limit((total[0] - held[0], total[1] - held[1], total[2] - held[2]))
+        builder.limit(*everyone.sum(0).tolist())
     rank = dist.get_rank(process_group)
     mine = b"" if builder is None or rank == 0 else state_bytes(builder)
     parts = [builder_of_bytes(content) for content in gathered_bytes(mine, process_group) if content]
