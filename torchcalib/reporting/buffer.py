@@ -60,9 +60,8 @@ class PredictionBuffer:
 
     def of(self, p: Predictions) -> Self:
         """Return a buffer of a batch alone, flattened to one series."""
-        n_values = p.given.numel()
-        found = replace(self, n_samples=n_values // _width(p), n_values=n_values, pieces=[])
-        return replace(found, pieces=[_copied(p)] if n_values and not found.why_not else [])
+        found = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
+        return replace(found, pieces=[_copied(p)] if found.n_samples and not found.why_not else [])
 
     def __add__(self, other: Self) -> Self:
         n_samples, n_values = self.n_samples + other.n_samples, self.n_values + other.n_values
@@ -86,7 +85,7 @@ class PredictionBuffer:
         """Return all predictions, with labels as targets if all of them are labels."""
         if len(self.pieces) > 1:
             self.pieces[:] = [_joined(self.pieces)]  # so that memory holds them once
-        return self.pieces[0]
+        return replace(self.pieces[0])  # what is computed from them is not kept
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for `loaded`."""
@@ -118,11 +117,6 @@ class PredictionBuffer:
             rest = saved_tensor(piece, "rest", torch.float64, tuple(p.given.shape))
             reading.read(rest, p.given_target, p.weights)
         return _copied(replace(p, task=task, rest=rest))
-
-
-def _width(p: Predictions) -> int:
-    """Return the number of values of a sample; every label is a sample."""
-    return p.num_classes if p.task == "multiclass" else 1
 
 
 def _copied(p: Predictions) -> Predictions:
