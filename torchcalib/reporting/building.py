@@ -131,8 +131,8 @@ class ReportBuilder:
         if self._with_calibration:
             if p is not None and not p.hard:
                 p, why_not = None, "calibrators are fitted to labels, and targets are soft"
-            stage, more = calibration_stage(p, why_not)
-            notes += more
+            stage, of_stage = calibration_stage(p, why_not)
+            notes += of_stage
         n_dropped = self._accumulators[NLL.__name__].left_out[1]
         if n_dropped:
             what = "labels of samples" if self._task == "multilabel" else "samples"

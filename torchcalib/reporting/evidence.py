@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task
 from torchcalib.core.events import NamedReduction
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
@@ -141,17 +140,9 @@ def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_
 _LEFT_OUT = "Bootstrap intervals are left out: {}."
 
 
-def estimators_of(task: Task, ordered: Sequence[NamedReduction]) -> list[tuple[Estimator, int]]:
-    """Return the estimators of scores, DSC and UNC, each with the number of events up to which there are intervals."""
-    in_order = [
-        Estimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}") for r in ordered
-    ]
-    return [(each, MOST_EVENTS) for each in score_estimators(task)] + [(each, MOST_IN_ORDER) for each in in_order]
-
-
 def with_intervals(
     lines: Sequence[Line], p: Predictions | None, why_not: str, ordered: Sequence[NamedReduction]
-) -> tuple[list[Line], tuple[str, ...]]:
+) -> tuple[list[Line], list[str]]:
     """Return lines with bootstrap intervals where these are fast and missing, and notes on omissions.
 
     Args:
@@ -160,22 +151,30 @@ def with_intervals(
         why_not: why there are none, a clause.
         ordered: reductions with rank-based lines that need labels.
     """
-    found, notes = list(lines), []
-    if p is not None:
-        estimators = estimators_of(p.task, ordered)
-        slow = [(each, most) for each, most in estimators if each.recipe.n_events(p) > most]
-        try:
-            replicates = _bootstrap(p, [each for each, most in estimators if each.recipe.n_events(p) <= most])
-        except (RuntimeError, ValueError) as error:  # memory, or more copies in a replicate than can be counted
-            return found, (_LEFT_OUT.format(f"computing them failed with {failure(error)}"),)
-        for k, line in enumerate(found):
-            if line.interval is None and line.key in replicates:
-                found[k] = replace(line, interval=interval_of(line, replicates[line.key]))
-        for each, most in slow:
-            what = "samples times classes" if each.recipe.n_events(p) > p.samples.numel() else "samples"
-            limit = f"above {most:,} {what}"
-            notes.append(f"There is no interval of {each.name}, {limit}; torchcalib.bootstrap computes it.")
-    return found, (*notes, *[_LEFT_OUT.format(why_not)] * bool(why_not))
+    if p is None:
+        return list(lines), [_LEFT_OUT.format(why_not)] if why_not else []
+    limits = [(each, MOST_EVENTS) for each in score_estimators(p.task)]
+    for r in ordered:
+        corp = Estimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}")
+        limits.append((corp, MOST_IN_ORDER))
+    fast, notes = [], []
+    for each, most in limits:
+        n_events = each.recipe.n_events(p)
+        if n_events <= most:
+            fast.append(each)
+            continue
+        what = "samples times classes" if n_events > p.samples.numel() else "samples"
+        notes.append(f"There is no interval of {each.name}, above {most:,} {what}; torchcalib.bootstrap computes it.")
+    try:
+        replicates = _bootstrap(p, fast)
+    except (RuntimeError, ValueError) as error:  # memory, or more copies in a replicate than can be counted
+        return list(lines), [_LEFT_OUT.format(f"computing them failed with {failure(error)}")]
+
+    def changed(line: Line) -> Line:
+        is_missing = line.interval is None and line.key in replicates
+        return replace(line, interval=interval_of(line, replicates[line.key])) if is_missing else line
+
+    return [changed(line) for line in lines], notes
 
 
 @torch.no_grad()
