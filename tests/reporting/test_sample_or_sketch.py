@@ -1,4 +1,4 @@
-"""Above a number of samples a report reads their order off a sketch, in bounded memory."""
+"""Above a number of samples a report computes rank-based values from a sketch, in bounded memory."""
 
 import pytest
 import torch

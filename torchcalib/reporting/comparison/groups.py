@@ -75,6 +75,7 @@ class GroupedSums:
     Args:
         recipe: of the sums.
         shape: of the sums of a group.
+        device: of the sums.
 
     Attributes:
         sums: of groups `(G, ..., F, K)`; of one group, without replicates, if there are too many sums.
