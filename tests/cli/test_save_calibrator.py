@@ -11,7 +11,7 @@ from helpers.reports import TASKS, calibrated, realistic
 import torchcalib as tc
 from torchcalib.calibration.affine import AffineTransform
 from torchcalib.cli import main
-from torchcalib.reporting import kept
+from torchcalib.reporting import buffer
 from torchcalib.reporting.building import ReportBuilder
 
 
@@ -78,7 +78,7 @@ def test_it_refuses_places_where_no_file_can_be_written(saved, capsys, monkeypat
 def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved, capsys, monkeypatch):
     saved()
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "MOST_SAMPLES", 100)
+        patch.setattr(buffer, "MOST_SAMPLES", 100)
         patch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
         patch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
         error = failing(capsys, "a.npz", "--save-calibrator", "cal.pt")

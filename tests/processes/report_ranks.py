@@ -15,7 +15,7 @@ from helpers.shards import add_to, cut, data_set
 
 import torchcalib
 from torchcalib.cli import main
-from torchcalib.reporting import bounded, kept
+from torchcalib.reporting import buffer, sample_or_sketch
 
 RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -33,7 +33,7 @@ def run(folder):
     for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
         counted(name, collectives)
     for arguments, most, port in json.loads(Path("calls.json").read_text()):
-        bounded.MOST_SAMPLES, kept.MOST_SAMPLES = most or 2**24, most or 2**20
+        sample_or_sketch.MOST_SAMPLES, buffer.MOST_SAMPLES = most or 2**24, most or 2**20
         out, err = io.StringIO(), io.StringIO()
         os.environ["MASTER_PORT"] = port  # one of its own: a rank may still be leaving the call before
         collectives.clear()

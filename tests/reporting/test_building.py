@@ -9,6 +9,7 @@ from helpers.refusals import assert_refused
 from helpers.reports import QUICK, calibrated, off
 
 import torchcalib as tc
+from torchcalib.core.inputs import InputFormat
 from torchcalib.reporting.building import ReportBuilder
 
 
@@ -25,6 +26,16 @@ def test_wrong_calls_name_what_is_wrong():
             ("a number", lambda: ReportBuilder(task="binary", with_calibration=1), TypeError, ["`with_calibration`"]),
         ]
     )
+
+
+def test_an_update_reads_its_rows_once_and_a_report_reads_none(monkeypatch):
+    calls, read = [], InputFormat.read
+    monkeypatch.setattr(InputFormat, "read", lambda *args, **given: calls.append(1) or read(*args, **given))
+    preds, target = off("binary")
+    builder = ReportBuilder(task="binary")
+    builder.update(preds, target, groups=target)
+    assert builder.report().calibration is not None
+    assert len(calls) == 1
 
 
 def test_a_report_is_a_mapping_that_compares_and_prints_its_sentence_and_recommendation():

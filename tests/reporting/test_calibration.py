@@ -10,8 +10,8 @@ from helpers.refusals import check_each
 from helpers.reports import TASKS, calibrated, full, off, realistic, stages_are_equal, values_are
 
 import torchcalib as tc
+from torchcalib.reporting import buffer
 from torchcalib.reporting import calibration as module
-from torchcalib.reporting import kept
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.html.report import render
 
@@ -158,13 +158,13 @@ def test_it_is_left_out_with_a_note():
     [("multiclass", "MOST_SAMPLES", 250), ("multiclass", "MOST_VALUES", 1250), ("multilabel", "MOST_SAMPLES", 1250)],
 )
 def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, most, monkeypatch):
-    monkeypatch.setattr(kept, limit, most)
+    monkeypatch.setattr(buffer, limit, most)
     preds, target = realistic(task)
     builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
     builder.update(preds[:250], target[:250])
     assert builder.report().calibration is not None
     builder.update(preds[250:], target[250:])
-    assert builder._kept._pieces == []
+    assert builder._buffer.pieces == []
     report = builder.report()
     assert report.calibration is None
     assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]

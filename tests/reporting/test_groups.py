@@ -111,7 +111,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
     builder.update(p, y, groups=groups, group_names=NAMES)
     tc.save_report_state(builder, tmp_path / "a.pt")
     state = torch.load(tmp_path / "a.pt", weights_only=True)
-    names, sums, apart = (state["groups"][name] for name in ("names", "sums", "apart"))
+    names, sums, apart = (state["accumulators"]["groups"][name] for name in ("names", "sums", "apart"))
     for wrong in (
         {"sums": sums[1:]},
         {"sums": sums.float()},
@@ -121,7 +121,8 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
         {"names": [*names[:-1], 7]},
         {"names": [*names[:-1], "x" * 1001]},
     ):
-        torch.save({**state, "groups": {**state["groups"], **wrong}}, tmp_path / "b.pt")
+        accumulators = {**state["accumulators"], "groups": {**state["accumulators"]["groups"], **wrong}}
+        torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
             tc.load_report_state(tmp_path / "b.pt")
 

@@ -9,7 +9,7 @@ import torch
 from helpers.reports import SCORES, predictions
 
 import torchcalib as tc
-from torchcalib.reporting import evidence, intervals, kept, terminal
+from torchcalib.reporting import buffer, evidence, terminal
 from torchcalib.reporting.data import Line, LineInterval
 
 
@@ -111,15 +111,13 @@ def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes
     preds, target = data("multiclass")
     given = {"task": "multiclass", "with_calibration": False}
     with monkeypatch.context() as patch:
-        patch.setattr(intervals, "MOST_EVENTS", 200)
-        patch.setattr(intervals, "MOST_IN_ORDER", 100)
-        keys, notes = missing(tc.report(preds, target, **given), "interval")
-        assert keys == {"dsc/top_label", "unc/top_label", "esce/classwise"}, "evidence has no such limit"
-        assert "There is no interval of DSC and UNC, top label, above 100 samples;" in notes
-        patch.setattr(evidence, "MOST_CELLS", 74)
-        patch.setattr(evidence, "MOST_IN_ORDER", 100)
+        for limit, most in {"MOST_EVENTS": 100, "MOST_IN_ORDER": 100, "MOST_CELLS": 74}.items():
+            patch.setattr(evidence, limit, most)
         report = tc.report(preds, target, **given)
         floors, (keys, notes) = missing(report, "noise_floor")[0], missing(report, "interval")
+        assert {"nll", "dsc/top_label", "unc/top_label"} <= keys
+        assert "There is no interval of NLL, above 100 samples;" in notes
+        assert "There is no interval of DSC and UNC, top label, above 100 samples;" in notes
         assert {"ece/classwise", "mce/classwise", "rmsce_debiased/classwise"} <= keys - floors
         assert "Errors over bins, class-wise, have no interval" in notes
         assert "ks/top_label" in floors
@@ -140,7 +138,7 @@ def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fa
     keys, notes = missing(report, "interval")
     assert "nll" in keys
     assert "Bootstrap intervals are left out: computing them failed with ValueError: `weights` must" in notes
-    monkeypatch.setattr(kept, "MOST_SAMPLES", 100)
+    monkeypatch.setattr(buffer, "MOST_SAMPLES", 100)
     keys, notes = missing(tc.report(*data("binary"), task="binary"), "interval")
     assert {"nll", "dsc/positive_class"} <= keys
     assert not keys & {"ece/positive_class", "tce/positive_class", "mcb/positive_class"}, "that is of what was streamed"

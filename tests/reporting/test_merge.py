@@ -16,7 +16,7 @@ from helpers.shards import add_to, assert_same, cut, data_set, shards
 
 import torchcalib as tc
 from torchcalib.cli import main
-from torchcalib.reporting import evidence, kept
+from torchcalib.reporting import buffer, evidence
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.saving import state_bytes
 
@@ -87,8 +87,8 @@ def test_what_is_too_much_only_together_is_let_go_of_as_in_one(task, tmp_path, m
     arrays["weights"] += 1  # samples of weight 0 would not be among those that are too many
     n_events = arrays["targets"].size
     for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
-        monkeypatch.setattr("torchcalib.reporting.bounded.MOST_SAMPLES", limit)
-        monkeypatch.setattr(kept, "MOST_SAMPLES", limit)
+        monkeypatch.setattr("torchcalib.reporting.sample_or_sketch.MOST_SAMPLES", limit)
+        monkeypatch.setattr(buffer, "MOST_SAMPLES", limit)
         whole = builder_of(arrays, task, with_intervals=False).report().to_dict()
         parts = parts_of(arrays, task, tmp_path, 10, 20, 200, with_intervals=False)
         assert_same(reduce(add, parts).report().to_dict(), whole)
@@ -153,7 +153,6 @@ def changed(*keys, to, task="multiclass", **options):
 
     def write(path):
         state = holder = torch.load(io.BytesIO(saved(task)), weights_only=True)
-        state["kept"]["pieces"] = [list(piece) for piece in state["kept"]["pieces"]]
         for folder in keys[:-1]:
             holder = holder[folder]
         holder[keys[-1]] = to(holder[keys[-1]]) if callable(to) else to
@@ -167,16 +166,25 @@ CELLS = torch.ones(3, 2, dtype=torch.float64)
 
 def sketch(**parts):
     """Return a writer of a state with cells in place of samples."""
-    sound = {"cells": CELLS, "places": torch.tensor([5, 9]), "has_labels": True}
-    return changed("samples", "positive_class", to={**sound, **parts}, task="binary")
+
+    def with_cells(state):
+        empty = [[], [], [], state["parts"][-1]]
+        return {"parts": empty, "cells": CELLS, "places": torch.tensor([5, 9]), "has_labels": True, **parts}
+
+    return changed("accumulators", "sample of positive_class", to=with_cells, task="binary")
 
 
-def kept_as(k, value):
-    return changed("kept", "pieces", 0, k, to=value)
+def buffered(*keys, to):
+    return changed("accumulators", "predictions", *keys, to=to)
 
 
-def sums(name, change, task="multiclass"):
-    return changed("metrics", name, to=change, task=task)
+def sums(to):
+    return changed("accumulators", "NLL", "parts", to=to)
+
+
+def samples(column, change, of="top_label", task="multiclass"):
+    """Return a writer of a state whose chunks of a column (scores, outcomes, counts) are changed."""
+    return changed("accumulators", f"sample of {of}", "parts", column, to=lambda c: [change(x) for x in c], task=task)
 
 
 class Evil:
@@ -186,7 +194,8 @@ class Evil:
 
 def deflated(path):
     """What unpacks to a thousand times its size."""
-    changed("kept", "pieces", to=[(torch.zeros(10**6, 4), torch.zeros(10**6, dtype=torch.int64), None)])(path)
+    many = {"given": torch.zeros(10**6, 4), "given_target": torch.zeros(10**6, dtype=torch.int64)}
+    buffered("pieces", to=[{**many, "weights": None, "rest": None}])(path)
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -194,13 +203,14 @@ def deflated(path):
             archive.writestr(name, content)
 
 
-ONE_AXIS_MORE = [(torch.zeros(1, 12, 4), torch.zeros(1, 12, dtype=torch.int64), None)]
+ONE_AXIS_MORE = {"given": torch.zeros(1, 12, 4), "given_target": torch.zeros(1, 12, dtype=torch.int64)}
+ONE_AXIS_MORE |= {"weights": None, "rest": None}
 HOSTILE = {
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_bytes(b"hello" * 99),
     "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
     "objects": lambda path: torch.save({"format": Evil()}, path),
-    "old format": changed("version", to=5, _use_new_zipfile_serialization=False),
+    "old format": changed("version", to=6, _use_new_zipfile_serialization=False),
     "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
     "a tensor": lambda path: torch.save(torch.ones(3), path),
     "other format": changed("format", to="other"),
@@ -208,31 +218,31 @@ HOSTILE = {
     "10^9 classes": changed("num_classes", to=10**9),
     "classes of another kind": changed("num_classes", to=4.0),
     "other classes": changed("num_classes", to=3),
-    "expanded": kept_as(0, torch.ones(1, 1).expand(10**9, 4)),
-    "laughs": changed("samples", to={"top_label": reduce(lambda value, _: [value, value], range(40), [])}),
-    "sparse": kept_as(0, torch.ones(12, 4).to_sparse()),
+    "expanded": buffered("pieces", 0, "given", to=torch.ones(1, 1).expand(10**9, 4)),
+    "laughs": changed("accumulators", "NLL", to=reduce(lambda value, _: [value, value], range(40), [])),
+    "sparse": buffered("pieces", 0, "given", to=torch.ones(12, 4).to_sparse()),
     "settings": changed("settings", to={"task": "multiclass", "nonsense": 1}),
     "bins": changed("settings", "n_bins", to=10**9),
     "a bin more": changed("settings", "n_bins", to=16),
     "task": changed("settings", "task", to="regression"),
-    "no metrics": changed("metrics", to=3),
-    "no sums": changed("metrics", to={}),
-    "sums": sums("NLL.sums", lambda sums: sums[:-1]),
-    "sums of another kind": sums("NLL.sums", [1, 2]),
-    "chunks": sums("sample of top_label.scores", lambda chunks: chunks * 2),
-    "probabilities": sums("sample of positive_class.scores", lambda chunks: [x + 2 for x in chunks], "probabilities"),
-    "outcomes": sums("sample of top_label.outcomes", lambda chunks: [chunk + 200 for chunk in chunks]),
-    "counts": sums("sample of top_label.weights", lambda chunks: [chunk - 9 for chunk in chunks]),
-    "labels out of range": kept_as(1, torch.full((12,), 2**40)),
-    "labels missing": kept_as(1, torch.zeros(5, dtype=torch.int64)),
-    "kept NaN": kept_as(0, torch.full((12, 4), torch.nan)),
-    "kept of other classes": kept_as(0, torch.zeros(12, 5)),
-    "kept too few": kept_as(0, torch.zeros(0, 4)),
-    "kept no tensors": kept_as(0, "text"),
-    "kept of one axis more": changed("kept", "pieces", to=ONE_AXIS_MORE),
-    "pieces": changed("kept", "pieces", to=7),
-    "kept nothing": changed("kept", to=None),
-    "flag": changed("kept", "has_shares", to=torch.tensor(True)),
+    "no accumulators": changed("accumulators", to=3),
+    "no sums": changed("accumulators", to=lambda a: {**a, "NLL": {}}),
+    "a sum less": sums(lambda parts: [parts[0][:-1]]),
+    "sums of another kind": sums([1, 2]),
+    "chunks": changed("accumulators", "sample of top_label", "parts", 0, to=lambda chunks: chunks * 2),
+    "probabilities": samples(0, lambda chunk: chunk + 2, "positive_class", "probabilities"),
+    "outcomes": samples(1, lambda chunk: chunk + 200),
+    "counts": samples(2, lambda chunk: chunk - 9),
+    "labels out of range": buffered("pieces", 0, "given_target", to=torch.full((12,), 2**40)),
+    "labels missing": buffered("pieces", 0, "given_target", to=torch.zeros(5, dtype=torch.int64)),
+    "kept NaN": buffered("pieces", 0, "given", to=torch.full((12, 4), torch.nan)),
+    "kept of other classes": buffered("pieces", 0, "given", to=torch.zeros(12, 5)),
+    "kept too few": buffered("pieces", to=[]),
+    "kept no tensors": buffered("pieces", 0, "given", to="text"),
+    "kept of one axis more": buffered("pieces", 0, to=ONE_AXIS_MORE),
+    "pieces": buffered("pieces", to=7),
+    "kept nothing": changed("accumulators", "predictions", to=None),
+    "number": buffered("n_values", to=torch.tensor(48)),
     "source": changed("source", to={"files": 3}),
     "cells elsewhere": sketch(places=torch.tensor([5, 10**9])),
     "cells twice": sketch(places=torch.tensor([5, 5])),
@@ -255,15 +265,15 @@ def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, mo
         assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
-    changed("version", to=6)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="`version` of a report state must be 5 for this torchcalib, got 6"):
+    changed("version", to=7)(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="`version` of a report state must be 6 for this torchcalib, got 7"):
         tc.load_report_state(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
         tc.load_report_state(tmp_path / "none.pt")
 
 
 def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
-    for write_sound in (changed("version", to=5), changed("version", to=5, task="binary"), sketch()):
+    for write_sound in (changed("version", to=6), changed("version", to=6, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
         report = tc.load_report_state(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()

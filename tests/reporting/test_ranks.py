@@ -14,7 +14,7 @@ from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
 import torchcalib as tc
 from torchcalib.cli import main
 from torchcalib.io.paths import share_of
-from torchcalib.reporting import bounded, kept
+from torchcalib.reporting import buffer, sample_or_sketch
 
 
 def launched(n_ranks, folder, calls):
@@ -101,7 +101,7 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
     answers = launched(n_ranks, tmp_path, calls)
     for k, ((files, options, most), answer) in enumerate(zip(good, answers, strict=False)):
         with monkeypatch.context() as patch:
-            for module in (bounded, kept):
+            for module in (sample_or_sketch, buffer):
                 patch.setattr(module, "MOST_SAMPLES", most or module.MOST_SAMPLES)
             found = saved(k)
             assert main(command(files[0], k, options)) == 0, capsys.readouterr().err

@@ -12,8 +12,8 @@ from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.reporting import terminal
+from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-from torchcalib.reporting.metrics import check_size
 
 
 @on_first

@@ -13,8 +13,8 @@ from torchcalib.io.errors import NoSamplesError
 from torchcalib.io.opening import PredictionFiles
 from torchcalib.io.paths import share_of
 from torchcalib.reporting import terminal
+from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.metrics import check_size
 
 
 def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:

@@ -152,34 +152,6 @@ class InputFormat:
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
-    def with_missing_marked(
-        self, preds: Tensor, target: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the input with missing rows marked in one way: NaN predictions, soft targets 0, and weight 0.
-
-        A multi-label row has weight 0 if all its entries are missing. Synchronises the device with "drop"; with "raise"
-        the input is returned unchanged.
-
-        Raises:
-            TypeError, ValueError: as `read` does for anything but values.
-        """
-        if self.nan_policy == "raise":
-            return preds, target, weights
-        voted = self.check(preds, target, weights)
-        self._arranged(preds, target, weights, None, voted)
-        per_class, soft = self.task == "multiclass", target.is_floating_point()  # counts of votes hold nothing missing
-        missing = self.missing_in(preds, target)
-        if not bool(missing.any()):
-            return preds, target, weights
-        entries = missing.unsqueeze(self.class_axis) if per_class else missing
-        if soft:
-            ignored = torch.zeros_like(missing) if self.ignore_index is None else target == self.ignore_index
-            preds = preds.masked_fill(entries, torch.nan)
-            target = target.masked_fill(entries if per_class else entries & ~ignored, 0)
-        if weights is not None:
-            weights = weights.masked_fill(missing.all(self.class_axis) if self.task == "multilabel" else missing, 0)
-        return preds, target, weights
-
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
         """Return which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
 

@@ -21,7 +21,7 @@ from torchcalib.metrics.distributed_sampler import distinct_rows
 from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.plots.reliability import reliability_diagram
-from torchcalib.reporting.kept import KeptSamples
+from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.monitoring.monitor import Monitor
 
@@ -129,7 +129,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 "Pass torchcalib.Temperature() or torchcalib.DPCalibration()."
             )
         self.transform: Transform | None = None
-        self._kept: KeptSamples | None = None
+        self._buffer: PredictionBuffer | None = None
         self._distinct: list[Sequence[Tensor] | None] = []
         self._warned: set[str] = set()
 
@@ -163,7 +163,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             monitor.reset()
             monitor.to(pl_module.device)
         self._distinct = [self._distinct_of(loader) for loader in loaders]
-        self._kept = None if self._calibrate is None else KeptSamples(self._format, rank_and_size()[1])
+        self._buffer = None if self._calibrate is None else PredictionBuffer(self._format, rank_and_size()[1])
 
     def on_validation_batch_end(
         self,
@@ -180,8 +180,9 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         if distinct is not None and not bool(distinct[batch_idx].all()):
             weights = self._without_repeats(preds, weights, distinct[batch_idx])
         self.monitors[dataloader_idx].update(preds, target, weights=weights)
-        if self._kept is not None and dataloader_idx == 0:
-            self._kept.add(preds.detach().cpu(), target.cpu(), None if weights is None else weights.cpu())
+        if self._buffer is not None and dataloader_idx == 0:
+            on_cpu = (None if x is None else x.detach().cpu() for x in (preds, target, weights))
+            self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log all values, before other callbacks use them in `on_validation_end`."""
@@ -201,9 +202,9 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             is_due = bool(self.diagrams_every) and (len(monitor.history) - 1) % self.diagrams_every == 0
             if trainer.is_global_zero and (is_due if training else self.diagrams_every):
                 self._log_diagram(trainer, monitor)
-        if self._calibrate is not None and self._kept is not None:
-            self.transform, remarks = fit_on_all_ranks(self._calibrate, self._kept, self._format)
-            self._kept = None  # free the memory
+        if self._calibrate is not None and self._buffer is not None:
+            self.transform, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
+            self._buffer = None  # free the memory
             for remark in remarks if trainer.is_global_zero else ():
                 self._warn(remark)
 

@@ -1,42 +1,36 @@
 """Build a `Report` from predictions, piece by piece."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-import torch
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
-from torchcalib.core.events import reductions_of
+from torchcalib.core.events import NamedReduction, reductions_of
+from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.io.source import Source
-from torchcalib.metrics.binned import ECE
-from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.metrics.rollback import unchanged_on_error
-from torchcalib.reporting.bounded import BoundedSample
-from torchcalib.reporting.calibration import calibration_stage
+from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, Accumulated, Accumulator, are_counts, check_size
+from torchcalib.reporting.buffer import PredictionBuffer
+from torchcalib.reporting.calibration import calibration_stage, fitted
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.evidence import evidence_of, with_evidence
+from torchcalib.reporting.evidence import evidence_of, failure, with_evidence, with_intervals
 from torchcalib.reporting.groups import GroupBins
-from torchcalib.reporting.intervals import failure, with_intervals
-from torchcalib.reporting.kept import KeptSamples
-from torchcalib.reporting.lines import SCORES, Statistics, has_table
-from torchcalib.reporting.metrics import (
-    MOST_BINS,
-    MOST_COPIES,
-    are_counts,
-    check_saved_size,
-    metrics_of,
-    sample_name,
-    with_samples,
-)
+from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
+from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.sentence import sentence_of
+
+BUFFER, GROUPS = "predictions", "groups"
+"""Names of accumulators."""
 
 T = TypeVar("T", bound=Transform)
 
@@ -45,8 +39,8 @@ class ReportBuilder:
     """Build a `Report` from predictions, piece by piece. Arguments are those of `report`.
 
     Memory is bounded. Rank-based values are exact up to 2^24 samples and come from a sketch above that, see
-    `BoundedSample`; `report.settings["order_based"]` names the case. For calibrators and bootstrap intervals, all
-    predictions are kept up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.reporting.kept`, and none above that.
+    `SampleOrSketch`; `report.settings["order_based"]` names the case. For calibrators and bootstrap intervals, all
+    predictions are kept up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.reporting.buffer`, and none above that.
 
     Args:
         source: origin of the predictions, for the report.
@@ -71,15 +65,11 @@ class ReportBuilder:
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self.source = source
         check_option_names(options)
-        self._options: dict[str, Any] = {"from_logits": False, "ignore_index": None, **options}
-        self._format = InputFormat(task, **self._options)
+        self._format = InputFormat(task, **options)
         self._task = self._format.read_as
-        self._metrics: CalibrationCollection | None = None  # the first piece determines the number of classes
-        self._num_classes: int | None = None
         self._parts: frozenset[str] = frozenset()  # identifiers of the builders that were merged
-        self._samples = {r: BoundedSample(r) for r in reductions_of(self._task) if has_table(self._task, r)}
-        self._kept = KeptSamples(self._format) if with_calibration or with_intervals else None
-        self._groups: GroupBins | None = None
+        self._has_groups: bool | None = None  # not known before the first piece
+        self._accumulators: dict[str, Any] = {}  # the first piece determines the number of classes
 
     def update(
         self,
@@ -94,42 +84,27 @@ class ReportBuilder:
 
         A group is identified by its name, whatever its number is in this piece; a number is named by its digits.
         """
-        self._format.check(preds, target, weights)
-        preds, target, counted = self._format.with_missing_marked(preds, target, weights)
-        num_classes = self._classes_of(preds) if self._metrics is None else self._num_classes
-        metrics = self._metrics or self._made_for(num_classes, preds.device)
-        samples = self._samples if are_counts(counted) else {}
-        metrics = with_samples(metrics, samples)
-        of_groups = self._groups_with(num_classes, preds, target, weights, groups, group_names)
-        metrics.update(preds, target, weights=weights)
-        self._groups = of_groups
-        self._metrics, self._samples, self._num_classes = metrics, samples, num_classes
-        self._parts = self._parts or frozenset((uuid4().hex,))
-        if self._kept is not None:
-            voted = self._format.counts_votes(preds, target)
-            self._kept.add(preds, self._format.votes_in(target)[0] if voted else target, weights)
-        for reduction, sample in samples.items():
-            sample.relieve(metrics[sample_name(reduction)])
-
-    def _groups_with(
-        self,
-        num_classes: int | None,
-        preds: Tensor,
-        target: Tensor,
-        weights: Tensor | None,
-        groups: Tensor | None,
-        names: Sequence[str] | None,
-    ) -> GroupBins | None:
-        """Return the bins of groups with more rows."""
-        if self._metrics is not None and (groups is None) != (self._groups is None):
+        on_cpu = not isinstance(preds, Tensor) or preds.device.type == "cpu"
+        p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
+        if self._has_groups not in (None, groups is not None):
             raise ValueError(
                 "`groups` must be given with all predictions of a report, or with none, got some of each. "
                 "Give rows that belong to no group the number -1."
             )
-        if groups is None:
-            return None
-        bins = self._groups or GroupBins(self._ece_of_groups(num_classes))
-        return bins.with_rows(preds, target, weights, groups, names)
+        input_format = replace(self._format, num_classes=self._classes_of(preds))
+        empty = self._accumulators or self._empty(input_format)
+        counts = are_counts(p.weights if p.weighted else None)
+        batch = {
+            name: each.of(p)
+            for name, each in empty.items()
+            if name != GROUPS and (counts or not isinstance(each, SampleOrSketch))
+        }
+        if groups is not None:
+            check_groups(groups, preds.device, input_format.samples_of(preds))
+            batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
+        self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
+        self._format, self._has_groups = input_format, groups is not None
+        self._parts = self._parts or frozenset((uuid4().hex,))
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Return the report of all predictions so far.
@@ -141,29 +116,29 @@ class ReportBuilder:
             ValueError: if nothing was added.
         """
         s = self._statistics()
-        p, why_not = self._kept_predictions()
-        evidence, notes = evidence_of(s, with_intervals=self._with_intervals)
+        p, why_not = self._buffered()
+        evidence, notes_of_evidence = evidence_of(s, with_intervals=self._with_intervals)
+        order_based, notes_of_order = self._order_notes(s)
+        notes = [*notes_of_evidence, *notes_of_order]
         lines, tables = s.lines(), s.tables()
-        (main,) = with_evidence([next(line for line in lines if line.key in evidence)], evidence)
+        main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         sentence = sentence_of(self._task, {line.key: line.value for line in lines}, next(iter(tables.values())), main)
-        order_based, order_notes = self._order_notes(s)
-        notes += order_notes
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
-            lines, interval_notes = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
-            notes += interval_notes
+            lines, more = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
+            notes += more
         stage = None
-        if self._with_calibration and self._kept is not None:
-            if self._kept.has_shares:
+        if self._with_calibration:
+            if p is not None and not p.hard:
                 p, why_not = None, "calibrators are fitted to labels, and targets are soft"
-            stage, stage_notes = calibration_stage(p, why_not)
-            notes += stage_notes
-        n_dropped = self._n_dropped()
+            stage, of_stage = calibration_stage(p, why_not)
+            notes += of_stage
+        n_dropped = self._accumulators[NLL.__name__].left_out[1]
         if n_dropped:
             what = "labels of samples" if self._task == "multilabel" else "samples"
-            notes += (
+            notes.append(
                 f"{n_dropped:,} {what} with NaN, or with infinities that leave no distribution, are left out "
-                "(nan_policy='drop'). Their effect on all values is unknown.",
+                "(nan_policy='drop'). Their effect on all values is unknown."
             )
         options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
         return Report(
@@ -180,8 +155,8 @@ class ReportBuilder:
             source=dict(source or ({} if self.source is None else self.source.in_words())),
             tests=s.tests(),
             calibration=stage,
-            notes=notes,
-            groups=None if self._groups is None else self._groups.table(),
+            notes=tuple(notes),
+            groups=self._accumulators[GROUPS].table() if self._has_groups else None,
         )
 
     def _statistics(self) -> Statistics:
@@ -190,58 +165,69 @@ class ReportBuilder:
         Raises:
             ValueError: if nothing was added.
         """
-        metrics = self._metrics
-        scores = {} if metrics is None else {m: metrics[m.__name__].statistic() for m in SCORES}
-        if metrics is None or not bool((scores[NLL].total > 0).any()):
+        of_scores = self._accumulators.get(NLL.__name__)
+        if of_scores is None or not bool((of_scores.statistic.total > 0).any()):
             raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
-        is_countable = scores[NLL].total.sum() <= MOST_COPIES
-        in_order = self._samples if is_countable else {}
+        self._raise_if_invalid()
+        in_order = self._in_order if of_scores.statistic.total.sum() <= MOST_COPIES else {}
         return Statistics(
             task=self._task,
             n_bins=self._settings["n_bins"],
-            scores=scores,
-            bins={r: metrics[r].statistic() for r in reductions_of(self._task)},
-            samples={r: sample.with_those_of(metrics[sample_name(r)]) for r, sample in in_order.items()},
-            has_labels=all(sample.has_labels(metrics[sample_name(r)]) for r, sample in in_order.items()),
+            sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
+            samples={reduction: sample.statistic for reduction, sample in in_order.items()},
+            has_labels=all(sample.has_labels for sample in in_order.values()),
         )
 
-    def _kept_predictions(self) -> tuple[Predictions | None, str]:
-        """Return the kept predictions for intervals and calibrators, or None and the reason, a clause."""
-        if self._kept is None or self._kept.why_not:
-            return None, "" if self._kept is None else self._kept.why_not
+    @property
+    def _in_order(self) -> dict[NamedReduction, SampleOrSketch]:
+        """The ranked samples, as long as weights are counts."""
+        names = {reduction: sample_name(reduction) for reduction in reductions_of(self._task)}
+        return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
+
+    @property
+    def _buffer(self) -> PredictionBuffer:
+        """The buffer of predictions, which is empty before any data."""
+        found: PredictionBuffer = self._accumulators.get(BUFFER, PredictionBuffer(self._format))
+        return found
+
+    def _raise_if_invalid(self) -> None:
+        """Raise if rows that came on CUDA were bad, for which `update` does not wait."""
+        if n_invalid := self._accumulators[NLL.__name__].left_out[0]:
+            raise ValueError(
+                f"`update` must get valid rows, got {n_invalid} with NaN, values out of range or labels out of range; "
+                "they were left out. Add that data on the CPU to see which rows and why."
+            )
+
+    def _buffered(self) -> tuple[Predictions | None, str]:
+        """Return all predictions for intervals and calibrators, or None and the reason, a clause."""
+        if self._buffer.why_not or not self._buffer.pieces:
+            return None, self._buffer.why_not
         try:
-            return self._kept.read(), ""
+            return self._buffer.predictions(), ""
         except RuntimeError as error:  # memory, above all
             return None, f"joining the predictions failed with {failure(error)}"
 
-    def _order_notes(self, s: Statistics) -> tuple[str, tuple[str, ...]]:
+    def _order_notes(self, s: Statistics) -> tuple[str, list[str]]:
         """Return how rank-based values were computed, and notes on them."""
         if not s.samples:
-            return "left out", (
-                "ACE, TCE, KS, MCB, DSC and UNC are left out: they need weights that are counts of samples.",
-            )
-        notes: tuple[str, ...] = ()
-        if not s.has_labels:
-            notes = ("TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft.",)
-        resolution = next(sample.resolution for sample in self._samples.values())
+            why = "they need weights that are counts of samples"
+            return "left out", [f"ACE, TCE, KS, MCB, DSC and UNC are left out: {why}."]
+        notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft."]
+        resolution = next(iter(self._in_order.values())).resolution
         if resolution is None:
             return "exact", notes
         names = "ACE, TCE, KS, MCB, DSC and UNC" if s.has_labels else "ACE and KS"
-        note = (
+        notes.append(
             f"{names} are computed from a sketch, because there are many samples. They are exact for data in which "
             f"every probability has moved by less than 1 / {resolution:,} in log-odds."
         )
-        return f"sketch, {resolution:,} cells per unit of log-odds", (*notes, note)
-
-    def _n_dropped(self) -> int:
-        """Return the number of rows that `nan_policy="drop"` left out."""
-        return 0 if self._metrics is None else int(self._metrics["NLL"].kind.left_out(self._metrics["NLL"].state)[1])
+        return f"sketch, {resolution:,} cells per unit of log-odds", notes
 
     def why_no_calibration(self) -> str:
         """Return why there are no samples for calibrators, a clause; empty if there are."""
-        if self._kept is None or not self._with_calibration:
+        if not self._with_calibration:
             return "with_calibration is False"
-        return self._kept.why_not or ("targets are shares, and no labels" if self._kept.has_shares else "")
+        return self._buffer.why_not or ("targets are shares, and no labels" if self._buffer.has_shares else "")
 
     def fit(self, calibrator: Calibrator[T]) -> T:
         """Fit a calibrator to all samples, such as `report().calibration.calibrator`.
@@ -255,15 +241,13 @@ class ReportBuilder:
         Warns:
             UserWarning: see `Calibrator.fit`.
         """
-        if self._kept is None or self._metrics is None or self.why_no_calibration() or not self._kept.has_samples:
-            raise ValueError(
-                "samples must have been added and kept to fit a calibrator, got none: "
-                f"{self.why_no_calibration() or 'nothing was added'}."
-            )
-        self._metrics["NLL"].statistic()  # raises if rows that came on CUDA were bad
-        preds, target, options = self._kept.given()
-        transform = calibrator.fit(preds, target, task=self._format.task, **options)
+        why_not = self.why_no_calibration() or ("" if self._buffer.pieces else "nothing was added")
+        if why_not:
+            raise ValueError(f"samples must have been added and kept to fit a calibrator, got none: {why_not}.")
+        self._raise_if_invalid()
+        transform = fitted(calibrator, self._buffer.predictions())
         transform.class_axis = self._format.class_axis
+        transform.warn()
         return transform
 
     @property
@@ -287,28 +271,22 @@ class ReportBuilder:
                 already, as a copy of a part does. Nothing is added then.
         """
         source = self._joined_source(other)
-        if None not in (self._metrics, other._metrics) and (self._groups is None) != (other._groups is None):
+        both = {self._has_groups, other._has_groups} - {None}
+        if len(both) > 1:
             raise ValueError("`other` must have groups if this one has some, got one of each. Make parts alike.")
         if self._parts & other._parts:
             raise ValueError(
                 "`other` must hold other predictions than those here, got some that are here already: the same part "
                 "again, or a merged one that it is part of. Merge every part once."
             )
-        samples = {r: sample + other._samples[r] for r, sample in self._samples.items() if r in other._samples}
-        kept = None if self._kept is None or other._kept is None else self._kept + other._kept
-        groups = self._groups + other._groups if self._groups and other._groups else self._groups or other._groups
-        metrics = self._metrics
-        if other._metrics is not None:
-            metrics = with_samples(metrics or self._made_for(other._num_classes), samples)
-            pairs = [(metrics[name], other._metrics[name]) for name in map(str, metrics)]
-            with unchanged_on_error(*(mine for mine, _ in pairs)):
-                for mine, theirs in pairs:
-                    mine.merge_state(theirs)
-            self._num_classes = other._num_classes
-        self._metrics, self._samples, self._kept, self.source = metrics, samples, kept, source
-        self._groups = groups
+        if not self._accumulators:
+            self._accumulators = dict(other._accumulators)
+        elif other._accumulators:
+            self._accumulators = _sum(self._accumulators, other._accumulators)
+        self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
+        self._has_groups = next(iter(both), None)
         self._parts |= other._parts
-        self.relieve()
+        self.source = source
 
     def __add__(self, other: "ReportBuilder") -> "ReportBuilder":
         """Return a builder with the predictions of both; see `merge`."""
@@ -320,44 +298,39 @@ class ReportBuilder:
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
         """Return the files of both, after a check that their reports can be added."""
         mine, theirs = self.settings, other.settings
-        if self._num_classes and other._num_classes:
-            mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
+        if self._accumulators and other._accumulators:
+            mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
         differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
         if differing:
             found = ", ".join(f"{name}={theirs[name]!r} beside {name}={mine[name]!r}" for name in differing)
             raise ValueError(
                 f"`other` must be made with the same arguments, got {found}. Make parts of one report alike."
             )
-        if self._metrics is None or other._metrics is None:  # one of them is empty
+        if not (self._accumulators and other._accumulators):
             return self.source or other.source
         return None if self.source is None or other.source is None else self.source + other.source
 
     @property
     def held(self) -> tuple[int, int, int]:
-        """Number of kept samples, of kept values, and of exact ranked samples, which are all bounded."""
-        metrics, kept = self._metrics, self._kept
-        in_order = [] if metrics is None else [s.n_whole(metrics[sample_name(r)]) for r, s in self._samples.items()]
-        return (*((0, 0) if kept is None else (kept.n_samples, kept.n_values)), max(in_order, default=0))
+        """Number of samples and values in the buffer, and of exact ranked samples, which are all bounded."""
+        n_in_order = max((sample.size for sample in self._in_order.values()), default=0)
+        return self._buffer.n_samples, self._buffer.n_values, n_in_order
 
-    def relieve(self, elsewhere: tuple[int, int, int] = (0, 0, 0)) -> None:
-        """Apply the limits to the samples together with those elsewhere, which will be merged with these."""
-        if self._kept is not None:
-            self._kept.relieve(*elsewhere[:2])
-        if self._metrics is not None:
-            for reduction, sample in self._samples.items():
-                sample.relieve(self._metrics[sample_name(reduction)], elsewhere[2])
+    def limit(self, n_samples: int, n_values: int, n_in_order: int) -> None:
+        """Apply the limits to numbers as of `held`, those of all builders that will be merged with this one."""
+        if BUFFER in self._accumulators:
+            self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
+        for reduction, sample in self._in_order.items():
+            self._accumulators[sample_name(reduction)] = sample.limited(n_in_order)
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for `of_state`."""
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
-            "num_classes": self._num_classes,
+            "num_classes": self._format.num_classes,
             "parts": sorted(self._parts),
-            "metrics": None if self._metrics is None else dict(self._metrics.state_dict()),
-            "samples": {reduction: sample.state() for reduction, sample in self._samples.items()},
-            "kept": None if self._kept is None else self._kept.state(),
-            "groups": None if self._groups is None else self._groups.state(),
+            "accumulators": {name: each.state() for name, each in self._accumulators.items()},
         }
 
     @classmethod
@@ -370,47 +343,52 @@ class ReportBuilder:
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
         builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
-        samples = saved_value(state, "samples", dict)
-        builder._samples = {reduction: held for reduction, held in builder._samples.items() if reduction in samples}
-        if state.get("metrics") is not None:
-            builder._take_metrics(state, samples)
-        if builder._kept is not None:
-            kept = saved_value(state, "kept", dict)
-            builder._kept = KeptSamples.of_state(kept, builder._format, builder._num_classes)
+        saved = saved_value(state, "accumulators", dict)
+        if not saved:
+            return builder
+        if builder._format.task != "binary":
+            builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
+        empty = builder._empty(builder._format)
+        optional = {GROUPS, *map(sample_name, reductions_of(builder._task))}
+        if not empty.keys() - optional <= saved.keys() <= empty.keys():
+            raise ValueError(f"`accumulators` must be {', '.join(empty)}, got {', '.join(map(str, saved))}")
+        builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
+        builder._has_groups = GROUPS in saved
         return builder
-
-    def _take_metrics(self, state: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
-        """Load the part of a state that depends on the number of classes."""
-        sums = saved_value(state, "metrics", dict)
-        if self._format.task != "binary":
-            self._num_classes = saved_value(state, "num_classes", int)
-        check_saved_size(self._task, self._num_classes, self._settings, sums)
-        metrics = with_samples(self._made_for(self._num_classes), self._samples)
-        metrics.load_state_dict(sums)
-        for reduction in self._samples:
-            self._samples[reduction] = BoundedSample.of_state(
-                samples[reduction], reduction, metrics[sample_name(reduction)]
-            )
-        self._metrics = metrics
-        if state.get("groups") is not None:
-            groups = saved_value(state, "groups", dict)
-            self._groups = GroupBins.of_state(groups, self._ece_of_groups(self._num_classes))
 
     def _classes_of(self, preds: Tensor) -> int | None:
         """Return the number of classes or labels; None for a binary task."""
         return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
 
-    def _ece_of_groups(self, num_classes: int | None) -> ECE:
-        """Return the error of groups: that of the main reduction."""
-        return ECE(**self._given(num_classes), **self._settings, reduction=reductions_of(self._task)[0])
+    def _empty(self, input_format: InputFormat) -> dict[str, Any]:
+        """Return empty accumulators for predictions of this format, whose number of classes is known.
 
-    def _given(self, num_classes: int | None) -> dict[str, Any]:
-        """Return the common arguments of all metrics."""
-        given: dict[str, Any] = {"task": self._format.task, **self._options}
+        Raises:
+            ValueError: if the sums take too much memory.
+        """
+        task, num_classes = input_format.read_as, input_format.num_classes
         if num_classes is not None:
-            given["num_labels" if self._format.task == "multilabel" else "num_classes"] = num_classes
-        return given
+            check_size(task, num_classes, self._settings["n_bins"])
+        bins = bin_estimators(task, **self._settings, with_noise=True)
+        found: dict[str, Accumulator] = {}
+        for key, recipe, *_ in (*score_estimators(task), *bins):
+            found[key] = Accumulated(SumsKind(recipe, recipe.shape(task, num_classes)))
+        for reduction in reductions_of(task):
+            if has_table(task, reduction):
+                sample = ExactSample(reduction)
+                kind = SamplesKind(sample, sample.lead(task, num_classes), input_format.from_logits)
+                found[sample_name(reduction)] = SampleOrSketch.empty(kind)
+        if self._with_calibration or self._with_intervals:
+            found[BUFFER] = PredictionBuffer(input_format)
+        main = bins[0].recipe
+        return {**found, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
 
-    def _made_for(self, num_classes: int | None, device: torch.device | str = "cpu") -> CalibrationCollection:
-        """Return empty metrics for a number of classes or labels."""
-        return metrics_of(self._task, self._given(num_classes), self._settings, self._samples, device)
+
+def sample_name(reduction: NamedReduction) -> str:
+    """Return the name of the ranked samples among the accumulators."""
+    return f"sample of {reduction}"
+
+
+def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Add accumulators. Ranked samples are dropped once they are missing, because weights were no counts."""
+    return {name: each + others[name] for name, each in mine.items() if name in others}

@@ -2,20 +2,24 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torchcalib.calibration.affine import DPCalibration, Temperature
-from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
+from torchcalib.inference.words import listed
 from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, scored
+from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
-from torchcalib.reporting.intervals import failure
+from torchcalib.reporting.evidence import failure
+
+T = TypeVar("T", bound=Transform)
 
 MOST_PRODUCTS = 2**31
 """Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
@@ -48,6 +52,19 @@ def calibration_stage(p: Predictions | None, why_not: str) -> tuple[CalibrationS
     return None, (f"The gain of a calibration stage is left out: {why_not}.",)
 
 
+def fitted(calibrator: Calibrator[T], p: Predictions) -> T:
+    """Fit a calibrator to predictions with labels as targets.
+
+    Raises:
+        ValueError: if the calibrator is not for their task, or needs weights that are counts.
+    """
+    if p.task not in calibrator.tasks or (calibrator.whole_weights and not are_counts(p.weights)):
+        tasks, counts = ", ".join(calibrator.tasks), " with weights that are counts" * calibrator.whole_weights
+        raise ValueError(f"`calibrator` must be for the data, got {calibrator!r}. It is for task {tasks}{counts}.")
+    with torch.inference_mode(False):  # tensors made in inference mode could not be used in a backward pass later
+        return calibrator.fit_to(p)
+
+
 def _stage(p: Predictions) -> CalibrationStage:
     """Cross-validate all calibrators on the same folds."""
     tried, notes = _applicable(p)
@@ -69,7 +86,7 @@ def _stage(p: Predictions) -> CalibrationStage:
     by_name = {calibrator.name: calibrator for calibrator in tried}
     affine = [calibrator for calibrator in tried if isinstance(calibrator, Temperature | DPCalibration)]
     best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
-    notes += tuple(f"{_listed(names)}: {remark.replace('`', '')}" for remark, names in remarked.items())
+    notes += tuple(f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in remarked.items())
     return CalibrationStage(recommendation, raw, found, best, n_folds, FOLDS["seed"], notes)
 
 
@@ -86,12 +103,12 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
     """Return the calibrators to try, and notes on those that fit the task but not the data."""
     tried: list[Calibrator[Any]] = []
     notes: tuple[str, ...] = ()
-    counts = p.weights is None or bool((p.weights == p.weights.round()).all())
+    counts = are_counts(p.weights)
     for calibrator in CALIBRATORS:
         if p.task not in calibrator.tasks:
             continue
         if calibrator.whole_weights and not counts:
-            notes += (f"{_listed([calibrator.name])} is not tried: it needs weights that are counts of samples.",)
+            notes += (f"{_sentence_case(calibrator.name)} is not tried: it needs weights that are counts of samples.",)
         elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (
                 f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "
@@ -123,7 +140,5 @@ def _some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Join names, as the beginning of a sentence."""
-    joined = " and ".join(names)
-    return joined[:1].upper() + joined[1:]
+def _sentence_case(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -1,27 +1,43 @@
-"""Noise floors, p-values and intervals of calibration errors, from accumulated statistics of any number of samples."""
+"""Evidence and intervals of lines.
 
-from collections.abc import Iterable, Mapping
+Calibration errors have a noise floor, a p-value and an interval, which follow from the accumulated statistics of any
+number of samples. Other lines have bootstrap intervals.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torchcalib.core.events import NamedReduction
-from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import BinStats
+from torchcalib.core.predictions import Predictions, replicates_at_once
+from torchcalib.core.ranked import ExactSample
+from torchcalib.inference.bootstrap import Interval, Resampling
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of_each
 from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.words import listed
-from torchcalib.metrics.binned import ACE, BinnedMetric, rmsce_from_bins
-from torchcalib.metrics.ranked import CORP, KS, RankedMetric
+from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.binned import ACE, rmsce_from_bins
+from torchcalib.metrics.ranked import CORP, KS
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import ERRORS, GROUPS, Statistics
+from torchcalib.reporting.lines import ERRORS, GROUPS, Estimator, Statistics, corp_values, score_estimators
 
 MOST_CELLS = 2**15
 """Number of bins of all classes together up to which binned errors have intervals."""
 
+MOST_EVENTS = 2**18
+"""Events (samples, or samples times classes) up to which scores have bootstrap intervals."""
+
 MOST_IN_ORDER = 2**13
-"""Number of runs of ranked samples, of all labels together, up to which rank-based errors have evidence."""
+"""Events, or runs of them, of all labels together, up to which rank-based lines have evidence and intervals."""
+
+LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
+"""Of bootstrap intervals: five replicates lie below the interval, and five above."""
 
 _FEW_REPLICATES = 199
 """With fewer replicates no p-value can be small, and a note is added."""
@@ -30,110 +46,76 @@ _MOST_REPLICATES = 1039
 """The smallest p-value is then below 0.001, and 95 % intervals end at order statistics."""
 
 
-Found = tuple[dict[str, Evidence], tuple[str, ...]]
-"""Evidence by the keys of lines, and notes on omissions."""
-
-
-def evidence_of(s: Statistics, *, with_intervals: bool) -> Found:
+def evidence_of(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, Evidence], tuple[str, ...]]:
     """Return the evidence of every calibration error, by the keys of lines, and notes on omissions.
 
     Without intervals there is only that of errors over equal-width bins.
     """
-    given: dict[str, Any] = {"task": s.task}
-    if s.task == "multilabel":
-        given["num_labels"] = s.num_classes
-    evidence: dict[str, Evidence] = {}
-    notes: tuple[str, ...] = ()
-    for reduction, bins in s.bins.items():
-        exclusive = s.task == "multiclass"
-        found = [evidence_of_bins(bins, reduction, with_intervals=with_intervals, exclusive=exclusive)]
+    found: dict[str, Evidence] = {}
+    notes: list[str] = []
+    for reduction in s.bins:
+        found |= _of_bins(s, reduction, with_intervals, notes)
         if with_intervals and reduction in s.samples:
-            found.append(evidence_in_order(s.samples[reduction], s.has_labels, reduction, s.n_bins, given))
-        for of_lines, of_omissions in found:
-            evidence |= of_lines
-            notes += of_omissions
-    return evidence, notes
+            found |= _in_order(s, reduction, notes)
+    return found, tuple(notes)
 
 
-def evidence_of_bins(b: BinStats, reduction: NamedReduction, *, with_intervals: bool, exclusive: bool) -> Found:
-    """Return the evidence of errors over equal-width bins, by the keys of lines, and notes on omissions.
+def _of_bins(s: Statistics, reduction: NamedReduction, with_intervals: bool, notes: list[str]) -> dict[str, Evidence]:
+    """Return the evidence of errors over equal-width bins, and add notes.
 
     The ECE always has an interval, unless there are too many bins, because the sentence of a report needs it; but not
     the ECE of an average over exclusive classes. The mean of a signed error over these has no evidence: it is always 0.
-
-    Args:
-        b: with sums of noise, `(F, B)`, or `(C, F, B)` for classes or labels.
-        reduction: the kind of confidence.
-        with_intervals: whether the other errors have intervals.
-        exclusive: whether classes exclude each other, unlike labels.
     """
-    has_most = b.n.numel() > MOST_CELLS
-    averaged = reduction == "classwise"
-    over_classes = averaged and exclusive
-    metrics = [metric for metric in ERRORS if not (metric.is_signed and over_classes)]
-    readings = {m.__name__.lower(): ErrorTest(m.from_bins, signed=m.is_signed) for m in metrics}
-    readings["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
-    readings = {
-        name: reading._replace(with_interval=not has_most and (with_intervals or (name == "ece" and not over_classes)))
-        for name, reading in readings.items()
+    b, average = s.bins[reduction], reduction == "classwise"
+    has_most, over_classes = b.n.numel() > MOST_CELLS, average and s.task == "multiclass"
+    tests = {m.__name__.lower(): ErrorTest(m.from_bins, signed=m.is_signed) for m in ERRORS}
+    tests["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
+    tests = {
+        name: test._replace(with_interval=not has_most and (with_intervals or (name == "ece" and not over_classes)))
+        for name, test in tests.items()
+        if not (test.signed and over_classes)
     }
     n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
-    found = evidence_of_each(readings, b, average=averaged, n_replicates=n_replicates)
-    notes = _of_few({"errors over bins": n_replicates}, reduction)
+    _note_few({"errors over bins": n_replicates}, reduction, notes)
     if has_most:
-        notes += (
+        notes.append(
             f"Errors over bins, {GROUPS[reduction]}, have no interval with so many classes or labels; `evidence` of "
-            "their metrics computes it.",
+            "their metrics computes it."
         )
-    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}, notes
+    found = evidence_of_each(tests, b, average=average, n_replicates=n_replicates)
+    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}
 
 
-def evidence_in_order(
-    sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int, given: Mapping[str, Any]
-) -> Found:
-    """Return the evidence of rank-based errors, by the keys of lines, and notes on omissions.
-
-    Args:
-        sample: `(N,)`, or `(L, N)` for labels.
-        has_labels: whether outcomes are labels; if not, TCE and MCB are left out.
-        reduction: the kind of confidence.
-        n_bins: of the ACE.
-        given: arguments of metrics: the task, and the number of labels.
-    """
-    metrics: dict[str, BinnedMetric | RankedMetric] = {
-        "ace": ACE(**given, reduction=reduction, n_bins=n_bins),
-        "ks": KS(**given, reduction=reduction),
-    }
-    if has_labels:
-        metrics |= {"tce": TCE(**given, reduction=reduction), "mcb": CORP(**given, reduction=reduction)}
-    series = sample.score.shape[:-1]
+def _in_order(s: Statistics, reduction: NamedReduction, notes: list[str]) -> dict[str, Evidence]:
+    """Return the evidence of rank-based errors, and add notes. Without labels TCE and MCB have none."""
+    given: dict[str, Any] = {"task": s.task, "reduction": reduction}
+    if s.task == "multilabel":
+        given["num_labels"] = s.num_classes
+    metrics: dict[str, StreamingMetric[Any]] = {"ace": ACE(**given, n_bins=s.n_bins), "ks": KS(**given)}
+    if s.has_labels:
+        metrics |= {"tce": TCE(**given), "mcb": CORP(**given)}
+    sample = s.samples[reduction]
+    n_series = max([1, *sample.score.shape[:-1]])
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # absent elements must not change the replicates
-    found, without, drawn = {}, [], {}
-    for name, metric in metrics.items():
-        n_cells = max([1, *series]) * (n_bins if name == "ace" else min(length, RUNS_ON_PATHS))
-        if n_cells > MOST_IN_ORDER:
-            without.append(name.upper())
-        else:
-            drawn[name.upper()] = n_replicates = _replicates(2**19 // n_cells, at_least=99)
-            found[f"{name}/{reduction}"] = metric.evidence_from(sample, n_replicates=n_replicates)
-    if not without:
-        return found, _of_few(drawn, reduction)
-    return found, (
-        *_of_few(drawn, reduction),
-        f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of their "
-        "metrics computes it.",
-    )
+    n_cells = {name: n_series * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
+    drawn = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MOST_IN_ORDER}
+    _note_few({name.upper(): n for name, n in drawn.items()}, reduction, notes)
+    if without := [name.upper() for name in metrics if name not in drawn]:
+        notes.append(
+            f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of "
+            "their metrics computes it."
+        )
+    return {f"{name}/{reduction}": metrics[name].evidence_from(sample, n_replicates=n) for name, n in drawn.items()}
 
 
-def _of_few(drawn: Mapping[str, int], reduction: NamedReduction) -> tuple[str, ...]:
-    """Return notes on evidence from few replicates."""
-    few = sorted({n for n in drawn.values() if n < _FEW_REPLICATES})
-    names = [listed([what for what in drawn if drawn[what] == n]) for n in few]
-    return tuple(
-        f"Noise floor and p of {what}, {GROUPS[reduction]}, are from {n} replicates, so that p is at least "
-        f"{1 / (n + 1):.2g}."
-        for what, n in zip(names, few, strict=True)
-    )
+def _note_few(drawn: Mapping[str, int], reduction: NamedReduction, notes: list[str]) -> None:
+    """Add notes on evidence from few replicates, given their numbers."""
+    for n in sorted({n for n in drawn.values() if n < _FEW_REPLICATES}):
+        what = listed([name for name in drawn if drawn[name] == n])
+        notes.append(
+            f"Noise floor and p of {what}, {GROUPS[reduction]}, are from {n} replicates, so that p is at least "
+            f"{1 / (n + 1):.2g}."
+        )
 
 
 def _replicates(affordable: int, at_least: int) -> int:
@@ -143,12 +125,80 @@ def _replicates(affordable: int, at_least: int) -> int:
 
 def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True) -> list[Line]:
     """Return lines with their evidence."""
-    return [_with(line, found[line.key], with_intervals) if line.key in found else line for line in lines]
+
+    def changed(line: Line) -> Line:
+        if (evidence := found.get(line.key)) is None:
+            return line
+        low, high = float(evidence.low), float(evidence.high)
+        interval = LineInterval(low, high) if with_intervals and low <= high else None  # NaN if there is no interval
+        floor, p_value = float(evidence.noise_floor), float(evidence.p_value)
+        return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
+
+    return [changed(line) for line in lines]
 
 
-def _with(line: Line, evidence: Evidence, with_interval: bool) -> Line:
-    floor, p_value, low, high = (
-        float(x) for x in (evidence.noise_floor, evidence.p_value, evidence.low, evidence.high)
-    )
-    interval = LineInterval(low, high) if with_interval and low <= high else None  # NaN if there is no interval
-    return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
+_LEFT_OUT = "Bootstrap intervals are left out: {}."
+
+
+def with_intervals(
+    lines: Sequence[Line], p: Predictions | None, why_not: str, ordered: Sequence[NamedReduction]
+) -> tuple[list[Line], list[str]]:
+    """Return lines with bootstrap intervals where these are fast and missing, and notes on omissions.
+
+    Args:
+        lines: with their evidence.
+        p: predictions; None if there are none.
+        why_not: why there are none, a clause.
+        ordered: reductions with rank-based lines that need labels.
+    """
+    if p is None:
+        return list(lines), [_LEFT_OUT.format(why_not)] if why_not else []
+    limits = [(each, MOST_EVENTS) for each in score_estimators(p.task)]
+    for r in ordered:
+        corp = Estimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}")
+        limits.append((corp, MOST_IN_ORDER))
+    fast, notes = [], []
+    for each, most in limits:
+        n_events = each.recipe.n_events(p)
+        if n_events <= most:
+            fast.append(each)
+            continue
+        what = "samples times classes" if n_events > p.samples.numel() else "samples"
+        notes.append(f"There is no interval of {each.name}, above {most:,} {what}; torchcalib.bootstrap computes it.")
+    try:
+        replicates = _bootstrap(p, fast)
+    except (RuntimeError, ValueError) as error:  # memory, or more copies in a replicate than can be counted
+        return list(lines), [_LEFT_OUT.format(f"computing them failed with {failure(error)}")]
+
+    def changed(line: Line) -> Line:
+        is_missing = line.interval is None and line.key in replicates
+        return replace(line, interval=interval_of(line, replicates[line.key])) if is_missing else line
+
+    return [changed(line) for line in lines], notes
+
+
+@torch.no_grad()
+def _bootstrap(p: Predictions, estimators: Sequence[Estimator]) -> dict[str, Tensor]:
+    """Return the values of all replicates `(R,)`, by the keys of lines."""
+    draws = Resampling(p, SEED)
+    streams = torch.arange(N_REPLICATES, device=p.given.device)
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    most = max((each.recipe.n_events(p) for each in estimators), default=1)
+    # All estimators share the draws of a few replicates, so that memory is bounded.
+    for some in torch.split(streams, replicates_at_once(most)) if estimators else ():
+        replicate = p.resampled(draws.counts(some))
+        for each in estimators:
+            for key, values in each.values(each.recipe.of(replicate)).items():
+                found[key].append(values)
+    return {key: torch.cat(values) for key, values in found.items()}
+
+
+def interval_of(line: Line, replicates: Tensor) -> LineInterval:
+    """Return the percentile interval of a line, given the values of its replicates `(R,)`."""
+    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
+    return LineInterval(float(interval.low), float(interval.high))
+
+
+def failure(error: Exception) -> str:
+    """Return the first line of an error, for a note."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"

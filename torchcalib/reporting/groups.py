@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.groups import NO_GROUP, check_group_range, check_groups, in_groups
-from torchcalib.core.inputs import InputFormat
-from torchcalib.core.predictions import in_all_replicates
+from torchcalib.core.groups import NO_GROUP, check_group_range, in_groups
+from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import settled
+from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
 from torchcalib.io.saved import saved_tensor, saved_value
-from torchcalib.metrics.binned import ECE
+from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import GroupTable, resolved
 
@@ -28,40 +29,48 @@ _MOST_SUMS = 2**27  # 1 GiB
 _REPLICATES, _REPLICATES_IN_ALL = 199, 200_000
 
 
+@dataclass(frozen=True, eq=False)
 class GroupBins:
-    """Bins of every group, by its name; a number is named by its digits. Methods return new objects.
+    """Bins of every group, by its name; a number is named by its digits.
 
-    Args:
-        ece: error of the groups.
+    Attributes:
+        recipe: of the bins of a group.
+        shape: of the sums of a group.
+        places: of the groups in the sums, by their names.
+        sums: `BinStats.sums` of every group.
+        apart: `BinStats.apart` of every group.
     """
 
-    def __init__(self, ece: ECE) -> None:
-        self._ece = ece
-        self._recipe: EqualWidthBins = ece.recipe  # type: ignore[assignment]  # its bins are of equal width
-        self._shape = self._recipe.shape(ece.input_format.read_as, ece.input_format.num_classes)
-        self._places: dict[str, int] = {}
-        self._sums = torch.zeros(0, *self._shape, dtype=torch.float64)
-        self._apart = torch.zeros(0, *self._shape[:-2], dtype=torch.float64)
+    recipe: EqualWidthBins
+    shape: tuple[int, ...]
+    places: Mapping[str, int]
+    sums: Tensor
+    apart: Tensor
 
-    def with_rows(
-        self, preds: Tensor, target: Tensor, weights: Tensor | None, groups: Tensor, names: Sequence[str] | None
-    ) -> Self:
-        """Return these bins with more rows.
+    @classmethod
+    def empty(cls, recipe: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
+        """Return empty bins of these groups."""
+        most = min(MOST_GROUPS, _MOST_SUMS // math.prod(shape))
+        if len(names) > most:
+            raise ValueError(
+                f"`groups` must be at most {most:,} different ones in a report, got {len(names):,} or more. "
+                "Report coarser groups; torchcalib.ByGroup takes any number."
+            )
+        sums = torch.zeros(len(names), *shape, dtype=torch.float64)
+        return cls(recipe, shape, {name: k for k, name in enumerate(names)}, sums, sums.new_zeros(sums.shape[:-2]))
+
+    def of_rows(self, p: Predictions, groups: Tensor, names: Sequence[str] | None) -> Self:
+        """Return the bins of a batch alone.
 
         Args:
-            preds: as for a report.
-            target: as for a report.
-            weights: as for a report.
-            groups: integers of the shape of samples, -1 for none; ignored for rows without weight.
+            p: predictions.
+            groups: integers, one for each sample, -1 for none; ignored for rows without weight.
             names: of the groups by their numbers; None if the numbers are the names.
 
         Raises:
-            TypeError, ValueError: for bad input, and too many groups.
+            TypeError, ValueError: for bad groups, and too many of them.
         """
         check_names(names)
-        input_format: InputFormat = self._ece.input_format
-        p = input_format.read(preds, target, weights, batch_shape=())
-        check_groups(groups, preds.device, input_format.samples_of(preds))
         numbers = groups.flatten().long()
         if p.weights is not None:  # a row without weight for any label has no group
             absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
@@ -69,76 +78,54 @@ class GroupBins:
         check_group_range(numbers, 2**63 - 1 if names is None else len(names))
         present, place = torch.unique(numbers[numbers != NO_GROUP], return_inverse=True)
         called = [str(k) if names is None else names[k] for k in present.tolist()]
-        made = self._with_groups(called)
+        made = self.empty(self.recipe, self.shape, list(dict.fromkeys(called)))
         if called:
-            where = torch.tensor([made._places[name] for name in called], device=numbers.device)
+            where = torch.tensor([made.places[name] for name in called], device=numbers.device)
             numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
-            of_rows = SumsByGroup(self._recipe, len(made._places)).of(in_groups(p, numbers, len(made._places)))
-            assert of_rows.apart is not None  # the bins have noise
-            made._sums = made._sums + of_rows.sums.detach().to(made._sums)
-            made._apart = made._apart + of_rows.apart.to(made._apart)
+            found = SumsByGroup(self.recipe, len(made.places)).of(in_groups(p, numbers, len(made.places)))
+            assert found.apart is not None  # the bins have noise
+            return replace(made, sums=found.sums.detach().to(made.sums), apart=found.apart.to(made.apart))
         return made
 
     def __add__(self, other: Self) -> Self:
-        """Return the bins of both, groups of equal names together."""
-        made = self._with_groups(list(other._places))
-        where = torch.tensor([made._places[name] for name in other._places], dtype=torch.int64)
-        made._sums = made._sums.index_add(0, where, other._sums)
-        made._apart = made._apart.index_add(0, where, other._apart)
+        made = self.empty(self.recipe, self.shape, list(dict.fromkeys([*self.places, *other.places])))
+        for part in (self, other):
+            where = torch.tensor([made.places[name] for name in part.places], dtype=torch.int64)
+            made.sums.index_add_(0, where, part.sums)
+            made.apart.index_add_(0, where, part.apart)
         return made
 
     def table(self) -> GroupTable:
         """Return the worst groups."""
-        names = sorted(self._places)  # random numbers depend on the place: not on the order of parts
+        names = sorted(self.places)  # random numbers depend on the place: not on the order of parts
         held = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
-        places = torch.tensor([self._places[name] for name in names], dtype=torch.int64)
-        sums = settled(self._sums, self._apart)[places]
-        bins = self._recipe.wrap(sums)
+        places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
+        sums = settled(self.sums, self.apart)[places]
+        average = self.recipe.reduction == "classwise"
 
-        def again(numbers: Tensor, n_replicates: int) -> Any:
-            return self._ece.evidence_from(self._recipe.wrap(sums[numbers]), n_replicates=n_replicates)
+        def evidence(some: Tensor, n_replicates: int) -> Evidence:
+            bins = self.recipe.wrap(some)
+            return evidence_of(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
 
-        found = resolved(self._ece.evidence_from(bins, n_replicates=n_replicates), again, n_replicates)
-        n = bins.total.reshape(held, -1).amax(-1) if held else torch.zeros(0, dtype=torch.float64)
+        found = evidence(sums, n_replicates)
+        found = resolved(found, lambda numbers, n: evidence(sums[numbers], n), n_replicates)
+        n = self.recipe.wrap(sums).total.reshape(held, -1).amax(-1) if held else sums.new_zeros(0)
         return GroupTable.of(names, n, found, k=WORST)
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values for `of_state`."""
-        return {"names": list(self._places), "sums": self._sums, "apart": self._apart}
+        """Return tensors and plain values for `loaded`."""
+        return {"names": list(self.places), "sums": self.sums, "apart": self.apart}
 
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any], ece: ECE) -> Self:
-        """Return the saved bins.
-
-        Raises:
-            ValueError: for a state that no bins have.
-        """
-        made = cls(ece)
+    def loaded(self, state: Any) -> Self:
+        """Return the saved bins, given empty ones."""
         names = [saved_value({"name": name}, "name", str) for name in saved_value(state, "names", list)]
         check_names(names)
         if len(set(names)) < len(names):
             raise ValueError("names of groups must differ")
-        made = made._with_groups(names)
-        made._sums = saved_tensor(state, "sums", torch.float64, (len(names), *made._shape))
-        made._apart = saved_tensor(state, "apart", torch.float64, (len(names), *made._shape[:-2]))
-        return made
-
-    def _with_groups(self, names: Sequence[str]) -> Self:
-        """Return these bins with more groups, whose bins are empty."""
-        made = type(self)(self._ece)
-        made._places = dict(self._places)
-        for name in names:
-            made._places.setdefault(name, len(made._places))
-        most = min(MOST_GROUPS, _MOST_SUMS // math.prod(self._shape))
-        if len(made._places) > most:
-            raise ValueError(
-                f"`groups` must be at most {most:,} different ones in a report, got {len(made._places):,} or more. "
-                "Report coarser groups; torchcalib.ByGroup takes any number."
-            )
-        more = len(made._places) - len(self._sums)
-        made._sums, made._apart = (torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in (self._sums, self._apart))
-        return made
+        made = self.empty(self.recipe, self.shape, names)
+        sums = saved_tensor(state, "sums", torch.float64, tuple(made.sums.shape))
+        return replace(made, sums=sums, apart=saved_tensor(state, "apart", torch.float64, tuple(made.apart.shape)))
 
 
 def check_names(names: Sequence[str] | None) -> None:

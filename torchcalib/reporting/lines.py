@@ -3,18 +3,21 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
-from torchcalib.core.events import NamedReduction
+from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
+from torchcalib.metrics.base import StreamingMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, scored
-from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, RankedMetric, corp_from_sample, ks_from_sample
+from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
 
@@ -27,25 +30,49 @@ GROUPS: dict[NamedReduction, str] = {
     "classwise": "class-wise",
 }
 
-_RELATIVE = {"NLL": "NCE", "Brier": "NBS"}
-"""Names of scores that are divided by the score of the class frequencies."""
-
 _TESTED, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and level of the TCE."""
 
-_PARTS = {
-    "mcb": "how much would the best monotone recalibration decrease the Brier score",
-    "dsc": "how much does discrimination decrease the Brier score, after recalibration",
-    "unc": "what is the Brier score of the constant prediction of the outcome frequency",
+_RELATIVE: dict[type[StreamingMetric[Any]], str] = {NLL: "nce", Brier: "nbs"}
+"""Scores that are divided by the score of the class frequencies."""
+
+
+def _metadata(metric: type[StreamingMetric[Any]], **changes: Any) -> dict[str, Any]:
+    """Return what a line has of its metric."""
+    names = ("unit", "perfect", "question", "source")
+    return {"name": metric.__name__, **{name: getattr(metric, name) for name in names}, **changes}
+
+
+_METRICS: tuple[type[StreamingMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
+_METADATA: dict[str, dict[str, Any]] = {
+    **{m.__name__.lower(): _metadata(m) for m in _METRICS},
+    **{
+        name: _metadata(
+            m,
+            name=name.upper(),
+            unit="share of naive",
+            question=f"{m.__name__} divided by that of always predicting the class frequencies",
+        )
+        for m, name in _RELATIVE.items()
+    },
+    "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="RMSCE without the bias of noisy bins"),
+    **{
+        name: _metadata(CORP, name=name.upper(), unit=Brier.unit, question=question)
+        for name, question in (
+            ("mcb", "how much would the best monotone recalibration decrease the Brier score"),
+            ("dsc", "how much does discrimination decrease the Brier score, after recalibration"),
+            ("unc", "what is the Brier score of the constant prediction of the outcome frequency"),
+        )
+    },
 }
-"""Parts of the Brier score of an event, MCB - DSC + UNC, and the question that each answers."""
+"""Metadata of lines, by the first part of their keys. MCB - DSC + UNC is the Brier score of an event."""
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
     """Return a score `(...)`, and its ratio to the score of the class frequencies where that is defined."""
     values = {metric.__name__.lower(): scored(metric.score, task=task).value(s)}
-    if metric.score.normalizable:
-        values[_RELATIVE[metric.__name__].lower()] = scored(metric.score, task=task, normalize="prior").value(s)
+    if metric in _RELATIVE:
+        values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
     return values
 
 
@@ -67,17 +94,19 @@ def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReducti
         n_bins: of the ACE.
     """
     values = {
-        f"ace/{reduction}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction),
-        f"ks/{reduction}": _mean(ks_from_sample, sample, reduction),
+        f"ace/{reduction}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction)
     }
-    return values | (label_values(sample, reduction) if has_labels else {})
+    if has_labels:
+        tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
+        values[f"tce/{reduction}"] = _mean(lambda s: tce(_TESTED.of(s)), sample, reduction)
+    values[f"ks/{reduction}"] = _mean(ks_from_sample, sample, reduction)
+    return values | (corp_values(sample, reduction) if has_labels else {})
 
 
-def label_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
-    """Return the rank-based values that need labels: TCE, MCB, DSC and UNC; arguments as of `order_values`."""
-    tce = _mean(lambda s: tce_from_bins(_TESTED.of(s), alpha=_ALPHA, test="binomial", norm="l1"), sample, reduction)
+def corp_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
+    """Return MCB, DSC and UNC of the Brier score of the event; arguments as of `order_values`."""
     parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
-    return {f"tce/{reduction}": tce} | {f"{name}/{reduction}": getattr(parts, name) for name in _PARTS}
+    return {f"{name}/{reduction}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
 
 
 def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, reduction: NamedReduction) -> Tensor:
@@ -90,6 +119,43 @@ def has_table(task: Task, reduction: NamedReduction) -> bool:
     return reduction != "classwise" or task == "multilabel"
 
 
+class Estimator(NamedTuple):
+    """Lines that are functions of one statistic.
+
+    Attributes:
+        key: of the statistic: a score, or the reduction of bins.
+        recipe: of the statistic: `ScoreRecipe`, `EqualWidthBins` or `ExactSample`.
+        values: function from statistics `(...)` to the values of lines `(...)`, by their keys.
+        name: of the lines, for people.
+    """
+
+    key: str
+    recipe: Any
+    values: Callable[[Any], Mapping[str, Tensor]]
+    name: str
+
+
+def score_estimators(task: Task) -> list[Estimator]:
+    """Return the estimators of the scores, by class."""
+    return [
+        Estimator(m.__name__, m.score.recipe(by_class=True), partial(score_values, m, task=task), m.__name__)
+        for m in SCORES
+    ]
+
+
+def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[Estimator]:
+    """Return the estimators of the errors over equal-width bins, with what noise floors and tables need if asked."""
+    return [
+        Estimator(
+            reduction,
+            EqualWidthBins(reduction, n_bins, right, with_noise and has_table(task, reduction), with_noise),
+            partial(error_values, reduction=reduction),
+            f"the errors over equal-width bins, {GROUPS[reduction]}",
+        )
+        for reduction in reductions_of(task)
+    ]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Sums and samples of a set of predictions, which determine every line and table.
@@ -97,28 +163,37 @@ class Statistics:
     Attributes:
         task: of the predictions.
         n_bins: of the ACE.
-        scores: sums by class, for each score.
-        bins: of equal width, for each reduction.
+        sums: of `score_estimators` and `bin_estimators`, by their keys.
         samples: for each reduction with rank-based values, `(N,)`, or `(L, N)` for labels.
         has_labels: whether all outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
     """
 
     task: Task
     n_bins: int
-    scores: Mapping[type[ScoreMetric], ScoreSum]
-    bins: Mapping[NamedReduction, BinStats]
+    sums: Mapping[str, Any]
     samples: Mapping[NamedReduction, RankedSample]
     has_labels: bool
 
     @property
+    def bins(self) -> dict[NamedReduction, BinStats]:
+        """Bins of equal width, for each reduction."""
+        return {reduction: self.sums[reduction] for reduction in reductions_of(self.task)}
+
+    @property
+    def _by_class(self) -> ScoreSum:
+        """Sums by class of a score."""
+        found: ScoreSum = self.sums[NLL.__name__]
+        return found
+
+    @property
     def n(self) -> float:
         """Sum of all weights."""
-        return float(self.scores[NLL].total.sum())
+        return float(self._by_class.total.sum())
 
     @property
     def priors(self) -> tuple[float, ...]:
         """Share of every class, or of 1s for every label."""
-        share = self.scores[NLL].share
+        share = self._by_class.share
         return tuple((share[..., 1] if self.task == "multilabel" else share).tolist())
 
     @property
@@ -147,66 +222,32 @@ class Statistics:
 
     def lines(self) -> list[Line]:
         """Return every line, without evidence."""
-        lines = [line for metric, s in self.scores.items() for line in self._score_lines(metric, s)]
+        values: dict[str, Tensor] = {}
+        naive = dict.fromkeys(_RELATIVE.values(), 1.0)
+        perfect: dict[str, float] = {}
+        for metric in SCORES:
+            s = self.sums[metric.__name__]
+            values |= score_values(metric, s, self.task)
+            naive[metric.__name__.lower()] = float(scored(metric.score, task=self.task).of_prior(s))
         for reduction, bins in self.bins.items():
-            lines += _error_lines(bins, reduction)
+            values |= error_values(bins, reduction)
             if reduction in self.samples:
-                lines += self._order_lines(self.samples[reduction], reduction)
-        return lines
-
-    def _score_lines(self, metric: type[ScoreMetric], s: ScoreSum) -> list[Line]:
-        (key, value), *relative = score_values(metric, s, self.task).items()
-        lines = [_line(metric, "scores", key, value, float(scored(metric.score, task=self.task).of_prior(s)))]
-        for key, value in relative:
-            question = f"{metric.__name__} divided by that of always predicting the class frequencies"
-            line = _line(metric, "scores", key, value, 1.0)
-            lines.append(replace(line, name=_RELATIVE[metric.__name__], unit="share of naive", question=question))
-        return lines
-
-    def _order_lines(self, sample: RankedSample, reduction: NamedReduction) -> list[Line]:
-        values = order_values(sample, self.has_labels, reduction, self.n_bins)
-        metrics: tuple[type[BinnedMetric | RankedMetric], ...] = (ACE, TCE, KS) if self.has_labels else (ACE, KS)
-        keys = [f"{m.__name__.lower()}/{reduction}" for m in metrics]
-        lines = [_line(m, GROUPS[reduction], key, values[key]) for m, key in zip(metrics, keys, strict=True)]
-        return [*lines, *self._corp_lines(values, reduction)] if self.has_labels else lines
-
-    def _corp_lines(self, values: Mapping[str, Tensor], reduction: NamedReduction) -> list[Line]:
-        """Return MCB, DSC and UNC of the Brier score of the event.
-
-        A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then. The
-        top label of the class frequencies is right as often as the most frequent class occurs.
-        """
-        unc = float(values[f"unc/{reduction}"])
-        is_top, likeliest = reduction == "top_label", max(self.priors)
-        perfect = {"mcb": 0.0} | dict.fromkeys(("dsc", "unc"), 0.0 if is_top else unc)
-        naive = {"mcb": 0.0, "dsc": 0.0, "unc": likeliest * (1 - likeliest) if is_top else unc}
+                values |= order_values(self.samples[reduction], self.has_labels, reduction, self.n_bins)
+        for reduction in self.samples if self.has_labels else ():
+            # A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then.
+            # The top label of the class frequencies is right as often as the most frequent class occurs.
+            unc, is_top, likeliest = float(values[f"unc/{reduction}"]), reduction == "top_label", max(self.priors)
+            perfect |= dict.fromkeys((f"dsc/{reduction}", f"unc/{reduction}"), 0.0 if is_top else unc)
+            naive[f"unc/{reduction}"] = likeliest * (1 - likeliest) if is_top else unc
         lines = []
-        for name, question in _PARTS.items():
-            line = _line(CORP, GROUPS[reduction], key := f"{name}/{reduction}", values[key], naive[name])
-            lines.append(replace(line, name=name.upper(), unit=Brier.unit, perfect=perfect[name], question=question))
+        for key, value in values.items():
+            name, _, of = key.partition("/")
+            line = Line(
+                key=key,
+                group=GROUPS[of] if of else "scores",  # type: ignore[index]  # a reduction
+                value=float(value),
+                naive=naive.get(key, 0.0),
+                **_METADATA[name],
+            )
+            lines.append(replace(line, perfect=perfect.get(key, line.perfect)))
         return lines
-
-
-def _error_lines(b: BinStats, reduction: NamedReduction) -> list[Line]:
-    """Return the lines of `error_values`. The class frequencies have errors of 0."""
-    *usual, debiased = error_values(b, reduction).items()
-    lines = [_line(m, GROUPS[reduction], *item) for m, item in zip(ERRORS, usual, strict=True)]
-    last = _line(RMSCE, GROUPS[reduction], *debiased)
-    return [*lines, replace(last, name="RMSCE debiased", question="RMSCE without the bias of noisy bins")]
-
-
-def _line(
-    metric: type[ScoreMetric | BinnedMetric | RankedMetric], group: str, key: str, value: Tensor, naive: float = 0.0
-) -> Line:
-    """Return a line with the metadata of a metric."""
-    return Line(
-        key=key,
-        name=metric.__name__,
-        group=group,
-        unit=metric.unit,
-        perfect=metric.perfect,
-        question=metric.question,
-        source=metric.source,
-        value=float(value),
-        naive=naive,
-    )

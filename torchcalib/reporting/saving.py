@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from torchcalib.io.errors import InputError
 from torchcalib.io.saved import load_saved, write_whole
 from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
 from torchcalib.reporting.building import ReportBuilder
 
-FORMAT, VERSION = "torchcalib report state", 5
+FORMAT, VERSION = "torchcalib report state", 6
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:
@@ -105,8 +104,7 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
     held = (0, 0, 0) if builder is None else builder.held
     everyone = gathered_numbers(held, process_group)
     if builder is not None:
-        total = everyone.sum(0).tolist()
-        builder.relieve((total[0] - held[0], total[1] - held[1], total[2] - held[2]))
+        builder.limit(*everyone.sum(0).tolist())
     rank = dist.get_rank(process_group)
     mine = b"" if builder is None or rank == 0 else state_bytes(builder)
     parts = [builder_of_bytes(content) for content in gathered_bytes(mine, process_group) if content]
@@ -116,7 +114,7 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 def state_bytes(builder: ReportBuilder) -> bytes:
     """Return the state of a builder as the content of a file."""
     content = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, **_on_cpu(builder.state())}, content)
+    torch.save({"format": FORMAT, "version": VERSION, **builder.state()}, content)
     return content.getvalue()
 
 
@@ -139,13 +137,3 @@ def _builder_of(state: Any) -> ReportBuilder:
             "Make all parts with the torchcalib that merges them."
         )
     return ReportBuilder.of_state(state)
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return tensors on the CPU, each with its own storage: torch saves the whole storage of a view."""
-    if isinstance(value, Tensor):
-        own = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        return value.cpu() if own else value.cpu().clone()
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    return type(value)(map(_on_cpu, value)) if isinstance(value, list | tuple) else value

@@ -15,6 +15,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.metrics.proper_scores import NLL
+from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
@@ -25,8 +26,7 @@ from torchcalib.reporting.comparison.system import (
     expected_ece,
 )
 from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.intervals import LEVEL
-from torchcalib.reporting.metrics import MOST_BINS, MOST_COPIES, are_counts, check_size
+from torchcalib.reporting.evidence import LEVEL
 from torchcalib.reporting.sentence import comparison_sentence
 
 N_REPLICATES = 999
@@ -177,13 +177,12 @@ class ComparisonBuilder:
             "seed": seed,
         }
         self._systems: dict[str, System] = {}
-        self._width: int | None = None
         self._n_rows = self._n_dropped = 0
-        self._are_counts = self._are_labels = True
+        self._are_counts = True
 
     def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
         """Add the predictions of all systems for the same rows. If any are bad, nothing is added."""
-        width = self._checked_width(preds, target, weights)
+        self._check(preds, target, weights)
         n_dropped = 0
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
@@ -191,16 +190,20 @@ class ComparisonBuilder:
         for name in self._names:
             with _of_system(name):
                 read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
-        one = read[self._names[0]]
-        n_rows = self._rows_of(preds[self._names[0]])
+        first, how = preds[self._names[0]], self._formats[self._names[0]]
+        n_rows = self._rows_of(first)
         if not self._systems:
-            self._systems = {name: System(p, self._binning.n_bins, self._binning.right) for name, p in read.items()}
-        words = words_of(self._seed, self._n_rows, n_rows, one.given.device)
+            n_bins, right = self._binning.n_bins, self._binning.right
+            num_classes = None if how.task == "binary" else first.shape[how.class_axis]
+            check_size(how.read_as, num_classes or 2, n_bins)
+            self._systems = {name: System(p, n_bins, right) for name, p in read.items()}
+            self._formats = {name: replace(of, num_classes=num_classes) for name, of in self._formats.items()}
+        words = words_of(self._seed, self._n_rows, n_rows, first.device)
+        counts = are_counts(weights)
         for name, p in read.items():
-            self._systems[name].add(p, words)
-        self._width, self._n_rows, self._n_dropped = width, self._n_rows + n_rows, self._n_dropped + n_dropped
-        self._are_counts &= are_counts(weights)
-        self._are_labels &= _are_labels(one)
+            self._systems[name].add(p, words, counts)
+        self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
+        self._are_counts &= counts
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions so far.
@@ -208,24 +211,23 @@ class ComparisonBuilder:
         Raises:
             ValueError: if nothing was added.
         """
-        kept = [sample for system in self._systems.values() for sample in system.samples.values()]
-        ordered = self._are_counts and not any(sample.is_full for sample in kept)
-        found = {name: system.statistics(ordered, self._are_labels) for name, system in self._systems.items()}
-        first = found.get(self._names[0])
+        systems = self._systems
+        first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
             raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
-        if ordered and first.n > MOST_COPIES:
-            ordered = False
-            found = {name: replace(s, samples={}) for name, s in found.items()}
-        draws = Draws(self._seed, self._n_replicates, first.scores[NLL].n.device)
-        replicates = {n: system.replicates(draws, ordered, self._are_labels) for n, system in self._systems.items()}
+        for system in systems.values() if first.n > MOST_COPIES else ():
+            system.samples = {}
+        has_labels = all(system.has_labels for system in systems.values())
+        found = {name: system.statistics(has_labels) for name, system in systems.items()}
+        draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
+        replicates = {name: system.replicates(draws, has_labels) for name, system in systems.items()}
         chance = {name: expected_ece(s) for name, s in found.items()}
         lines = tuple(
             compared_line(dict(zip(self._names, same, strict=True)), replicates, chance)
             for same in zip(*(s.lines() for s in found.values()), strict=True)
             if same[0].name not in _NO_VERDICT
         )
-        notes = self._notes(ordered, max((sample.size for sample in kept), default=0))
+        notes = self._notes(systems[self._names[0]], has_labels)
         scores = replicates[self._names[0]].get("brier")  # missing where there is only one row
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             rows = "rows (entries of the first axis) are so few that some replicates hold none"
@@ -243,8 +245,8 @@ class ComparisonBuilder:
             notes=tuple(notes),
         )
 
-    def _checked_width(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> int:
-        """Check shapes and types; return the number of classes or labels."""
+    def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
+        """Check names, types and shapes."""
         if set(preds) != set(self._names):
             raise ValueError(
                 f"`preds` must hold predictions of {', '.join(map(repr, self._names))}, got "
@@ -253,21 +255,11 @@ class ComparisonBuilder:
         for name in self._names:
             with _of_system(name):
                 self._formats[name].check(preds[name], target, weights)
-        first = preds[self._names[0]]
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
                 f"`preds` must have one shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
                 "Compare predictions of the same rows."
             )
-        how = self._formats[self._names[0]]
-        width = 2 if how.task == "binary" else first.shape[how.class_axis]
-        if self._width not in (None, width):
-            raise ValueError(
-                f"`preds` must have {self._width} entries on its class axis, got shape {tuple(first.shape)}. "
-                "Every piece must have all classes of the first one."
-            )
-        check_size(how.read_as, width, self._binning.n_bins)
-        return width
 
     def _rows_of(self, preds: Tensor) -> int:
         """Return the number of entries of the first axis, the units of the bootstrap."""
@@ -291,25 +283,25 @@ class ComparisonBuilder:
             return (~missing).long(), int(missing.sum())
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
-    def _notes(self, ordered: bool, size: int) -> list[str]:
-        """Return notes on omissions and uncertain intervals, given the number of samples of an order."""
+    def _notes(self, system: System, has_labels: bool) -> list[str]:
+        """Return notes on omissions and uncertain intervals, which are the same for all systems."""
         names = "ACE, TCE, KS, MCB and DSC"
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are left out of all systems: one of them predicts NaN there.")
-        if not ordered:
+        if not system.samples:
             why = f"there are more than {MOST_KEPT:,} samples"
             if not self._are_counts:
                 why = "they need weights that are counts of samples"
             notes.append(f"{names} are left out: {why}.")
         else:
-            if not self._are_labels:
+            if not has_labels:
                 notes.append("TCE, MCB and DSC are left out: they need labels, and targets are soft.")
-            if size > MOST_IN_ORDER:
+            if system.size > MOST_IN_ORDER:
                 notes.append(f"There is no interval of {names}, which are rank-based, above {MOST_IN_ORDER:,} samples.")
             elif self._n_replicates > REPLICATES_IN_ORDER:
                 notes.append(f"Intervals of {names} come from {REPLICATES_IN_ORDER} replicates.")
-        for n_groups, lines in next(iter(self._systems.values())).few_groups.items():
+        for n_groups, lines in system.few_groups.items():
             if n_groups == 1 < self._n_rows:
                 notes.append(f"There is no interval of {lines}: with so many classes there are too many sums.")
             elif n_groups < self._n_rows:
@@ -338,14 +330,3 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError(f"`systems` must have a name each, got {', '.join(map(repr, names))}. Rename one.")
     return tuple(names)
-
-
-def _are_labels(p: Predictions) -> bool:
-    """Return whether all targets with weight are labels."""
-    if p.hard:
-        return True
-    shares = p.target != p.target.round()
-    if p.weights is not None:
-        absent = p.weights == 0
-        shares = shares & ~(absent.unsqueeze(-1) if p.soft else absent)
-    return not bool(shares.any())

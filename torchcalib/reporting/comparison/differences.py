@@ -13,7 +13,7 @@ from torchcalib.metrics.proper_scores import ScoreMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
-from torchcalib.reporting.intervals import LEVEL, interval_of
+from torchcalib.reporting.evidence import LEVEL, interval_of
 from torchcalib.reporting.lines import ERRORS, SCORES
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}

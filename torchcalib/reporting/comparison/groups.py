@@ -10,20 +10,20 @@ replicates, and errors that they share cancel in their difference. The partition
 
 import math
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.events import NamedReduction
+from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import ScoreRecipe, Sums, SumsRecipe
+from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import weighed_sums
-
-S = TypeVar("S", bound=Sums)
+from torchcalib.reporting.accumulators import Accumulated
 
 MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
 """The standard error of a standard deviation from G groups is 1 / sqrt(2 G) of it: 1 % and 6 %."""
@@ -69,96 +69,66 @@ class Draws:
         return self._drawn[n_groups]
 
 
-class GroupedSums(Generic[S]):
-    """Sums of a statistic by group of rows.
+class GroupedSums:
+    """Sums by group of rows, to which batches add in place: there may be far more groups than rows in a batch.
+
+    Args:
+        recipe: of the sums.
+        shape: of the sums of a group.
+        device: of the sums.
 
     Attributes:
-        n_groups: G; 1 if there are too many sums for groups, so that there are no replicates.
+        sums: of groups `(G, ..., F, K)`; of one group, without replicates, if there are too many sums.
     """
 
-    def __init__(self, recipe: ScoreRecipe | EqualWidthBins, like: Predictions) -> None:
-        shape = recipe.shape(like.task, like.samples[0] if like.task == "multilabel" else like.num_classes)
+    def __init__(self, recipe: Any, shape: tuple[int, ...], device: torch.device) -> None:
         size = math.prod(shape)
-        few = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
-        self.recipe: SumsRecipe[S] = recipe  # type: ignore[assignment]  # S is the statistic of the recipe
-        self.n_groups = few if few * size <= _TOO_MANY else 1
-        self._cells = recipe.cells
-        *self._lead, self._n_columns, self._n_cells = shape
-        device = like.given.device
-        width = self.n_groups * self._n_cells
-        self._sums = torch.zeros(*self._lead, self._n_columns, width, dtype=wide_dtype(device), device=device)
+        n_groups = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
+        n_groups = n_groups if n_groups * size <= _TOO_MANY else 1
+        self.recipe = recipe
+        *lead, n_cells = shape
+        self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
+        self.sums = self._sums.movedim(-2, 0)
 
     def add(self, p: Predictions, words: Tensor) -> None:
         """Add rows, given the random numbers that determine their groups."""
-        cells = self._cells(p)
-        group = group_of(words, self.n_groups).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
+        cells = self.recipe.cells(p)
+        group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
-        self._sums.scatter_add_(-1, place, cells.columns)
+        self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
 
-    def statistic(self) -> S:
+    def statistic(self) -> Any:
         """Return the statistic of all rows."""
-        return self.recipe.wrap(self._by_group().sum(0))
+        return self.recipe.wrap(self.sums.sum(0))
 
-    def replicates(self, draws: Draws) -> Iterator[S]:
+    def replicates(self, draws: Draws) -> Iterator[Any]:
         """Yield the statistic of replicates, some at a time, `(r, ...)`."""
-        by_group = self._by_group()
-        table = by_group.flatten(1)
+        table = self.sums.flatten(1)
         finite = bool(table.isfinite().all())
-        for some in torch.split(draws.of(self.n_groups), replicates_at_once(max(table.shape))):
+        for some in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
             sums = weighed_sums(some.to(table), table, finite)
-            yield self.recipe.wrap(sums.reshape(len(some), *by_group.shape[1:]))
-
-    def _by_group(self) -> Tensor:
-        """`(G, ..., F, K)`."""
-        return self._sums.reshape(*self._lead, self._n_columns, self.n_groups, self._n_cells).movedim(-2, 0)
+            yield self.recipe.wrap(sums.reshape(len(some), *self.sums.shape[1:]))
 
 
-class GroupedSample:
-    """Ranked samples with their groups, up to a maximal number.
+def grouped_sample(reduction: NamedReduction, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
+    """Return an accumulator of ranked samples with their groups."""
+    sample = ExactSample(reduction)
+    lead = sample.lead(like.task, num_classes)
+    return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MOST_GROUPS))
 
-    Attributes:
-        is_full: whether there were more samples than that, so that none are kept.
-    """
 
-    def __init__(self, recipe: ExactSample, most: int) -> None:
-        self.is_full = False
-        self._recipe, self._most, self._n = recipe, most, 0
-        self._pieces: list[tuple[RankedSample, Tensor]] = []
+def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
+    """Return predictions in random groups, given the random numbers of their rows."""
+    groups = group_of(words, MOST_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
+    return in_groups(p, groups, MOST_GROUPS, validate_args=False)
 
-    def add(self, p: Predictions, words: Tensor) -> None:
-        """Add rows, given the random numbers that determine their groups."""
-        sample = self._recipe.of(p)
-        self._n += sample.score.numel()
-        self.is_full |= self._n > self._most
-        if self.is_full:
-            self._pieces = []
-            return
-        group = group_of(words, MOST_GROUPS)
-        self._pieces.append((sample, group.repeat_interleave(sample.score.shape[-1] // max(1, len(words)))))
 
-    @property
-    def size(self) -> int:
-        """Number of samples, every label of a sample being one."""
-        return self._n
-
-    def sample(self) -> RankedSample:
-        """Return all samples."""
-        samples = [sample for sample, _ in self._pieces]
-        score = torch.cat([sample.score.clone() for sample in samples], -1)
-        if all(sample.n is None for sample in samples):
-            return RankedSample(score, torch.cat([s.positives for s in samples], -1), None, samples[0].from_logits)
-        wide = wide_dtype(score.device)
-        n = torch.cat([torch.ones_like(s.score, dtype=wide) if s.n is None else s.n.to(wide) for s in samples], -1)
-        positives = torch.cat([s.positives.to(wide) for s in samples], -1)
-        return RankedSample(score, positives, n, samples[0].from_logits)
-
-    def replicates(self, draws: Draws, most: int) -> Iterator[RankedSample]:
-        """Yield the sample of the first replicates, some at a time, `(r, ..., N)`."""
-        whole, group = self.sample(), torch.cat([group for _, group in self._pieces])
-        n = torch.ones_like(whole.score, dtype=wide_dtype(group.device)) if whole.n is None else whole.n
-        for some in torch.split(draws.of(MOST_GROUPS)[:most], replicates_at_once(whole.score.numel())):
-            counts = some[:, group].to(n).reshape(len(some), *[1] * (whole.score.dim() - 1), -1)
-            weights, score = counts * n, whole.score.expand(len(some), *whole.score.shape)
-            positives = counts * whole.positives.to(n)
-            absent = weights == 0
-            yield RankedSample(score.masked_fill(absent, torch.nan), positives, weights, whole.from_logits)
+def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
+    """Yield the sample of the first replicates, some at a time, `(r, ..., N)`."""
+    whole, groups = sample.whole, sample.groups.long()
+    n = torch.ones_like(whole.score, dtype=wide_dtype(groups.device)) if whole.n is None else whole.n
+    for some in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(whole.score.numel())):
+        counts = some[:, groups].to(n).reshape(len(some), *[1] * (whole.score.dim() - 1), -1)
+        weights, score = counts * n, whole.score.expand(len(some), *whole.score.shape)
+        positives = counts * whole.positives.to(n)
+        yield RankedSample(score.masked_fill(weights == 0, torch.nan), positives, weights, whole.from_logits)

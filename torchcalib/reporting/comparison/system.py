@@ -3,18 +3,29 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample
-from torchcalib.reporting.comparison.groups import Draws, GroupedSample, GroupedSums
-from torchcalib.reporting.intervals import Estimator, bin_estimators, score_estimators
-from torchcalib.reporting.lines import SCORES, Statistics, has_table, order_values
+from torchcalib.metrics.groups.samples import GroupedSample
+from torchcalib.reporting.accumulators import Accumulated
+from torchcalib.reporting.comparison.groups import (
+    Draws,
+    GroupedSums,
+    grouped_sample,
+    in_random_groups,
+    replicates_of_sample,
+)
+from torchcalib.reporting.lines import (
+    Statistics,
+    bin_estimators,
+    has_table,
+    order_values,
+    score_estimators,
+)
+from torchcalib.reporting.sample_or_sketch import are_labels
 
 MOST_KEPT = 2**20
 """Samples that are kept for rank-based values, every label of a sample being one."""
@@ -32,62 +43,77 @@ class System:
         like: some of its predictions.
         n_bins: of equal width.
         right: see `torchcalib.report`.
+
+    Attributes:
+        samples: with their groups, for each reduction with rank-based lines; none if there are too many, or if weights
+            are no counts.
     """
 
     def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
-        self._task, self._n_bins = like.task, n_bins
-        self._reductions = reductions_of(like.task)
-        found = [*score_estimators(like), *bin_estimators(EqualWidthBins(r, n_bins, right) for r in self._reductions)]
-        self._sums: list[tuple[Estimator, GroupedSums[Any]]] = [
-            (each, GroupedSums(each.recipe, like)) for each in found if not isinstance(each.recipe, ExactSample)
+        task, num_classes = like.task, like.samples[0] if like.task == "multilabel" else like.num_classes
+        self._task, self._n_bins = task, n_bins
+        self._sums = [
+            (each, GroupedSums(each.recipe, each.recipe.shape(task, num_classes), like.given.device))
+            for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
         ]
-        self.samples: dict[NamedReduction, GroupedSample] = {
-            r: GroupedSample(ExactSample(r), MOST_KEPT) for r in self._reductions if has_table(like.task, r)
+        self.samples: dict[NamedReduction, Accumulated[GroupedSample]] = {
+            r: grouped_sample(r, like, num_classes) for r in reductions_of(task) if has_table(task, r)
         }
 
-    def add(self, p: Predictions, words: Tensor) -> None:
+    def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
         """Add rows, given the random numbers that determine their groups."""
         for _, sums in self._sums:
             sums.add(p, words)
-        for sample in self.samples.values():
-            sample.add(p, words)
+        if are_counts and self.samples:
+            grouped = in_random_groups(p, words)
+            self.samples = {r: each + each.of(grouped) for r, each in self.samples.items()}
+        if not are_counts or self.size > MOST_KEPT:
+            self.samples = {}
+
+    @property
+    def size(self) -> int:
+        """Largest number of samples of a reduction, every label of a sample being one."""
+        return max((sum(x.numel() for x in each.content.scores) for each in self.samples.values()), default=0)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether all outcomes of ranked samples are labels."""
+        return all(are_labels(each.statistic.whole) for each in self.samples.values())
 
     @property
     def few_groups(self) -> dict[int, str]:
         """Names of the lines whose sums have few groups, by the number of groups."""
         found: dict[int, list[str]] = defaultdict(list)
-        for each, sums in self._sums:
-            if sums.n_groups <= _FEW:
-                found[sums.n_groups].append(each.name)
+        for each, grouped in self._sums:
+            if len(grouped.sums) <= _FEW:
+                found[len(grouped.sums)].append(each.name)
         return {n: ", ".join(names) for n, names in found.items()}
 
-    def statistics(self, ordered: bool, has_labels: bool) -> Statistics:
-        """Return the sums and samples of all rows, the samples only if they are `ordered`."""
-        statistics = [sums.statistic() for _, sums in self._sums]
+    def statistics(self, has_labels: bool) -> Statistics:
+        """Return the sums and samples of all rows."""
         return Statistics(
             task=self._task,
             n_bins=self._n_bins,
-            scores=dict(zip(SCORES, statistics, strict=False)),
-            bins=dict(zip(self._reductions, statistics[len(SCORES) :], strict=True)),
-            samples={r: kept.sample() for r, kept in self.samples.items()} if ordered else {},
+            sums={each.key: grouped.statistic() for each, grouped in self._sums},
+            samples={reduction: each.statistic.whole for reduction, each in self.samples.items()},
             has_labels=has_labels,
         )
 
     @torch.no_grad()
-    def replicates(self, draws: Draws, ordered: bool, has_labels: bool) -> dict[str, Tensor]:
+    def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
         """Return the values of replicates `(R,)`, by the keys of lines; fewer for rank-based values."""
         found: dict[str, list[Tensor]] = defaultdict(list)
-        for values in self._values(draws, ordered, has_labels):
+        for values in self._values(draws, has_labels):
             for key, value in values.items():
                 found[key].append(value.cpu())
         return {key: torch.cat(values) for key, values in found.items()}
 
-    def _values(self, draws: Draws, ordered: bool, has_labels: bool) -> Iterator[Mapping[str, Tensor]]:
+    def _values(self, draws: Draws, has_labels: bool) -> Iterator[Mapping[str, Tensor]]:
         for each, sums in self._sums:
-            for statistic in sums.replicates(draws) if sums.n_groups > 1 else ():
+            for statistic in sums.replicates(draws) if len(sums.sums) > 1 else ():
                 yield each.values(statistic)
-        for reduction, kept in self.samples.items() if ordered else ():
-            for sample in kept.replicates(draws, REPLICATES_IN_ORDER) if kept.size <= MOST_IN_ORDER else ():
+        for reduction, grouped in self.samples.items() if self.size <= MOST_IN_ORDER else ():
+            for sample in replicates_of_sample(grouped.statistic, draws, REPLICATES_IN_ORDER):
                 yield order_values(sample, has_labels, reduction, self._n_bins)
 
 

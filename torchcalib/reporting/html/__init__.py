@@ -1,6 +1,6 @@
-"""A `Report` or a `Comparison` as one self-contained page, and as a folder of files: a room for each, over `page`.
+"""A `Report` or a `Comparison` as one self-contained page, and as a folder of files.
 
-A page loads nothing: pictures and style are in it. Every picture is there twice, for light and for dark.
+A page loads nothing: it contains its style and its pictures, each in a light and a dark version.
 """
 
 try:

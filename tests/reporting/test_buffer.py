@@ -1,4 +1,4 @@
-"""Predictions that are kept, for calibrators and intervals: pieces of any dtype are those of one call."""
+"""The buffer of predictions, for calibrators and intervals: pieces of any dtype are those of one call."""
 
 import pytest
 import torch

@@ -1,11 +1,11 @@
-"""Above a number of samples a report reads their order off a sketch, in bounded memory."""
+"""Above a number of samples a report computes rank-based values from a sketch, in bounded memory."""
 
 import pytest
 import torch
 from helpers.reports import IN_ORDER, QUICK, REDUCTIONS, TASKS, ordered, predictions, quick, values_are, values_in_order
 
 import torchcalib as tc
-from torchcalib.reporting import bounded
+from torchcalib.reporting import sample_or_sketch
 from torchcalib.reporting.building import ReportBuilder
 
 
@@ -20,8 +20,8 @@ def in_pieces(task, logits, target):
 def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
     """Its accuracy is a matter of `LogitCells`; KS is off by at most the share of a cell, which is 1/200 here."""
     exact = quick(task)  # before there are limits
-    monkeypatch.setattr(bounded, "MOST_SAMPLES", 60 if task != "multilabel" else 300)
-    monkeypatch.setattr(bounded, "_PIECE", 64)
+    monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", 60 if task != "multilabel" else 300)
+    monkeypatch.setattr(sample_or_sketch, "_PIECE", 64)
     logits, target = predictions(task)
     builder = in_pieces(task, logits, target)
     report, again = builder.report(), builder.report()
@@ -48,7 +48,7 @@ def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_igno
     target = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "ignore_index": -1, "weights": torch.arange(200) % 4, **QUICK}
     whole = tc.report(logits.sigmoid().to(dtype), target, **given)
-    monkeypatch.setattr(bounded, "MOST_SAMPLES", 60)
+    monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", 60)
     report = tc.report(logits.sigmoid().to(dtype), target, **given)
     assert report.settings["order_based"].startswith("sketch")
     values_are(report, ordered(whole))
@@ -59,8 +59,8 @@ def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_igno
 def test_a_sample_takes_nine_bytes_memory_stays_bounded_and_many_labels_share_their_cells(monkeypatch):
     logits, target = predictions("multiclass", 1000)
     for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
-        monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
-        held = in_pieces("multiclass", logits.float(), target)._metrics["sample of top_label"].state
+        monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", most)
+        held = in_pieces("multiclass", logits.float(), target)._accumulators["sample of top_label"].samples
         size = sum(t.untyped_storage().nbytes() for part in held[:3] for t in part)
         assert size == n_bytes if most > 1000 else size <= n_bytes
     preds, target = torch.rand(60, 40, generator=torch.Generator().manual_seed(0)), torch.ones(60, 40, dtype=torch.long)
@@ -78,7 +78,7 @@ def test_soft_targets_leave_out_what_counts_labels_and_floating_labels_are_label
     soft = floating * 0.75 + 0.05
     given = {"task": task, "from_logits": True}
     expected = values_in_order(logits, soft, names=("ace", "ks"), **given)
-    monkeypatch.setattr(bounded, "MOST_SAMPLES", most)
+    monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", most)
     builder = in_pieces(task, logits, soft)
     builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))  # which keeps what is known
     report = builder.report()

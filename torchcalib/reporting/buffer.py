@@ -1,0 +1,172 @@
+"""A buffer of predictions, for bootstrap intervals and calibrators, which need all of them at once."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.predictions import Predictions
+from torchcalib.io.saved import saved_tensor, saved_value
+from torchcalib.ops.logs import wide_dtype
+
+MOST_VALUES = 2**26
+"""Largest number of values of `preds`: 50,000 samples of 1,000 classes, and some more."""
+
+MOST_SAMPLES = 2**20
+"""Largest number of samples, every label of a sample being one."""
+
+_SMALL = 2**12
+"""Number of samples up to which a piece is small."""
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionBuffer:
+    """Copies of predictions up to a maximal number; none of them above that.
+
+    Attributes:
+        input_format: of the predictions.
+        n_ranks: number of processes that share the maximal number.
+        n_samples: number of samples so far, every label of a sample being one.
+        n_values: number of values of predictions so far.
+        pieces: the copies, in order.
+    """
+
+    input_format: InputFormat
+    n_ranks: int = 1
+    n_samples: int = 0
+    n_values: int = 0
+    pieces: list[Predictions] = field(default_factory=list)
+
+    @property
+    def why_not(self) -> str:
+        """Why no predictions are kept any more, a clause; empty as long as they are."""
+        if self.n_samples * self.n_ranks <= MOST_SAMPLES and self.n_values * self.n_ranks <= MOST_VALUES:
+            return ""
+        return (
+            f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
+            "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
+        )
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether some targets are shares rather than labels."""
+        return not all(piece.hard for piece in self.pieces)
+
+    def of(self, p: Predictions) -> Self:
+        """Return a buffer of a batch alone, flattened to one series."""
+        found = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
+        return replace(found, pieces=[_copied(p)] if found.n_samples and not found.why_not else [])
+
+    def __add__(self, other: Self) -> Self:
+        n_samples, n_values = self.n_samples + other.n_samples, self.n_values + other.n_values
+        both = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
+        if both.why_not:
+            return both
+        pieces = list(self.pieces)
+        for piece in other.pieces:
+            pieces.append(piece)
+            # Small pieces are joined, so that there are few: each sample is copied a few times.
+            while len(pieces) > 1 and pieces[-2].samples[-1] <= min(_SMALL, 2 * pieces[-1].samples[-1]):
+                pieces[-2:] = [_joined(pieces[-2:])]
+        return replace(both, pieces=pieces)
+
+    def limited(self, n_samples: int, n_values: int) -> Self:
+        """Drop all predictions if those of all buffers that will be added are too many."""
+        dropped = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
+        return dropped if dropped.why_not else self
+
+    def predictions(self) -> Predictions:
+        """Return all predictions, with labels as targets if all of them are labels."""
+        if len(self.pieces) > 1:
+            self.pieces[:] = [_joined(self.pieces)]  # so that memory holds them once
+        return replace(self.pieces[0])  # what is computed from them is not kept
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain values for `loaded`."""
+        names = ("given", "given_target", "weights", "rest")
+        pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
+        return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
+
+    def loaded(self, state: Any) -> Self:
+        """Return the buffer of a saved state, whose values are checked like other predictions."""
+        pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
+        n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
+        made = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
+        if not made.why_not and (found := sum(piece.given.numel() for piece in pieces)) != n_values:
+            raise ValueError(f"pieces must hold {n_values:,} values, got {found:,}")
+        return replace(made, pieces=[]) if made.why_not else made
+
+    def _loaded(self, piece: dict[str, Any]) -> Predictions:
+        """Return predictions of a saved piece, read in their canonical form, in which labels are a batch axis."""
+        how, task = self.input_format, self.input_format.read_as
+        canonical: Task = "multiclass" if task == "multiclass" else "binary"
+        num_classes = how.num_classes if task == "multiclass" else None
+        reading = InputFormat(canonical, how.from_logits, num_classes=num_classes)
+        p = reading.read(piece["given"], piece["given_target"], piece["weights"])
+        axes = [*p.samples[:-1]]
+        if p.replicates or len(axes) != (task == "multilabel") or (axes and how.num_classes not in (None, *axes)):
+            raise ValueError(f"pieces must be one series, got samples of shape {tuple(p.samples)}")
+        rest = None
+        if piece["rest"] is not None:
+            rest = saved_tensor(piece, "rest", torch.float64, tuple(p.given.shape))
+            reading.read(rest, p.given_target, p.weights)
+        return _copied(replace(p, task=task, rest=rest))
+
+
+def _copied(p: Predictions) -> Predictions:
+    """Return a copy of predictions with weights, and with integer labels if all targets are labels."""
+    ones = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
+    weights = ones if p.weights is None else ones * p.weights.detach()
+    target, present = p.given_target.detach().clone(), weights != 0
+    if target.is_floating_point():
+        labels = target.masked_fill(~(present.unsqueeze(-1) if p.soft else present), 0)
+        if bool((labels == labels.round()).all()):
+            target = labels.argmax(-1) if p.soft else labels.long()
+    return replace(
+        p,
+        given=p.given.detach().clone(),
+        given_target=target,
+        weights=weights,
+        absent=~present,
+        rest=None if p.rest is None else p.rest.detach().clone(),
+        dtype=torch.promote_types(p.given.dtype, torch.float32),
+        hard=not target.is_floating_point(),
+        sum_tolerance=math.inf,  # values have been checked
+        n_invalid=None,
+        n_dropped=None,
+        n_votes=None,
+    )
+
+
+def _joined(pieces: Sequence[Predictions]) -> Predictions:
+    """Return pieces as one; labels become soft targets if some piece has these."""
+    first, hard = pieces[0], all(piece.hard for piece in pieces)
+
+    def target(piece: Predictions) -> Tensor:
+        if hard or not piece.hard:
+            return piece.given_target
+        labels = piece.given_target
+        return (one_hot(labels, piece.num_classes) if piece.task == "multiclass" else labels).to(piece.given)
+
+    def joined(columns: Iterable[Tensor], with_classes: bool = False) -> Tensor:
+        return torch.cat([column.to(first.given.device) for column in columns], -2 if with_classes else -1)
+
+    per_class = first.task == "multiclass"
+    given = joined((piece.given for piece in pieces), per_class)
+    rest = [piece.rest for piece in pieces if piece.rest is not None]
+    return replace(
+        first,
+        given=given,
+        given_target=joined(map(target, pieces), per_class and not hard),
+        weights=joined(piece.weights for piece in pieces if piece.weights is not None),
+        absent=joined(piece.absent for piece in pieces if piece.absent is not None),
+        rest=joined(rest) if rest else None,
+        dtype=torch.promote_types(given.dtype, torch.float32),
+        hard=hard,
+    )
