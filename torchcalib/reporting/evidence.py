@@ -25,7 +25,7 @@ from torchcalib.metrics.binned import ACE, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import ERRORS, GROUPS, Estimator, Statistics, corp_values, score_estimators
+from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, score_estimators
 
 MOST_CELLS = 2**15
 """Number of bins of all classes together up to which binned errors have intervals."""
@@ -155,7 +155,7 @@ def with_intervals(
         return list(lines), [_LEFT_OUT.format(why_not)] if why_not else []
     limits = [(each, MOST_EVENTS) for each in score_estimators(p.task)]
     for r in ordered:
-        corp = Estimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}")
+        corp = LineEstimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}")
         limits.append((corp, MOST_IN_ORDER))
     fast, notes = [], []
     for each, most in limits:
@@ -178,7 +178,7 @@ def with_intervals(
 
 
 @torch.no_grad()
-def _bootstrap(p: Predictions, estimators: Sequence[Estimator]) -> dict[str, Tensor]:
+def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str, Tensor]:
     """Return the values of all replicates `(R,)`, by the keys of lines."""
     draws = Resampling(p, SEED)
     streams = torch.arange(N_REPLICATES, device=p.given.device)

@@ -119,7 +119,7 @@ def has_table(task: Task, reduction: NamedReduction) -> bool:
     return reduction != "classwise" or task == "multilabel"
 
 
-class Estimator(NamedTuple):
+class LineEstimator(NamedTuple):
     """Lines that are functions of one statistic.
 
     Attributes:
@@ -135,18 +135,18 @@ class Estimator(NamedTuple):
     name: str
 
 
-def score_estimators(task: Task) -> list[Estimator]:
+def score_estimators(task: Task) -> list[LineEstimator]:
     """Return the estimators of the scores, by class."""
     return [
-        Estimator(m.__name__, m.score.recipe(by_class=True), partial(score_values, m, task=task), m.__name__)
+        LineEstimator(m.__name__, m.score.recipe(by_class=True), partial(score_values, m, task=task), m.__name__)
         for m in SCORES
     ]
 
 
-def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[Estimator]:
+def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[LineEstimator]:
     """Return the estimators of the errors over equal-width bins, with what noise floors and tables need if asked."""
     return [
-        Estimator(
+        LineEstimator(
             reduction,
             EqualWidthBins(reduction, n_bins, right, with_noise and has_table(task, reduction), with_noise),
             partial(error_values, reduction=reduction),
