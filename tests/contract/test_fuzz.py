@@ -4,6 +4,7 @@ Input is drawn by hypothesis, the same in every run. The long profile (marker `l
 """
 
 import copy
+import inspect
 import math
 import pickle
 import re
@@ -11,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import CASES, COSTS, VOTES, Case, corp_part, squared_gap
+from cases import BINNED, CASES, COSTS, VOTES, Case, corp_part, squared_gap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import input as slow
@@ -29,6 +30,15 @@ N_BINS = {"n_bins": [1, 2, 3, 5, 10, 15, 64]}
 WIDE = {**N_BINS, "right": [False, True]}
 ANY = {**WIDE, "bins": ["equal_width", "equal_mass", "pava", (0.0, 0.3, 0.8, 1.0)]}
 NORMED = {**ANY, "norm": ["l1", "l2", "max"], "bins": [*ANY["bins"], "pava_bc"]}
+
+
+def binned_options(function):
+    """Values of the options of a calibration error over bins."""
+    taken = inspect.signature(function).parameters
+    options = ANY if "bins" in taken else WIDE
+    return {**options, "debiased": [False, True]} if "debiased" in taken else options
+
+
 KINDS = [
     (tc.nll, tc.NLL, {"eps": [None, 0.05], "normalize": [None, "prior"], **PRIORS}),
     (tc.brier_score, tc.Brier, {"normalize": [None, "prior", "classes"], **PRIORS}),
@@ -36,10 +46,7 @@ KINDS = [
     (tc.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in VOTES),
     (tc.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
-    (tc.ece, tc.ECE, WIDE),
-    (tc.esce, tc.ESCE, WIDE),
-    (tc.mce, tc.MCE, ANY),
-    (tc.rmsce, tc.RMSCE, {**ANY, "debiased": [False, True]}),
+    *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if name != "rmsce-debiased"),
     (tc.ace, tc.ACE, N_BINS),
     (tc.ks, tc.KS, {}),
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),

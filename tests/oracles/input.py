@@ -16,7 +16,8 @@ from oracles import ranked as oracles_ranked
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
 
-ERRORS = ("ece", "esce", "mce", "rmsce", "ace", "ks", "corp", "tce", "gce")
+SCORES = ("nll", "brier", "ecd", "accuracy", "bayesrisk")
+SCORES += ("totalvariation", "kldivergence", "entropydifference", "votesdistance")
 REDUCTIONS = {  # the default first
     "binary": ["positive_class", "top_label"],
     "multiclass": ["top_label", "classwise"],
@@ -406,7 +407,7 @@ def event_value(metric, column, options, guard):
 def values_of(call, rows):
     """Value and size of one series: one pair, or one for each class."""
     binary = call.read_as != "multiclass"
-    if call.metric not in ERRORS:
+    if call.metric in SCORES:
         options = dict(call.settings)
         if options.get("cost") is not None:
             options["cost"] = options["cost"].costs

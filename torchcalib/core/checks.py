@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import and_, methodcaller
 from typing import NamedTuple
 
 import torch
@@ -39,14 +40,6 @@ class Rule(ABC):
         """Return the ways to break the rule."""
 
 
-def all_kept(rules: Sequence[Rule]) -> bool | None:
-    """Return whether all rows keep all rules, or None where values cannot be read."""
-    kept = rules[0].kept()
-    for rule in rules[1:]:
-        kept = kept & rule.kept()
-    return look(kept)
-
-
 def enforce(
     rules: Sequence[Rule],
     weights: Tensor | None,
@@ -66,7 +59,7 @@ def enforce(
     Returns:
         The weights, and a mask of the broken rows, or None if there is none.
     """
-    if not rules or (wait and not drop_invalid and all_kept(rules)):
+    if not rules or (wait and not drop_invalid and look(reduce(and_, map(methodcaller("kept"), rules)))):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent

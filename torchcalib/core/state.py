@@ -1,7 +1,7 @@
 """Kinds of states: how statistics stream, merge, are saved, and are synced across ranks.
 
-`SumsKind` is one tensor that adds. `SamplesKind` is lists of samples that concatenate; it has the same methods. A state
-is never written into: every operation returns a new one, which may share tensors with its operands.
+`SumsKind` is one tensor that adds. `SamplesKind` is lists of samples that concatenate; it has the same methods, and
+`join`. A state is never written into: every operation returns a new one, which may share tensors with its operands.
 """
 
 import math
@@ -51,12 +51,6 @@ class SumsKind(Generic[S]):
     def _first(self) -> int:
         """Number of values before the sums."""
         return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.recipe) else 0)
-
-    def join(self, parts: Sequence[Any]) -> Tensor:
-        """Return the state of these parts."""
-        (state,) = parts
-        assert isinstance(state, Tensor)
-        return state
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
         """Return the parts of a state, each a tensor that adds or a list of tensors."""

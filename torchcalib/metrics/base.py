@@ -434,7 +434,8 @@ class StreamingMetric(Metric, Generic[S]):
     @property
     def state(self) -> Any:
         """The state: for sums a tensor that begins with the counts of rows left out; for samples a `Samples`."""
-        return self.kind.join(tuple(map(self.__getattribute__, self.state_names)))
+        parts = tuple(map(self.__getattribute__, self.state_names))
+        return parts[0] if isinstance(self.kind, SumsKind) else self.kind.join(parts)
 
     @state.setter
     def state(self, value: Any) -> None:

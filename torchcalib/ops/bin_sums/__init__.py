@@ -227,4 +227,8 @@ def _series(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[int, Tens
 
 def _by_series(n: int, *columns: Tensor | None) -> list[Tensor | None]:
     """Return columns `(..., N)` as `(S, N)`."""
-    return [None if x is None else x.detach().reshape(-1, n) for x in columns]
+    found = list(columns)
+    for k, x in enumerate(columns):
+        if x is not None:
+            found[k] = x.detach().reshape(-1, n)
+    return found

@@ -52,8 +52,8 @@ def event_sums(
     size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
     for series, into in enumerate(sums.numpy()):
-        if len(starts) == 1:
-            add(series, slice(n), into)
+        if countable and g is None and len(starts) == 1:
+            add_labels(c[series], o[series], None, kind, edges, right, into)
             continue
         pieces = np.zeros((len(starts), *into.shape))
 
