@@ -73,6 +73,10 @@ def _forward(
     scores = torch.empty((_N_SCORES, *lead), dtype=wide_dtype(values.device), device=values.device)
     top = torch.empty(lead, dtype=torch.int64, device=values.device)
     source = source_of("rows", values.device.type, values.dtype, backend)
+    if values.dim() == 2:
+        if values.numel():
+            source.forward(values, target, from_logits, tolerance, scores, top)
+        return scores.movedim(0, -2), top
     labels, of_rows, tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
     for held, matrix in matrices(values):
         source.forward(matrix, labels[held], from_logits, tolerance, of_rows[:, held], tops[held])
