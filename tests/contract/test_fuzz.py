@@ -105,7 +105,7 @@ def drawn_settings(draw, options, cls, task, n_classes):
     if chosen.get("cost"):
         rows = [[0, 2, 1, 5][:n_read]] * (n_read - 1) + [[1] * n_read]
         chosen["cost"] = COSTS[2] if n_read == 2 else tc.CostMatrix(rows)
-    if cls.__name__.lower() in slow.ERRORS:
+    if cls.__name__.lower() not in slow.SCORES:
         chosen["reduction"] = draw(st.sampled_from(slow.REDUCTIONS[read_as]))
     if read_as == "multilabel" or chosen.get("reduction") == "classwise":
         chosen["average"] = draw(st.sampled_from(["macro", None]))
