@@ -376,7 +376,7 @@ def event_value(metric, column, options, guard):
     edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
     if computed and metric not in ("ks", "corp") and by_value and at_an_edge(edges, confidence, guard):
         raise Undecided
-    if metric in ("ece", "esce", "mce", "rmsce") and bins == "equal_width":
+    if metric not in ("ace", "ks", "corp", "tce", "gce") and bins == "equal_width":
         return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
     weights = [int(w) for w in weights]
     if computed and may_be_tied(order, guard):
