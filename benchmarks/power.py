@@ -27,7 +27,7 @@ from torch import Tensor
 
 import torchcalib as tc
 from benchmarks import simulate
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = (200, 1_000, 5_000)
@@ -102,7 +102,7 @@ SMALL_MODELS: dict[str, Callable[[int, int], Data]] = {
     "tenths, temperature 3": partial(tenths, 3.0, 0.0),
 }
 
-ERRORS: dict[str, Callable[..., StreamingMetric]] = {
+ERRORS: dict[str, Callable[..., CalibrationMetric]] = {
     "ECE": tc.ECE,
     "ESCE": tc.ESCE,
     "MCE": tc.MCE,
@@ -119,7 +119,7 @@ LARGEST = {"TCE": 200}
 """Largest size: each replicate of TCE takes thousands of exact tests."""
 
 
-def share_rejected(error: Callable[..., StreamingMetric], preds: Tensor, target: Tensor) -> float:
+def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, target: Tensor) -> float:
     """Return the share of data sets `(D, N)` with a p-value of at most 5 %."""
     metric = error(task="binary", batch_shape=(len(preds),))
     metric.update(preds, target)

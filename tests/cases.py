@@ -263,7 +263,7 @@ def covering(cases, keys, extended=str):
 def path_of(case):
     """Return the path of a case from input to state. Batching, weights, merging and saving depend on it alone."""
     metric = case.metric()
-    return type(metric.kind), type(getattr(metric, "recipe", None)), case.task, case.options.get("reduction")
+    return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("reduction")
 
 
 def formula_of(case):

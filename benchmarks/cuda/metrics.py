@@ -15,7 +15,7 @@ from torch import Tensor
 import torchcalib as tc
 from benchmarks.cuda.check import Check, guarded, label_of, relative_error
 from benchmarks.cuda.conduct import without_waiting
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.ops.counter_rng import random_words
 
 N, N_CLASSES = 4096, 11
@@ -42,7 +42,7 @@ def field(function: Callable[..., Any], name: str, **fixed: Any) -> Function:
     return value
 
 
-PAIRS: dict[str, tuple[Function, Callable[..., StreamingMetric[Any]]]] = {
+PAIRS: dict[str, tuple[Function, Callable[..., CalibrationMetric[Any]]]] = {
     "nll": (tc.nll, tc.NLL),
     "brier": (tc.brier_score, tc.Brier),
     "ecd": (tc.ecd, tc.ECD),
@@ -102,7 +102,7 @@ def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Te
     return logits.to(dtype), target
 
 
-def update_twice(metric: StreamingMetric[Any], preds: Tensor, target: Tensor) -> None:
+def update_twice(metric: CalibrationMetric[Any], preds: Tensor, target: Tensor) -> None:
     """Update twice, the second time without synchronisation."""
     metric.update(preds, target)  # compiles kernels
     with without_waiting(preds.device):

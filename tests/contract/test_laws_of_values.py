@@ -12,7 +12,7 @@ from cases import CASES, N_CLASSES, covering, differentiable, formulas, path_of,
 from helpers.numbers import close
 
 import torchcalib as tc
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 with_gradient = pytest.mark.parametrize("formula", formulas(differentiable))
 
@@ -127,7 +127,7 @@ def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
 def test_every_streaming_class_is_in_the_table_of_cases():
     """And each class has a case that the normal run takes, in the laws of values and of paths."""
     public = {getattr(tc, name) for name in tc.__all__}
-    streaming = {cls for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
+    streaming = {cls for cls in public if isinstance(cls, type) and issubclass(cls, CalibrationMetric)}
     streaming -= {tc.Bootstrapped, tc.ByGroup}  # which are what the metric is that they wrap
     assert streaming == {case.cls for case in CASES}
     assert streaming == {param.values[0].cls for param in formulas() if not param.marks}

@@ -12,12 +12,13 @@ from oracles import input as slow
 import torchcalib as tc
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.state import SumsKind
-from torchcalib.core.sums import ScoreRecipe
+from torchcalib.core.sums import ScoreAccumulator
 
 ADDITIVE = [
     case
     for case in CASES
-    if isinstance(case.metric().kind, SumsKind) and isinstance(case.metric().recipe, ScoreRecipe | EqualWidthBins)
+    if isinstance(case.metric().kind, SumsKind)
+    and isinstance(case.metric().accumulator, ScoreAccumulator | EqualWidthBins)
 ]
 BY_CLASS = {
     cls.__name__: [case for case in ADDITIVE if case.cls is cls] for cls in {case.cls: None for case in ADDITIVE}

@@ -13,14 +13,14 @@ from helpers.null_distribution import F64, FEW
 from helpers.streams import updated
 
 import torchcalib as tc
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, F64]
 same = partial(null_distribution.same, rtol=1e-9)
 TESTED = [
     case
     for case in CASES
-    if case.cls.evidence_from is not StreamingMetric.evidence_from
+    if case.cls.evidence_from is not CalibrationMetric.evidence_from
     and case.cls is not tc.Cox
     and not case.format.hard_targets
     and case.options.get("component", "ici") == "ici"
@@ -161,7 +161,7 @@ def test_shares_compile_and_map():
     metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
 
     def noise(q, t):
-        return metric.recipe.of(metric.input_format.read(q, t)).noise
+        return metric.accumulator.of(metric.input_format.read(q, t)).noise
 
     expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
     for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):

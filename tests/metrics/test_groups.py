@@ -163,7 +163,7 @@ def test_numbers_for_no_group_that_came_on_another_device_are_counted_and_raise_
 
 def test_wrong_metrics_and_groups_are_refused():
     nll, unknown = tc.NLL(task="binary"), tc.NLL(task="binary")
-    object.__setattr__(unknown.kind, "recipe", object())
+    object.__setattr__(unknown.kind, "accumulator", object())
     made = partial(tc.ByGroup, num_groups=2)
     by_group, of_scores = made(tc.ECE(task="binary")), made(nll)
     of_labels = made(tc.ECE(task="multilabel", num_labels=2, average=None))

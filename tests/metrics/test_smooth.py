@@ -16,7 +16,7 @@ from oracles.ranked import events
 import torchcalib as tc
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
-from torchcalib.metrics.smooth import SmoothingRecipe, smece_from_cells
+from torchcalib.metrics.smooth import SmoothingAccumulator, smece_from_cells
 from torchcalib.ops.smoothing.cells import N_CELLS
 
 F64 = torch.float64
@@ -114,7 +114,7 @@ def test_law_series_and_labels_of_very_different_widths_are_a_loop():
 def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
     """What tests of calibration draw has weight, confidence and outcome of every cell, and no more."""
     preds, target = calibrated(20_000, scale=0.8)
-    cells = SmoothingRecipe("positive_class", True).of(read_input("binary", preds, target, {}))
+    cells = SmoothingAccumulator("positive_class", True).of(read_input("binary", preds, target, {}))
     value = smece_from_cells(cells)
     assert cells.sums.shape == (6, N_CELLS)
     assert cells.noise.sum().item() == pytest.approx((preds * (1 - preds)).sum().item())

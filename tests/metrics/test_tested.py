@@ -11,13 +11,13 @@ from helpers.refusals import assert_refused
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.evidence import ErrorTest, evidence_of
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins
 
 WITH_EVIDENCE = [
     case
     for case in CASES
-    if case.cls.evidence_from is not StreamingMetric.evidence_from
+    if case.cls.evidence_from is not CalibrationMetric.evidence_from
     and case.cls is not tc.Cox
     and case.options.get("component", "mcb") in ("mcb", "ici")
     and (case.cls is not tc.SmECE or case.name == "smece-binary")  # of many cells

@@ -64,9 +64,9 @@ def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft)
     for kind, with_ecd in itertools.product(("none", "copies", "importance"), (False, True)):
         weights = weights_of(kind)
         p = read(task, preds, target, weights)
-        recipe = EqualWidthBins(reduction, N_BINS, False, with_ecd, with_noise=True)
-        b = recipe.of(p)
-        assert b.sums.shape == recipe.shape(task, width)
+        accumulator = EqualWidthBins(reduction, N_BINS, False, with_ecd, with_noise=True)
+        b = accumulator.of(p)
+        assert b.sums.shape == accumulator.shape(task, width)
         w = [1.0] * 50 if weights is None else weights.tolist()
         expected = [
             oracles.noise_of_bins(pairs, w, N_BINS, copies=kind != "importance", soft=soft)
@@ -78,14 +78,14 @@ def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft)
         assert torch.stack((without.spread, without.noise)).isnan().all()
         for name in ("n", "confidence", "frequency", "gap", "ecd"):
             torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
-        cells = recipe.cells(p)
+        cells = accumulator.cells(p)
         index = cells.index.unsqueeze(-2).expand(cells.columns.shape)
         sums = cells.columns.new_zeros((*cells.columns.shape[:-1], N_BINS)).scatter_add(-1, index, cells.columns)
         torch.testing.assert_close(sums, b.sums)
-        by_group = recipe.of_groups(p, groups[None] if task == "multilabel" else groups, N_GROUPS).sums
+        by_group = accumulator.of_groups(p, groups[None] if task == "multilabel" else groups, N_GROUPS).sums
         assert not by_group[-1].any()
         for g, found in enumerate(by_group[:-1]):
-            own = recipe.of(read(task, preds, target, weights, groups == g))
+            own = accumulator.of(read(task, preds, target, weights, groups == g))
             torch.testing.assert_close(found, own.sums, rtol=1e-12, atol=1e-13)
 
 
@@ -95,8 +95,8 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     for some in torch.arange(50).split(13):
         metric.update(preds[some], target[some])
     b = metric.statistic()
-    recipe = EqualWidthBins("positive_class", N_BINS, False, True, with_noise=True)
-    whole = recipe.of(read("binary", preds, target, None))
+    accumulator = EqualWidthBins("positive_class", N_BINS, False, True, with_noise=True)
+    whole = accumulator.of(read("binary", preds, target, None))
     torch.testing.assert_close(b.sums, whole.sums)
     assert b.has_noise
     assert (b + b).has_noise
@@ -104,5 +104,5 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     assert metric.state.numel() == 3 + 6 * N_BINS  # after two counts what tells shares from labels
     assert not binned(ece_from_bins, Binning(n_bins=N_BINS), "binary", None, "macro", {}).accumulator.with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
-    assert not replicates.recipe.with_noise
+    assert not replicates.accumulator.with_noise
     assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 1

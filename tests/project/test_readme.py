@@ -21,7 +21,7 @@ from processes import ROOT, run_python
 
 import torchcalib
 from torchcalib.cli import main
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 # of Lightning: what it thinks of a tiny data set, and a name of torch that it still uses
 LIGHTNING = ("ignore:The '.*_dataloader' does not have many workers", "ignore:.*isinstance.treespec, LeafSpec.*")
@@ -165,6 +165,6 @@ def test_there_are_snippets_and_every_metric_is_in_the_table():
     assert TEXT.count("```") == 2 * len(SNIPPETS), "a block without a language"
     named = set(re.findall(r"`([A-Z]\w+)`", " ".join(line for line in TEXT.splitlines() if line.startswith("| `"))))
     public = [getattr(torchcalib, name) for name in torchcalib.__all__]
-    metrics = {cls.__name__ for cls in public if isinstance(cls, type) and issubclass(cls, StreamingMetric)}
+    metrics = {cls.__name__ for cls in public if isinstance(cls, type) and issubclass(cls, CalibrationMetric)}
     assert metrics
     assert metrics <= named

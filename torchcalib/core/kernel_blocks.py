@@ -108,7 +108,7 @@ class BlockStats(Sums):
 
 
 @dataclass(frozen=True)
-class BlockRecipe:
+class BlockAccumulator:
     """Sums over blocks of `size` samples, cut in the order in which they come.
 
     Attributes:

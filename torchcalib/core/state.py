@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import SumsRecipe, settled, with_apart
+from torchcalib.core.sums import SumsAccumulator, settled, with_apart
 
 S = TypeVar("S", covariant=True)
 
@@ -39,7 +39,7 @@ def left_out_of(p: Predictions, like: Tensor) -> Tensor:
 class SumsKind(Generic[S]):
     """One float64 tensor: the numbers of bad and of missing rows, `Sums.apart` of bins with noise, then the sums."""
 
-    recipe: SumsRecipe[S]
+    accumulator: SumsAccumulator[S]
     shape: tuple[int, ...]
     names: ClassVar[tuple[str, ...]] = ("sums",)
 
@@ -50,7 +50,7 @@ class SumsKind(Generic[S]):
     @property
     def _first(self) -> int:
         """Number of values before the sums."""
-        return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.recipe) else 0)
+        return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.accumulator) else 0)
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
         """Return the parts of a state, each a tensor that adds or a list of tensors."""
@@ -58,7 +58,7 @@ class SumsKind(Generic[S]):
 
     def of(self, p: Predictions) -> Tensor:
         """Return the state of one batch."""
-        found = self.recipe.of(p)
+        found = self.accumulator.of(p)
         sums, apart = found.sums.reshape(-1), () if found.apart is None else (found.apart.reshape(-1),)
         return torch.cat((left_out_of(p, sums), *apart, sums))
 
@@ -77,9 +77,9 @@ class SumsKind(Generic[S]):
     def statistic(self, state: Tensor) -> S:
         """Return the statistic."""
         sums = state[self._first :].reshape(self.shape)
-        if with_apart(self.recipe):
+        if with_apart(self.accumulator):
             sums = settled(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
-        return self.recipe.wrap(sums)
+        return self.accumulator.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
         """Return a copy of saved parts on the device of `like`, or None if they are no state of this kind.
@@ -142,7 +142,7 @@ class SamplesKind:
     log2(N) times in all.
     """
 
-    recipe: ExactSample
+    accumulator: ExactSample
     lead: tuple[int, ...]
     from_logits: bool
     names: ClassVar[tuple[str, ...]] = Samples._fields
@@ -173,7 +173,7 @@ class SamplesKind:
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         """Return the columns of a batch; all but scores and outcomes have memory of their own."""
-        sample = self.recipe.of(p)
+        sample = self.accumulator.of(p)
         score = sample.score
         n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
         outcome = sample.positives

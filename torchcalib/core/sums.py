@@ -185,9 +185,9 @@ def apart_of(
     return cell_sums(groups.expand_as(added), added.unsqueeze(-2), n_groups).squeeze(-2).movedim(-1, 0)
 
 
-def with_apart(recipe: object) -> bool:
+def with_apart(accumulator: object) -> bool:
     """Return whether the sums of an accumulator have `Sums.apart`, as those of bins with noise do."""
-    return bool(getattr(recipe, "with_noise", False))
+    return bool(getattr(accumulator, "with_noise", False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +205,7 @@ class Cells:
     n_cells: int
 
 
-class SumsRecipe(Protocol[S]):
+class SumsAccumulator(Protocol[S]):
     """Description of sums over predictions, and of the statistic that they are."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
@@ -222,7 +222,7 @@ class SumsRecipe(Protocol[S]):
 
 
 @dataclass(frozen=True)
-class ScoreRecipe:
+class ScoreAccumulator:
     """Sums of a per-sample score.
 
     Attributes:

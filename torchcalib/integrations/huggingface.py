@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
@@ -162,8 +162,8 @@ class CalibrationMetrics:
             for k, part in enumerate(value.flatten().tolist())
         }
 
-    def _members(self) -> list[StreamingMetric[Any]]:
-        return [metric for metric in self.metrics.values() if isinstance(metric, StreamingMetric)]
+    def _members(self) -> list[CalibrationMetric[Any]]:
+        return [metric for metric in self.metrics.values() if isinstance(metric, CalibrationMetric)]
 
     def _reset_in_a_new_evaluation(self) -> None:
         """Reset after an interrupted evaluation: the Trainer marks the end of an evaluation, but not its start.

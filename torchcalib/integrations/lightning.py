@@ -16,7 +16,7 @@ from torchcalib.core.arguments import Task, check_count
 from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.distributed_sampler import distinct_rows
 from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.ops.logs import wide_dtype
@@ -106,7 +106,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         from_logits: bool = False,
         n_bins: int = 15,
         get: Get | None = None,
-        metrics: Mapping[str, StreamingMetric[Any]] | None = None,
+        metrics: Mapping[str, CalibrationMetric[Any]] | None = None,
         prefix: str = "val/",
         threshold: float = 0.1,
         diagrams_every: int = 1,

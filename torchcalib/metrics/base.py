@@ -39,7 +39,7 @@ _TORCHMETRICS_OPTIONS = (
 )
 
 
-class StreamingMetric(Metric, Generic[S]):
+class CalibrationMetric(Metric, Generic[S]):
     """A streaming metric: an `Estimator` as a `torchmetrics.Metric`.
 
     The state is float64 sums, or samples. It keeps its dtype under `.to(dtype)`, `.half()`, `set_dtype` and Lightning's
@@ -107,8 +107,8 @@ class StreamingMetric(Metric, Generic[S]):
         cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         if "factory" not in vars(cls):
             return
-        own = [] if cls.__init__ is StreamingMetric.__init__ else parameters_of(cls.__init__)
-        of_class = [p for p in parameters_of(StreamingMetric.__init__) if p.name != "task"]
+        own = [] if cls.__init__ is CalibrationMetric.__init__ else parameters_of(cls.__init__)
+        of_class = [p for p in parameters_of(CalibrationMetric.__init__) if p.name != "task"]
         of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [*parameters_of(cls.factory), *of_stream, *input_parameters(without=["weights"]), *of_class]
         document(cls, cls.__doc__, [*given[:1], *own, *given[1:]], entries=cls.factory.__doc__)
@@ -139,7 +139,7 @@ class StreamingMetric(Metric, Generic[S]):
         super().__init__(**kwargs)
         check_flag("persistent", persistent)
         self.estimator = estimator
-        self.input_format, self.recipe = estimator.input_format, estimator.accumulator
+        self.input_format, self.accumulator = estimator.input_format, estimator.accumulator
         if not isinstance(batch_shape, tuple | list):
             raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}.")
         self.batch_shape = tuple(batch_shape)
@@ -173,10 +173,10 @@ class StreamingMetric(Metric, Generic[S]):
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
         """Return the kind of state that the accumulator needs."""
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
-        if isinstance(self.recipe, ExactSample):
-            lead = (*self.batch_shape, *self.recipe.lead(task, num_classes))
-            return SamplesKind(self.recipe, lead, self.input_format.from_logits)
-        return SumsKind(self.recipe, (*self.batch_shape, *self.recipe.shape(task, num_classes)))
+        if isinstance(self.accumulator, ExactSample):
+            lead = (*self.batch_shape, *self.accumulator.lead(task, num_classes))
+            return SamplesKind(self.accumulator, lead, self.input_format.from_logits)
+        return SumsKind(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
 
     def _state_of(self, p: Predictions) -> Any:
         """Return the state of one batch of predictions."""
@@ -185,7 +185,7 @@ class StreamingMetric(Metric, Generic[S]):
     @property
     def _counts_what(self) -> tuple[object, ...]:
         """Key of the state among those that members of a collection compute from the same predictions."""
-        return (self.recipe,)
+        return (self.accumulator,)
 
     def _value(self, statistic: S) -> Tensor:
         """Return the value of a statistic."""
@@ -282,7 +282,7 @@ class StreamingMetric(Metric, Generic[S]):
             TorchMetricsUserError: between `sync` and `unsync`.
         """
         refuse_if_synced(self, "merge_state")
-        if isinstance(incoming_state, StreamingMetric):
+        if isinstance(incoming_state, CalibrationMetric):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
             state, _ = read_state(self, "incoming_state", incoming_state)
@@ -367,8 +367,8 @@ class StreamingMetric(Metric, Generic[S]):
     def _configuration(self) -> dict[str, object]:
         """Return the settings that the state depends on, for descriptions and comparisons of states."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
-        for value in (self.input_format, self.recipe):
-            for field in fields(value):  # type: ignore[arg-type]  # every recipe is a frozen dataclass
+        for value in (self.input_format, self.accumulator):
+            for field in fields(value):  # type: ignore[arg-type]  # every accumulator is a frozen dataclass
                 if not field.compare:
                     continue
                 setting = getattr(value, field.name)

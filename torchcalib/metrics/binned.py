@@ -17,7 +17,7 @@ from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import Ties
 
@@ -98,7 +98,7 @@ def binned(
     return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
 
 
-class BinnedMetric(StreamingMetric[BinStats | RankedSample]):
+class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     """A function of bins over a stream.
 
     The state of equal-width bins is 5 sums for each bin (6 with ECD) and class: weight, confidence, outcome, and two

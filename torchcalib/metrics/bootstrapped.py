@@ -12,7 +12,7 @@ from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
 from torchcalib.inference.bootstrap import Interval
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.ops.counter_rng import poisson_counts
@@ -39,11 +39,11 @@ class Replicates(SumsKind[S]):
         counters = torch.arange(first, first + n, device=device)
         streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
         wide = wide_dtype(device)
-        sums = [self.recipe.of(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()]
+        sums = [self.accumulator.of(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()]
         with torch.no_grad():
-            for some in torch.split(streams, replicates_at_once(self.recipe.n_events(p))):
+            for some in torch.split(streams, replicates_at_once(self.accumulator.n_events(p))):
                 counts = poisson_counts(seed, some, counters, wide)
-                sums.append(self.recipe.of(p.resampled(counts)).sums.flatten())
+                sums.append(self.accumulator.of(p.resampled(counts)).sums.flatten())
         flat = torch.cat(sums)
         return torch.cat((left_out_of(p, flat), flat, flat.new_full((1,), n)))
 
@@ -86,14 +86,14 @@ class Bootstrapped(WrappedMetric[S]):
 
     def __init__(
         self,
-        metric: StreamingMetric[S],
+        metric: CalibrationMetric[S],
         *,
         n_replicates: int = 200,
         level: float = 0.95,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(metric, StreamingMetric):
+        if not isinstance(metric, CalibrationMetric):
             raise TypeError(f"`metric` must be a torchcalib metric, got {type(metric).__name__}.")
         if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
@@ -105,11 +105,11 @@ class Bootstrapped(WrappedMetric[S]):
         check_seed(seed)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
-        recipe: Any = metric.kind.recipe
+        accumulator: Any = metric.kind.accumulator
         # Replicates replace the sums of noise.
-        if hasattr(recipe, "with_noise"):
-            recipe = replace(recipe, with_noise=False)
-        super().__init__(metric, recipe, **kwargs)
+        if hasattr(accumulator, "with_noise"):
+            accumulator = replace(accumulator, with_noise=False)
+        super().__init__(metric, accumulator, **kwargs)
 
     def interval(self) -> Interval:
         """Return the value and its interval, over all ranks if `torch.distributed` is running.
@@ -136,7 +136,7 @@ class Bootstrapped(WrappedMetric[S]):
             self._in_forward = False
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch; see `StreamingMetric.update`."""
+        """Add a batch; see `CalibrationMetric.update`."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
         super().update(preds, target, weights=weights)
@@ -146,7 +146,7 @@ class Bootstrapped(WrappedMetric[S]):
         )
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the state of another metric; see `StreamingMetric.merge_state`.
+        """Add the state of another metric; see `CalibrationMetric.merge_state`.
 
         Raises:
             ValueError: if the two have different configurations, or the same draws for different rows.
@@ -173,7 +173,7 @@ class Bootstrapped(WrappedMetric[S]):
     def _state_kind(self) -> Replicates[S]:
         kind = super()._state_kind()
         assert isinstance(kind, SumsKind)  # checked by __init__
-        return Replicates(kind.recipe, (1 + self.n_replicates, *kind.shape))
+        return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:
         return self.kind.drawn(p, self.seed, self._rank, self._n_rows)
@@ -185,7 +185,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     @property
     def _counts_what(self) -> tuple[object, ...]:
-        return (self.recipe, self.n_replicates, self.seed, self._n_rows)
+        return (self.accumulator, self.n_replicates, self.seed, self._n_rows)
 
     def _configuration(self) -> dict[str, object]:
         return {**super()._configuration(), "class": type(self.metric).__name__, "n_replicates": self.n_replicates}

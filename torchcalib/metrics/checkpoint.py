@@ -11,7 +11,7 @@ from torchcalib._version import __version__
 from torchcalib.core.state import SamplesKind, SumsKind
 
 if TYPE_CHECKING:
-    from torchcalib.metrics.base import StreamingMetric
+    from torchcalib.metrics.base import CalibrationMetric
 
 STATE_FORMAT = 4
 """Goes up by one whenever the parts of a state, or their meaning, change."""
@@ -54,7 +54,7 @@ def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
 
 
 def read_state(
-    metric: "StreamingMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
+    metric: "CalibrationMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
 ) -> tuple[Any, Description]:
     """Return a copy of a saved state, on the device of the metric, and its description.
 

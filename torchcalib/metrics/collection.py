@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from torchcalib.core.arguments import check_flag
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import holds_state, read_state
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, met_over_ranks
@@ -23,7 +23,7 @@ class CalibrationCollection(MetricCollection):
     torchcalib metrics. Members whose input format and sums agree share the work; their states stay their own, so none
     is ever mistaken for another. An update that fails for one member changes none, and neither does a state that one of
     them refuses to load. With `persistent=True` the `state_dict` carries the states of all members, those added later
-    too; see `StreamingMetric.state_dict`.
+    too; see `CalibrationMetric.state_dict`.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class CalibrationCollection(MetricCollection):
         before = dict(self._modules)
         super().add_metrics(metrics, *additional_metrics)
         for name, metric in self._modules.items():
-            if not isinstance(metric, StreamingMetric):
+            if not isinstance(metric, CalibrationMetric):
                 self._modules = before
                 raise TypeError(
                     f"`metrics` must be torchcalib metrics, got {type(metric).__name__} as {name!r}. "
@@ -69,7 +69,7 @@ class CalibrationCollection(MetricCollection):
     def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
         self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> None:
-        """Add a batch to every member; see `StreamingMetric.update`, and `ByGroup`, the only one to take `groups`."""
+        """Add a batch to every member; see `CalibrationMetric.update`, and `ByGroup`, the only one to take `groups`."""
         with self._sharing():
             # torchmetrics looks for every member which keywords it takes, if there are any.
             super().update(preds, target, **_given(weights=weights, groups=groups))
@@ -90,7 +90,7 @@ class CalibrationCollection(MetricCollection):
         return values
 
     def n_dropped(self) -> dict[str, int]:
-        """Return how many rows every member has dropped, over all ranks; see `StreamingMetric.n_dropped`."""
+        """Return how many rows every member has dropped, over all ranks; see `CalibrationMetric.n_dropped`."""
         over_ranks: dict[int, int] = {}  # by identity: equality of metrics is another metric
         for process_group, group in self._to_be_synced(lambda m: m.dist_sync_fn is None and m._would_sync).items():
             counts = dropped_over_ranks(group, process_group)
@@ -101,7 +101,7 @@ class CalibrationCollection(MetricCollection):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over states that were saved; see `StreamingMetric.state_dict`. If one is refused, none is loaded."""
+        """Take over states that were saved; see `CalibrationMetric.state_dict`. If one is refused, none is loaded."""
         with unchanged_on_error(*self._members()):
             return super().load_state_dict(state_dict, strict, assign)
 
@@ -114,21 +114,21 @@ class CalibrationCollection(MetricCollection):
                 read_state(metric, "state_dict", state_dict, of_member)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def __getitem__(self, key: str, copy_state: bool = True) -> StreamingMetric[Any]:
+    def __getitem__(self, key: str, copy_state: bool = True) -> CalibrationMetric[Any]:
         """Return a member by its name."""
         metric = super().__getitem__(key, copy_state)
-        assert isinstance(metric, StreamingMetric)  # add_metrics lets in no other
+        assert isinstance(metric, CalibrationMetric)  # add_metrics lets in no other
         return metric
 
-    def _members(self) -> list[StreamingMetric[Any]]:
+    def _members(self) -> list[CalibrationMetric[Any]]:
         return list(self._by_name().values())
 
-    def _by_name(self) -> dict[str, StreamingMetric[Any]]:
-        return {name: m for name, m in self._modules.items() if isinstance(m, StreamingMetric)}
+    def _by_name(self) -> dict[str, CalibrationMetric[Any]]:
+        return {name: m for name, m in self._modules.items() if isinstance(m, CalibrationMetric)}
 
-    def _to_be_synced(self, which: Callable[[StreamingMetric[Any]], bool]) -> dict[Any, list[StreamingMetric[Any]]]:
+    def _to_be_synced(self, which: Callable[[CalibrationMetric[Any]], bool]) -> dict[Any, list[CalibrationMetric[Any]]]:
         """Those members of which this is true, by their process group."""
-        groups: dict[Any, list[StreamingMetric[Any]]] = defaultdict(list)
+        groups: dict[Any, list[CalibrationMetric[Any]]] = defaultdict(list)
         for metric in self._members():
             if which(metric):
                 groups[metric.process_group].append(metric)

@@ -1,7 +1,7 @@
 """The engine of every metric: predictions -> accumulator -> value.
 
 A metric is a factory: a function of its options that returns an `Estimator`. `functional` makes the function of the
-metric from the factory, and `torchcalib.metrics.base.StreamingMetric` its class.
+metric from the factory, and `torchcalib.metrics.base.CalibrationMetric` its class.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from torchcalib.core.events import TopK
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
-from torchcalib.core.sums import Sums, SumsRecipe
+from torchcalib.core.sums import Sums, SumsAccumulator
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ class Estimator(Generic[S]):
     """
 
     input_format: InputFormat
-    accumulator: SumsRecipe[S] | ExactSample
+    accumulator: SumsAccumulator[S] | ExactSample
     formula: Callable[[Any], Tensor]
     averages: bool
 

@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from torchcalib.inference.evidence import Evidence
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 
 def evidence(
-    metric: StreamingMetric[Any],
+    metric: CalibrationMetric[Any],
     preds: Tensor,
     target: Tensor,
     *,
@@ -68,7 +68,7 @@ def evidence(
         >>> round(found.value.item(), 4), round(found.p_value.item(), 2)
         (0.15, 1.0)
     """
-    if not isinstance(metric, StreamingMetric):
+    if not isinstance(metric, CalibrationMetric):
         raise TypeError(
             f"`metric` must be a calibration error of torchcalib such as ECE(task='binary'), got {metric!r}."
         )

@@ -21,7 +21,7 @@ from torchcalib.core.arguments import (
 from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.kernel_blocks import (
-    BlockRecipe,
+    BlockAccumulator,
     BlockStats,
     CalibrationTest,
     by_way,
@@ -31,7 +31,7 @@ from torchcalib.core.kernel_blocks import (
     ways_of_weighing,
 )
 from torchcalib.core.predictions import Predictions, by_replicates
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops import pairwise
 from torchcalib.ops.pairwise import Kernel
@@ -77,16 +77,16 @@ class KernelReading:
         """What the reading demands of input; arguments of `InputFormat`."""
         return {"whole_weights": self.estimator != "biased"}
 
-    def recipe(self) -> BlockRecipe:
+    def accumulator(self) -> BlockAccumulator:
         """The sums of an estimator in blocks."""
         size = 2 if self.estimator == "linear" else self.block_size
-        return BlockRecipe(self.kernel, self.bandwidth, size, self.chunk)
+        return BlockAccumulator(self.kernel, self.bandwidth, size, self.chunk)
 
     def of(self, p: Predictions) -> Tensor:
         """Read the value of predictions, for each label `(..., L)`."""
         if self.in_blocks:
-            recipe = self.recipe()
-            return by_replicates(lambda p: recipe.of(p).mean, p, recipe.n_events(p))
+            accumulator = self.accumulator()
+            return by_replicates(lambda p: accumulator.of(p).mean, p, accumulator.n_events(p))
         return self._all_pairs(p)
 
     def _all_pairs(self, p: Predictions) -> Tensor:
@@ -204,7 +204,7 @@ def _skce(
     reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
     input_format = input_format_of(task, options, **reading.demands)
     averages = reading.task == "multilabel" and average is not None
-    return KernelEstimator(input_format, reading.recipe(), _mean_of_blocks, averages, reading)
+    return KernelEstimator(input_format, reading.accumulator(), _mean_of_blocks, averages, reading)
 
 
 skce = functional(_skce)
@@ -220,7 +220,7 @@ def _streamed(*, task: Task, estimator: InBlocks = "linear", bandwidth: float = 
     return _skce(task=task, estimator=estimator, bandwidth=bandwidth, **options)
 
 
-class SKCE(StreamingMetric[BlockStats]):
+class SKCE(CalibrationMetric[BlockStats]):
     """Squared kernel calibration error, streamed, as the mean over blocks of samples; see `skce`.
 
     Blocks are cut within each update, in the order of its samples, and what is left at its end is no part of any. So
@@ -326,8 +326,8 @@ def skce_test(
 
 
 def _normal(reading: KernelReading, p: Predictions) -> CalibrationTest:
-    recipe = reading.recipe()
-    found = by_replicates(lambda p: torch.stack(recipe.of(p).test(), -1), p, recipe.n_events(p))
+    accumulator = reading.accumulator()
+    found = by_replicates(lambda p: torch.stack(accumulator.of(p).test(), -1), p, accumulator.n_events(p))
     return CalibrationTest(*found.unbind(-1))
 
 

@@ -18,7 +18,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
 from torchcalib.inference.evidence import Evidence
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
 from torchcalib.ops.logs import wide_dtype
@@ -183,7 +183,7 @@ class SpiegelhalterTest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpiegelhalterRecipe(EventSums[Sums]):
+class SpiegelhalterAccumulator(EventSums[Sums]):
     """Weight, excess of the Brier score over its expectation, and the variance of that."""
 
     n_cells = 1
@@ -271,14 +271,14 @@ def _spiegelhalter(
         SpiegelhalterTest(z=tensor(-0.8296), p_value=tensor(0.4068))
     """
     kept_apart(task, reduction, options)
-    accumulator = SpiegelhalterRecipe(resolve_reduction(task_read_as(task, options), reduction))
+    accumulator = SpiegelhalterAccumulator(resolve_reduction(task_read_as(task, options), reduction))
     return Estimator(input_format_of(task, options, hard_targets=True), accumulator, spiegelhalter_from_sums, False)
 
 
 spiegelhalter = functional(_spiegelhalter, SpiegelhalterTest)
 
 
-class Spiegelhalter(StreamingMetric[Sums]):
+class Spiegelhalter(CalibrationMetric[Sums]):
     """Spiegelhalter's test, streamed in 3 sums (for each class); see `spiegelhalter`.
 
     Args:

@@ -15,8 +15,8 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import ScoreRecipe, ScoreSum, known
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.gaussian import ecd_of_distribution, mean_over_samples, without_absent
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
@@ -39,9 +39,9 @@ class Score(NamedTuple):
     arguments: tuple[Hashable, ...] = ()
     least_votes: int = 0
 
-    def recipe(self, by_class: bool) -> ScoreRecipe:
+    def accumulator(self, by_class: bool) -> ScoreAccumulator:
         """Return the sums from which the mean follows."""
-        return ScoreRecipe(self.per_sample, self.arguments, by_class)
+        return ScoreAccumulator(self.per_sample, self.arguments, by_class)
 
 
 def mean_score(s: ScoreSum) -> Tensor:
@@ -96,7 +96,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         if self.priors is not None:
             is_multiclass = self.input_format.read_as == "multiclass"
             made = made.with_checked_priors(known("num_classes", num_classes) if is_multiclass else 2)
-        return replace(made, accumulator=self.score.recipe(True)) if keep_classes else made
+        return replace(made, accumulator=self.score.accumulator(True)) if keep_classes else made
 
 
 def scored(
@@ -126,7 +126,7 @@ def scored(
         raise ValueError(f"`normalize` must be None{offered}, got {normalize!r}.")
     has_labels = input_format.read_as == "multilabel"
     check_average(average, has_labels)
-    accumulator = score.recipe(by_class=normalize is not None or priors is not None)
+    accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
     averages = has_labels and average is not None
     return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
 
@@ -140,7 +140,7 @@ def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options:
     return scores.transpose(-1, -2) if task == "multilabel" else scores
 
 
-class ScoreMetric(StreamingMetric[ScoreSum]):
+class ScoreMetric(CalibrationMetric[ScoreSum]):
     """Mean of a score over a stream.
 
     The state is 2 sums; where `normalize`, `priors` or `keep_classes` keep the classes apart, 3 for each class.

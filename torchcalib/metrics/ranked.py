@@ -17,7 +17,7 @@ from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_p
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.evidence import ErrorTest, Evidence, check_arguments, evidence_of
 from torchcalib.inference.simulation import RunCells, Simulation
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
@@ -56,7 +56,7 @@ def kept_apart(task: Task, reduction: Reduction | None, options: Mapping[str, An
     return None if resolve_reduction(task_read_as(task, options), reduction) == "classwise" else "macro"
 
 
-class RankedMetric(StreamingMetric[RankedSample]):
+class RankedMetric(CalibrationMetric[RankedSample]):
     """A metric of samples in order, over a stream.
 
     The state is all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). With

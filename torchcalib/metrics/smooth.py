@@ -28,7 +28,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
 from torchcalib.ops.bin_sums import Noise
@@ -52,7 +52,7 @@ class SmoothingCells(BinStats):
 
 
 @dataclass(frozen=True)
-class SmoothingRecipe(EventSums[BinStats]):
+class SmoothingAccumulator(EventSums[BinStats]):
     """The sums of `SmoothingCells`.
 
     Attributes:
@@ -163,7 +163,7 @@ def _smoothed(
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
     averages = is_classwise and average is not None
-    return SmoothEstimator(input_format_of(task, options), SmoothingRecipe(mode), formula, averages)
+    return SmoothEstimator(input_format_of(task, options), SmoothingAccumulator(mode), formula, averages)
 
 
 def _smece(
@@ -215,7 +215,7 @@ def _smece(
 smece = functional(_smece)
 
 
-class SmECE(StreamingMetric[BinStats]):
+class SmECE(CalibrationMetric[BinStats]):
     """Smooth calibration error, streamed; see `smece`.
 
     The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the

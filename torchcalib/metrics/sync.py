@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torchcalib.metrics.base import StreamingMetric
+    from torchcalib.metrics.base import CalibrationMetric
 
 
-def fingerprint(metrics: "Sequence[StreamingMetric[Any]]") -> int:
+def fingerprint(metrics: "Sequence[CalibrationMetric[Any]]") -> int:
     """20 bits that tell metrics of different configurations apart, the same on every rank.
 
     No more, so that the sum of their squares over thousands of ranks is exact in float64.
@@ -20,7 +20,7 @@ def fingerprint(metrics: "Sequence[StreamingMetric[Any]]") -> int:
     return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
-def met_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[Any]:
+def met_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Any]:
     """Return the states of all ranks together: sums in one collective, samples in one more."""
     n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
     announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
@@ -30,7 +30,7 @@ def met_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any
     return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
 
 
-def met_by_gather(metric: "StreamingMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
+def met_by_gather(metric: "CalibrationMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
     """Return the state of all ranks together, gathered with the `dist_sync_fn` of the caller.
 
     `gather(tensor, group=process_group)` returns the tensors of all ranks. `torch.distributed` may not be running, so
@@ -50,13 +50,13 @@ def met_by_gather(metric: "StreamingMetric[Any]", gather: Callable[..., list[Ten
     return kind.meet(announced, [theirs[:size] for theirs, size in zip(everyone, sizes, strict=True)])
 
 
-def dropped_over_ranks(metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[int]:
+def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[int]:
     """Return how many rows all ranks together have dropped, for every metric, from one collective."""
     counts = [metric.kind.left_out(metric.state)[1:].detach().clone() for metric in metrics]
     return [int(count) for count in _summed(counts, metrics, process_group)]
 
 
-def _summed(parts: Sequence[Tensor], metrics: "Sequence[StreamingMetric[Any]]", process_group: Any) -> list[Tensor]:
+def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Tensor]:
     """Sum a part of every metric over all ranks.
 
     With the parts travel a number that stands for what they are and its square: ranks that sync different things, as
@@ -71,7 +71,7 @@ def _summed(parts: Sequence[Tensor], metrics: "Sequence[StreamingMetric[Any]]", 
     return list(torch.split(packed[:-2], [part.numel() for part in parts]))
 
 
-def _rank_mismatch(metrics: "Sequence[StreamingMetric[Any]]") -> RuntimeError:
+def _rank_mismatch(metrics: "Sequence[CalibrationMetric[Any]]") -> RuntimeError:
     names = ", ".join(type(metric).__name__ for metric in metrics)
     return RuntimeError(
         f"all ranks must sync the same metrics at the same time, got {names} on this rank and others elsewhere. "

@@ -4,7 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 S = TypeVar("S")
 
@@ -14,12 +14,12 @@ def _of_metric(name: str) -> Any:
     return property(lambda self: getattr(self.metric, name))
 
 
-class WrappedMetric(StreamingMetric[S]):
+class WrappedMetric(CalibrationMetric[S]):
     """A metric over the same input as another metric.
 
     Args:
         metric: the other metric. Only its configuration is used; its accumulated state is ignored.
-        recipe: the accumulator; None for that of the metric.
+        accumulator: the accumulator; None for that of the metric.
         **kwargs: those of `torchmetrics.Metric`.
     """
 
@@ -28,14 +28,14 @@ class WrappedMetric(StreamingMetric[S]):
     unit, perfect = _of_metric("unit"), _of_metric("perfect")
     question, source = _of_metric("question"), _of_metric("source")
 
-    def __init__(self, metric: StreamingMetric[Any], recipe: Any = None, **kwargs: Any) -> None:
+    def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
         # In a tuple, because a submodule would have a state of its own. First, because `_build` reads it.
-        self._of: tuple[StreamingMetric[Any]] = (deepcopy(metric),)
+        self._of: tuple[CalibrationMetric[Any]] = (deepcopy(metric),)
         persistent = kwargs.pop("persistent", False)
-        estimator = replace(metric.estimator, accumulator=recipe or metric.recipe)
+        estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)
         self._build(estimator, metric.batch_shape, persistent, **kwargs)
 
     @property
-    def metric(self) -> StreamingMetric[Any]:
+    def metric(self) -> CalibrationMetric[Any]:
         """The wrapped metric, without data."""
         return self._of[0]

@@ -371,8 +371,8 @@ class ReportBuilder:
             check_size(task, num_classes, self._settings["n_bins"])
         bins = bin_estimators(task, **self._settings, with_noise=True)
         found: dict[str, Accumulator] = {}
-        for key, recipe, *_ in (*score_estimators(task), *bins):
-            found[key] = Accumulated(SumsKind(recipe, recipe.shape(task, num_classes)))
+        for key, accumulator, *_ in (*score_estimators(task), *bins):
+            found[key] = Accumulated(SumsKind(accumulator, accumulator.shape(task, num_classes)))
         for reduction in reductions_of(task):
             if has_table(task, reduction):
                 sample = ExactSample(reduction)
@@ -380,7 +380,7 @@ class ReportBuilder:
                 found[sample_name(reduction)] = SampleOrSketch.empty(kind)
         if self._with_calibration or self._with_intervals:
             found[BUFFER] = PredictionBuffer(input_format)
-        main = bins[0].recipe
+        main = bins[0].accumulator
         return {**found, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
 
 

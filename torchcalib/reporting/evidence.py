@@ -20,7 +20,7 @@ from torchcalib.inference.bootstrap import Interval, Resampling
 from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of_each
 from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.words import listed
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS
 from torchcalib.metrics.test_based import TCE
@@ -91,7 +91,7 @@ def _in_order(s: Statistics, reduction: NamedReduction, notes: list[str]) -> dic
     given: dict[str, Any] = {"task": s.task, "reduction": reduction}
     if s.task == "multilabel":
         given["num_labels"] = s.num_classes
-    metrics: dict[str, StreamingMetric[Any]] = {"ace": ACE(**given, n_bins=s.n_bins), "ks": KS(**given)}
+    metrics: dict[str, CalibrationMetric[Any]] = {"ace": ACE(**given, n_bins=s.n_bins), "ks": KS(**given)}
     if s.has_labels:
         metrics |= {"tce": TCE(**given), "mcb": CORP(**given)}
     sample = s.samples[reduction]
@@ -159,7 +159,7 @@ def with_intervals(
         limits.append((corp, MOST_IN_ORDER))
     fast, notes = [], []
     for each, most in limits:
-        n_events = each.recipe.n_events(p)
+        n_events = each.accumulator.n_events(p)
         if n_events <= most:
             fast.append(each)
             continue
@@ -183,12 +183,12 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
     draws = Resampling(p, SEED)
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)
-    most = max((each.recipe.n_events(p) for each in estimators), default=1)
+    most = max((each.accumulator.n_events(p) for each in estimators), default=1)
     # All estimators share the draws of a few replicates, so that memory is bounded.
     for some in torch.split(streams, replicates_at_once(most)) if estimators else ():
         replicate = p.resampled(draws.counts(some))
         for each in estimators:
-            for key, values in each.values(each.recipe.of(replicate)).items():
+            for key, values in each.values(each.accumulator.of(replicate)).items():
                 found[key].append(values)
     return {key: torch.cat(values) for key, values in found.items()}
 

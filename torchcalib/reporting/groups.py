@@ -34,21 +34,21 @@ class GroupBins:
     """Bins of every group, by its name; a number is named by its digits.
 
     Attributes:
-        recipe: of the bins of a group.
+        accumulator: of the bins of a group.
         shape: of the sums of a group.
         places: of the groups in the sums, by their names.
         sums: `BinStats.sums` of every group.
         apart: `BinStats.apart` of every group.
     """
 
-    recipe: EqualWidthBins
+    accumulator: EqualWidthBins
     shape: tuple[int, ...]
     places: Mapping[str, int]
     sums: Tensor
     apart: Tensor
 
     @classmethod
-    def empty(cls, recipe: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
+    def empty(cls, accumulator: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
         """Return empty bins of these groups."""
         most = min(MOST_GROUPS, _MOST_SUMS // math.prod(shape))
         if len(names) > most:
@@ -57,7 +57,7 @@ class GroupBins:
                 "Report coarser groups; torchcalib.ByGroup takes any number."
             )
         sums = torch.zeros(len(names), *shape, dtype=torch.float64)
-        return cls(recipe, shape, {name: k for k, name in enumerate(names)}, sums, sums.new_zeros(sums.shape[:-2]))
+        return cls(accumulator, shape, {name: k for k, name in enumerate(names)}, sums, sums.new_zeros(sums.shape[:-2]))
 
     def of_rows(self, p: Predictions, groups: Tensor, names: Sequence[str] | None) -> Self:
         """Return the bins of a batch alone.
@@ -78,17 +78,17 @@ class GroupBins:
         check_group_range(numbers, 2**63 - 1 if names is None else len(names))
         present, place = torch.unique(numbers[numbers != NO_GROUP], return_inverse=True)
         called = [str(k) if names is None else names[k] for k in present.tolist()]
-        made = self.empty(self.recipe, self.shape, list(dict.fromkeys(called)))
+        made = self.empty(self.accumulator, self.shape, list(dict.fromkeys(called)))
         if called:
             where = torch.tensor([made.places[name] for name in called], device=numbers.device)
             numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
-            found = SumsByGroup(self.recipe, len(made.places)).of(in_groups(p, numbers, len(made.places)))
+            found = SumsByGroup(self.accumulator, len(made.places)).of(in_groups(p, numbers, len(made.places)))
             assert found.apart is not None  # the bins have noise
             return replace(made, sums=found.sums.detach().to(made.sums), apart=found.apart.to(made.apart))
         return made
 
     def __add__(self, other: Self) -> Self:
-        made = self.empty(self.recipe, self.shape, list(dict.fromkeys([*self.places, *other.places])))
+        made = self.empty(self.accumulator, self.shape, list(dict.fromkeys([*self.places, *other.places])))
         for part in (self, other):
             where = torch.tensor([made.places[name] for name in part.places], dtype=torch.int64)
             made.sums.index_add_(0, where, part.sums)
@@ -102,15 +102,15 @@ class GroupBins:
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
         sums = settled(self.sums, self.apart)[places]
-        average = self.recipe.reduction == "classwise"
+        average = self.accumulator.reduction == "classwise"
 
         def evidence(some: Tensor, n_replicates: int) -> Evidence:
-            bins = self.recipe.wrap(some)
+            bins = self.accumulator.wrap(some)
             return evidence_of(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
 
         found = evidence(sums, n_replicates)
         found = resolved(found, lambda numbers, n: evidence(sums[numbers], n), n_replicates)
-        n = self.recipe.wrap(sums).total.reshape(held, -1).amax(-1) if held else sums.new_zeros(0)
+        n = self.accumulator.wrap(sums).total.reshape(held, -1).amax(-1) if held else sums.new_zeros(0)
         return GroupTable.of(names, n, found, k=WORST)
 
     def state(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class GroupBins:
         check_names(names)
         if len(set(names)) < len(names):
             raise ValueError("names of groups must differ")
-        made = self.empty(self.recipe, self.shape, names)
+        made = self.empty(self.accumulator, self.shape, names)
         sums = saved_tensor(state, "sums", torch.float64, tuple(made.sums.shape))
         return replace(made, sums=sums, apart=saved_tensor(state, "apart", torch.float64, tuple(made.apart.shape)))
 

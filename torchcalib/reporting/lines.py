@@ -14,7 +14,7 @@ from torchcalib.core.events import NamedReduction, reductions_of
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, scored
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
@@ -33,17 +33,17 @@ GROUPS: dict[NamedReduction, str] = {
 _TESTED, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and level of the TCE."""
 
-_RELATIVE: dict[type[StreamingMetric[Any]], str] = {NLL: "nce", Brier: "nbs"}
+_RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", Brier: "nbs"}
 """Scores that are divided by the score of the class frequencies."""
 
 
-def _metadata(metric: type[StreamingMetric[Any]], **changes: Any) -> dict[str, Any]:
+def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
     """Return what a line has of its metric."""
     names = ("unit", "perfect", "question", "source")
     return {"name": metric.__name__, **{name: getattr(metric, name) for name in names}, **changes}
 
 
-_METRICS: tuple[type[StreamingMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
+_METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
 _METADATA: dict[str, dict[str, Any]] = {
     **{m.__name__.lower(): _metadata(m) for m in _METRICS},
     **{
@@ -124,13 +124,13 @@ class LineEstimator(NamedTuple):
 
     Attributes:
         key: of the statistic: a score, or the reduction of bins.
-        recipe: of the statistic: `ScoreRecipe`, `EqualWidthBins` or `ExactSample`.
+        accumulator: of the statistic: `ScoreAccumulator`, `EqualWidthBins` or `ExactSample`.
         values: function from statistics `(...)` to the values of lines `(...)`, by their keys.
         name: of the lines, for people.
     """
 
     key: str
-    recipe: Any
+    accumulator: Any
     values: Callable[[Any], Mapping[str, Tensor]]
     name: str
 
@@ -138,7 +138,7 @@ class LineEstimator(NamedTuple):
 def score_estimators(task: Task) -> list[LineEstimator]:
     """Return the estimators of the scores, by class."""
     return [
-        LineEstimator(m.__name__, m.score.recipe(by_class=True), partial(score_values, m, task=task), m.__name__)
+        LineEstimator(m.__name__, m.score.accumulator(by_class=True), partial(score_values, m, task=task), m.__name__)
         for m in SCORES
     ]
 

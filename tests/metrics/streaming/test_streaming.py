@@ -18,7 +18,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumsKind
 
 ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
-# A case for each recipe of sums: what a state does depends on nothing else.
+# A case for each accumulator of sums: what a state does depends on nothing else.
 OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumsKind)]
 OF_SUMS = list({path_of(case)[:2]: case for case in OF_SUMS}.values())
 # A case for each path and for each formula; the others in the extended run.

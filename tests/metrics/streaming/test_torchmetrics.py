@@ -14,10 +14,12 @@ from torchmetrics import MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
 
 import torchcalib as tc
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4], dtype=torch.float64), torch.tensor([0, 1, 1, 1])
-CLASSES = [cls for name in tc.__all__ if inspect.isclass(cls := getattr(tc, name)) and issubclass(cls, StreamingMetric)]
+CLASSES = [
+    cls for name in tc.__all__ if inspect.isclass(cls := getattr(tc, name)) and issubclass(cls, CalibrationMetric)
+]
 WRAPPERS = (tc.ByGroup, tc.Bootstrapped)
 
 
@@ -167,7 +169,7 @@ def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(tas
 def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
     """Every class with every name of an argument of any class or function, and with names that are internal."""
     functions = [f for name in tc.__all__ if inspect.isfunction(f := getattr(tc, name))]
-    names = {"binning", "from_bins", "input_format", "nonsense", "recipe"}
+    names = {"binning", "from_bins", "input_format", "nonsense", "accumulator"}
     for made in (*CLASSES, *functions):
         parameters = inspect.signature(made).parameters.values()
         names |= {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}

@@ -10,7 +10,7 @@ from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.evidence import Evidence
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.groups.samples import MOST_GROUPS, GroupedSample, GroupedSamplesKind
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import By, GroupTable, resolved
@@ -53,8 +53,8 @@ class ByGroup(WrappedMetric[Any]):
         tensor([0.2000,    nan, 0.2000], dtype=torch.float64)
     """
 
-    def __init__(self, metric: StreamingMetric[Any], *, num_groups: int, **kwargs: Any) -> None:
-        if not isinstance(metric, StreamingMetric):
+    def __init__(self, metric: CalibrationMetric[Any], *, num_groups: int, **kwargs: Any) -> None:
+        if not isinstance(metric, CalibrationMetric):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. "
                 "For a function use torchcalib.by_group."
@@ -73,15 +73,15 @@ class ByGroup(WrappedMetric[Any]):
         """Add a batch.
 
         Args:
-            preds: see `StreamingMetric.update`.
+            preds: see `CalibrationMetric.update`.
             target: see there.
             groups: integers in [0, num_groups), or -1 for none, one for every sample: of the shape of `preds` without
                 its class axis.
             weights: see there.
 
         Raises:
-            TypeError, ValueError, RuntimeError, TorchMetricsUserError: see `StreamingMetric.update`. On CUDA rows with
-                a bad number are left out and counted, and `compute` raises.
+            TypeError, ValueError, RuntimeError, TorchMetricsUserError: see `CalibrationMetric.update`. On CUDA rows
+                with a bad number are left out and counted, and `compute` raises.
         """
         refuse_if_synced(self, "update")
         reading, p = self._reading(preds, target, weights)
@@ -153,7 +153,7 @@ class ByGroup(WrappedMetric[Any]):
             if isinstance(statistic, GroupedSample):
                 some: Any = statistic.of_groups(groups)
             else:
-                some = self.recipe.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a recipe of sums
+                some = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # an accumulator of sums
             return self.evidence_from(some, level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, again, n_replicates)
@@ -162,18 +162,18 @@ class ByGroup(WrappedMetric[Any]):
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
         kind = self.metric.kind
         if isinstance(kind, SamplesKind):
-            return GroupedSamplesKind(kind.recipe, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
-        recipe: Any = kind.recipe if isinstance(kind, SumsKind) else None
-        if not isinstance(kind, SumsKind) or not (hasattr(recipe, "cells") or hasattr(recipe, "of_groups")):
+            return GroupedSamplesKind(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
+        accumulator: Any = kind.accumulator if isinstance(kind, SumsKind) else None
+        if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
                 f"`metric` must keep sums that can be split by group, or samples, got {self.metric}. "
                 "Use torchcalib.by_group with its function."
             )
-        return SumsKind(SumsByGroup(recipe, self.num_groups), (self.num_groups, *kind.shape))
+        return SumsKind(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *kind.shape))
 
     @property
     def _counts_what(self) -> tuple[object, ...]:
-        return (self.recipe, self.num_groups)
+        return (self.accumulator, self.num_groups)
 
     def _configuration(self) -> dict[str, object]:
         return {**self.metric._configuration(), "num_groups": self.num_groups}

@@ -73,7 +73,7 @@ class GroupedSums:
     """Sums by group of rows, to which batches add in place: there may be far more groups than rows in a batch.
 
     Args:
-        recipe: of the sums.
+        accumulator: of the sums.
         shape: of the sums of a group.
         device: of the sums.
 
@@ -81,25 +81,25 @@ class GroupedSums:
         sums: of groups `(G, ..., F, K)`; of one group, without replicates, if there are too many sums.
     """
 
-    def __init__(self, recipe: Any, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
         size = math.prod(shape)
         n_groups = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
         n_groups = n_groups if n_groups * size <= _TOO_MANY else 1
-        self.recipe = recipe
+        self.accumulator = accumulator
         *lead, n_cells = shape
         self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
         self.sums = self._sums.movedim(-2, 0)
 
     def add(self, p: Predictions, words: Tensor) -> None:
         """Add rows, given the random numbers that determine their groups."""
-        cells = self.recipe.cells(p)
+        cells = self.accumulator.cells(p)
         group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
         self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
 
     def statistic(self) -> Any:
         """Return the statistic of all rows."""
-        return self.recipe.wrap(self.sums.sum(0))
+        return self.accumulator.wrap(self.sums.sum(0))
 
     def replicates(self, draws: Draws) -> Iterator[Any]:
         """Yield the statistic of replicates, some at a time, `(r, ...)`."""
@@ -107,7 +107,7 @@ class GroupedSums:
         finite = bool(table.isfinite().all())
         for some in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
             sums = weighed_sums(some.to(table), table, finite)
-            yield self.recipe.wrap(sums.reshape(len(some), *self.sums.shape[1:]))
+            yield self.accumulator.wrap(sums.reshape(len(some), *self.sums.shape[1:]))
 
 
 def grouped_sample(reduction: NamedReduction, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:

@@ -53,7 +53,7 @@ class System:
         task, num_classes = like.task, like.samples[0] if like.task == "multilabel" else like.num_classes
         self._task, self._n_bins = task, n_bins
         self._sums = [
-            (each, GroupedSums(each.recipe, each.recipe.shape(task, num_classes), like.given.device))
+            (each, GroupedSums(each.accumulator, each.accumulator.shape(task, num_classes), like.given.device))
             for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
         ]
         self.samples: dict[NamedReduction, Accumulated[GroupedSample]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, equal_width_edges
 from torchcalib.core.sums import BinStats
-from torchcalib.metrics.base import StreamingMetric
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
@@ -27,7 +27,7 @@ def usual_metrics(
     num_labels: int | None = None,
     n_bins: int = 15,
     **options: Any,
-) -> dict[str, StreamingMetric[Any]]:
+) -> dict[str, CalibrationMetric[Any]]:
     """Return the default metrics of a `Monitor`, by name.
 
     These are `accuracy`, `nll`, `nce` (NLL divided by that of the class frequencies), `brier`, `ecd`, `ece`, `esce` and
@@ -120,7 +120,7 @@ class Monitor:
         num_classes: int | None = None,
         num_labels: int | None = None,
         n_bins: int = 15,
-        metrics: Mapping[str, StreamingMetric[Any]] | None = None,
+        metrics: Mapping[str, CalibrationMetric[Any]] | None = None,
         prefix: str = "val/",
         postfix: str = "",
         threshold: float = 0.1,
@@ -150,7 +150,7 @@ class Monitor:
         self.bin_table: BinTable | None = None
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch, on the device that it is on; see `StreamingMetric.update`."""
+        """Add a batch, on the device that it is on; see `CalibrationMetric.update`."""
         if isinstance(preds, Tensor):
             self.to(preds.device)
         self._metrics.update(preds, target, weights=weights)
