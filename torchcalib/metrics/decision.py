@@ -16,14 +16,8 @@ from torchcalib.core.predictions import Predictions, by_replicates, in_all_repli
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.metrics.estimator import functional
-from torchcalib.metrics.proper_scores import (
-    Score,
-    ScoreEstimator,
-    ScoreMetric,
-    per_sample,
-    scored,
-    share_right,
-)
+from torchcalib.metrics.proper_scores import share_right
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
 from torchcalib.ops.logs import wide_dtype, xmul
 
 

@@ -16,7 +16,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.estimator import functional
-from torchcalib.metrics.proper_scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
 

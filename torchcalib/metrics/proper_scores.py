@@ -1,154 +1,22 @@
 """Proper scores, NLL, Brier score and entropic calibration difference, and accuracy: means over samples."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_average
-from torchcalib.core.checks import read_priors
+from torchcalib.core.arguments import Average, InputOptions, Task
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
-from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.core.sums import ScoreSum
+from torchcalib.metrics.estimator import functional
 from torchcalib.metrics.gaussian import ecd_of_distribution, mean_over_samples, without_absent
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
-
-
-class Score(NamedTuple):
-    """A score of a sample, and its mean if the class priors are always predicted.
-
-    Attributes:
-        per_sample: predictions (and `arguments`) to scores `(..., N)`.
-        of_prior: sums by class, class priors and task to the mean score of predicting those priors.
-        normalizable: whether a ratio to `of_prior` is meaningful.
-        arguments: further arguments of `per_sample`.
-        least_votes: least number of annotators of every target; see `InputFormat`.
-    """
-
-    per_sample: Callable[..., Tensor]
-    of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
-    normalizable: bool = False
-    arguments: tuple[Hashable, ...] = ()
-    least_votes: int = 0
-
-    def accumulator(self, by_class: bool) -> ScoreAccumulator:
-        """Return the sums from which the mean follows."""
-        return ScoreAccumulator(self.per_sample, self.arguments, by_class)
-
-
-def mean_score(s: ScoreSum) -> Tensor:
-    """Return the mean over samples `(...)`."""
-    return s.score.sum(-1) / s.total
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreEstimator(Estimator[ScoreSum]):
-    """The mean of a score, over samples or with the classes at given priors, and relative to predicting the priors.
-
-    Attributes:
-        score: the score of a sample.
-        normalize: whether the mean is divided by that of always predicting the class priors.
-        priors: class priors as they were given: how many there must be follows from the predictions. None for the
-            class frequencies of the data.
-    """
-
-    score: Score
-    normalize: bool
-    priors: Tensor | Sequence[float] | None
-
-    def of(self, p: Predictions) -> Tensor:
-        """Return the value of checked predictions."""
-        return self.with_checked_priors(p.num_classes).value(self.accumulator.of(p))
-
-    def values(self, statistic: ScoreSum) -> Tensor:
-        """Return the value of every batch element, `(...)` or `(..., L)`."""
-        value = self.formula(statistic)
-        if self.priors is not None:
-            value = xmul(self._class_priors(statistic), statistic.score / statistic.n).sum(-1)
-        return value / self._of_prior(statistic) if self.normalize else value
-
-    def of_prior(self, s: ScoreSum) -> Tensor:
-        """Return the mean score of always predicting the class priors; `s` must keep classes apart."""
-        value = self._of_prior(s)
-        return value.mean(-1) if self.averages else value
-
-    def _of_prior(self, s: ScoreSum) -> Tensor:
-        return self.score.of_prior(s, self._class_priors(s), self.input_format.read_as)
-
-    def _class_priors(self, s: ScoreSum) -> Tensor:
-        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
-
-    def with_checked_priors(self, num_classes: int) -> Self:
-        """Return the estimator with checked priors, as float64."""
-        return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
-
-    def streamed(self, num_classes: int | None, *, keep_classes: bool = False, **_: Any) -> Self:
-        """Return the estimator of a stream; see `ScoreMetric`."""
-        made = super().streamed(num_classes)
-        if self.priors is not None:
-            is_multiclass = self.input_format.read_as == "multiclass"
-            made = made.with_checked_priors(known("num_classes", num_classes) if is_multiclass else 2)
-        return replace(made, accumulator=self.score.accumulator(True)) if keep_classes else made
-
-
-def scored(
-    score: Score,
-    /,
-    *,
-    task: Task,
-    normalize: Literal["prior"] | None = None,
-    priors: Tensor | Sequence[float] | None = None,
-    average: Average | None = "macro",
-    **options: Unpack[InputOptions],
-) -> ScoreEstimator:
-    """Return the estimator of the mean of a score.
-
-    Args:
-        score: the score of a sample.
-        task: the task of the input.
-        normalize: "prior" divides by the score of always predicting the class priors.
-        priors: class priors that the score is reported for.
-        average: multi-label: "macro", or None for a value for each label.
-        **options: those of `InputOptions`.
-    """
-    demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
-    input_format = input_format_of(task, options, **demands)
-    if normalize not in (None, "prior") or (normalize and not score.normalizable):
-        offered = " or 'prior'" if score.normalizable else ""
-        raise ValueError(f"`normalize` must be None{offered}, got {normalize!r}.")
-    has_labels = input_format.read_as == "multilabel"
-    check_average(average, has_labels)
-    accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
-    averages = has_labels and average is not None
-    return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
-
-
-def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
-    """Return the score of every sample, NaN where a row is left out."""
-    p = read_input(task, preds, target, options, least_votes=score.least_votes)
-    scores = score.per_sample(p, *score.arguments).to(p.dtype)
-    if p.weights is not None:
-        scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
-    return scores.transpose(-1, -2) if task == "multilabel" else scores
-
-
-class ScoreMetric(CalibrationMetric[ScoreSum]):
-    """Mean of a score over a stream.
-
-    The state is 2 sums; where `normalize`, `priors` or `keep_classes` keep the classes apart, 3 for each class.
-    """
-
-    score: ClassVar[Score]
-    """The score with its default options."""
-    stream_options = ("keep_classes",)
 
 
 def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:

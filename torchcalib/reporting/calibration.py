@@ -14,7 +14,8 @@ from torchcalib.calibration.isotonic import Isotonic
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.inference.words import listed
-from torchcalib.metrics.proper_scores import NLL, Brier, ScoreMetric, scored
+from torchcalib.metrics.proper_scores import NLL, Brier
+from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
 from torchcalib.reporting.evidence import failure

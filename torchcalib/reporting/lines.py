@@ -16,8 +16,9 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier, ScoreMetric, scored
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
+from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchcalib.inference.bootstrap import Interval
 from torchcalib.metrics.binned import ACE, BinnedMetric
-from torchcalib.metrics.proper_scores import ScoreMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
+from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
 from torchcalib.reporting.evidence import LEVEL, interval_of
