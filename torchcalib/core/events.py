@@ -1,7 +1,7 @@
-"""`Predictions` to `Events`: what is claimed with which confidence, and whether it came true.
+"""From `Predictions` to `Events`: confidence and outcome.
 
-A reduction adds an axis or takes one away, never a branch further up: class-wise values come from the code of the
-scalar, with classes as one more batch axis.
+A reduction only adds or removes an axis: class-wise values come from the code of a scalar, with classes as one more
+batch axis.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,15 @@ from torchcalib.ops.log_odds import log_odds
 
 @dataclass(frozen=True)
 class TopK:
-    """The k most probable classes of a row as one claim: with which confidence is the true class among them.
+    """The event that the true class is among the k most probable classes of a multi-class prediction.
 
-    A reduction of multi-class predictions, wherever one is asked for: `reduction=TopK(5)`. The confidence is the sum of
-    the k largest probabilities, the outcome whether the true class is one of those classes (of soft targets: its share
-    of the votes). Where probabilities tie for the k-th place, the first classes are in. `TopK(1)` is "top_label"; with
-    k = C the confidence is 1, and so is the outcome.
+    A reduction: `reduction=TopK(5)`. The confidence is the sum of the k largest probabilities. The outcome is whether
+    the true class is one of these classes (soft targets: the sum of their shares). On ties for the k-th place the first
+    classes count. `TopK(1)` is "top_label"; with k = C confidence and outcome are 1.
 
     Attributes:
-        k: how many classes, at most C.
-        only: claim the k-th most probable class alone, rather than one of the first k.
+        k: number of classes, at most C.
+        only: the event is the k-th most probable class alone.
 
     Source:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r, and with `only`
@@ -56,14 +55,14 @@ Reduction = NamedReduction | TopK
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """Claims with a confidence each, and their outcomes.
+    """Binary events.
 
     Attributes:
-        confidence: probability in [0, 1] given to the event, `(..., N)`.
-        outcome: 1 if it came true, 0 if not; a share of votes for soft targets. `(..., N)`, of any real dtype.
-        weights: broadcastable to `confidence`, or None for all ones. 0 marks a row that is left out.
-        ecd: entropic calibration difference of the claim, in nats `(..., N)`; None unless asked for.
-        complement: 1 - `confidence`, exact where `confidence` rounds to 1; None unless asked for.
+        confidence: predicted probability of the event in [0, 1], `(..., N)`.
+        outcome: 1 if the event occurred, else 0; a share for soft targets. `(..., N)`, of any real dtype.
+        weights: broadcastable to `confidence`, or None for 1. Rows of weight 0 are left out.
+        ecd: entropic calibration difference in nats `(..., N)`; None unless requested.
+        complement: 1 - `confidence`, exact where `confidence` rounds to 1; None unless requested.
     """
 
     confidence: Tensor
@@ -79,16 +78,16 @@ class Events:
 
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
-    """P(y=1) and y, for every sample (multi-label: of every label, `(..., L, N)`)."""
-    # Columns as they were given: who sums them widens, one by one.
+    """Return P(y=1) and y of every sample (multi-label: of every label, `(..., L, N)`)."""
+    # In the dtype of the input: sums convert each column.
     confidence = p.probs if p.from_logits else p.given.to(p.dtype)
     return Events(confidence, p.given_target, p.weights, p.ecd if with_ecd else None)
 
 
 def top_label(p: Predictions, with_ecd: bool = False) -> Events:
-    """max_k q_k and whether that class is the true one; the first maximum on ties.
+    """Return max_k q_k and whether that class is the true one; the first maximum on ties.
 
-    With soft targets the outcome is the share of votes for the class. The ECD is that of the whole prediction.
+    With soft targets the outcome is the share of the class. The ECD is that of the whole prediction.
     """
     if p.task == "multiclass" and p.soft:
         top = p.values.argmax(-1, keepdim=True)
@@ -107,7 +106,7 @@ _PIECE = 2**22  # entries of rows that are compared at a time
 
 
 def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
-    """What the k most probable classes have together, and whether the true class is one of them; see `TopK`.
+    """Return the sum of the k largest probabilities, and whether the true class is among them; see `TopK`.
 
     The ECD is that of the whole prediction.
     """
@@ -116,17 +115,17 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
     largest = p.values.topk(k, -1).values
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
-    elif p.from_logits:  # p.rows has read the rows: what it says of the first is carried over to the others
+    elif p.from_logits:  # from the first, which `p.rows` has, and the differences of logits
         mass = p.rows.confidence.unsqueeze(-1) * (largest - largest[..., :1]).to(p.rows.confidence.dtype).exp()
     else:
         mass = largest.to(logs.wide_dtype(largest.device))
     if which.only:
         confidence = mass[..., -1]
-    elif k == p.num_classes:  # whatever their sum has been rounded to
+    elif k == p.num_classes:  # exactly, without rounding
         confidence = 1 + mass[..., :0].sum(-1)
     else:
         confidence = mass.sum(-1).clamp(max=1)
-    return Events(confidence, _votes_for(p, largest, which), p.weights, p.ecd if with_ecd else None)
+    return Events(confidence, _outcome_of(p, largest, which), p.weights, p.ecd if with_ecd else None)
 
 
 def _check_k(p: Predictions, which: TopK) -> None:
@@ -134,8 +133,8 @@ def _check_k(p: Predictions, which: TopK) -> None:
         raise ValueError(f"`reduction` must be TopK of at most the {p.num_classes} classes, got {which}.")
 
 
-def _votes_for(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
-    """Whether the true class is among the k (or is the k-th alone), or its share of votes, `(..., N)`."""
+def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
+    """Return whether the true class is among the k (or is the k-th alone), or its share, `(..., N)`."""
     values, first = p.values.detach(), which.k - 1 if which.only else 0
     if not p.soft:
         place = _place_of(values, p.target)
@@ -149,7 +148,7 @@ def _votes_for(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
 
 
 def _place_of(values: Tensor, target: Tensor) -> Tensor:
-    """Return how many classes come before the one of the label: larger ones, and equal ones that stand before it."""
+    """Return the number of classes before that of the label: larger ones, and equal ones with a smaller index."""
     rows = max(1, _PIECE // max(1, values.shape[-1]))
     classes = torch.arange(values.shape[-1], device=values.device)
     places = []
@@ -160,7 +159,7 @@ def _place_of(values: Tensor, target: Tensor) -> Tensor:
 
 
 def classwise(p: Predictions, with_ecd: bool = False) -> Events:
-    """q_k and 1[h = k] for every class k (multi-label: every label), as `(..., C, N)`: one against the rest."""
+    """Return q_k and 1[h = k] of every class k (multi-label: label), `(..., C, N)`: one against the rest."""
     if p.task == "multilabel":
         return positive_class(p, with_ecd)
     one_hot = p.target if p.soft else _one_hot(p.target, p.num_classes, p.dtype)
@@ -175,12 +174,12 @@ def classwise(p: Predictions, with_ecd: bool = False) -> Events:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Claims by the number that puts them in order.
+    """Events with scores to order them.
 
     Attributes:
         score: probability of the event, or with `from_logits` its log-odds, which do not saturate. `(..., N)`, in the
-            narrowest dtype that holds it as it was given; log-odds of classes are float64.
-        outcome: uint8 labels, or shares of votes in the dtype of `score`. `(..., N)`.
+            dtype of the input (at least float32); log-odds of classes are float64.
+        outcome: uint8 labels, or shares in the dtype of `score`. `(..., N)`.
         from_logits: whether `score` is log-odds.
     """
 
@@ -221,11 +220,11 @@ def _log_odds_of_classes(p: Predictions, reduction: Reduction) -> tuple[Tensor, 
         return log_odds(p.given, top), outcome
     largest = p.values.detach().topk(which.k, -1)
     members = largest.indices[..., -1:] if which.only else largest.indices
-    return log_odds(p.given, members), _votes_for(p, largest.values, which)
+    return log_odds(p.given, members), _outcome_of(p, largest.values, which)
 
 
 def _outcomes_of_classes(p: Predictions) -> Tensor:
-    """Return whether each class is the true one, or its share of votes, `(..., C, N)`."""
+    """Return whether each class is the true one, or its share, `(..., C, N)`."""
     if p.soft:
         return p.target.transpose(-1, -2)
     return p.target.unsqueeze(-2) == torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
@@ -249,7 +248,7 @@ def reductions_of(task: Task) -> tuple[NamedReduction, ...]:
 
 
 def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
-    """Return the reduction asked for, or the task's usual one (its first) for None; raise if the task has no such."""
+    """Return the reduction, or the first of the task for None; raise if the task does not offer it."""
     check_task(task)
     offered = _REDUCTIONS[task]
     if reduction is None:
@@ -263,12 +262,12 @@ def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
 
 
 def n_events(p: Predictions, reduction: Reduction) -> int:
-    """Return how many events a reduction makes of the samples."""
+    """Return the number of events of a reduction."""
     return p.given.numel() if reduction == "classwise" else p.samples.numel()
 
 
 def reduce_to_events(p: Predictions, reduction: Reduction, with_ecd: bool = False) -> Events:
-    """Apply a reduction that `resolve_reduction` has let through."""
+    """Return the events of a reduction that `resolve_reduction` returned."""
     if isinstance(reduction, TopK):
         return top_k(p, reduction, with_ecd)
     return _REDUCTIONS[p.task][reduction](p, with_ecd)

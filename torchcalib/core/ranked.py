@@ -1,7 +1,7 @@
-"""Samples that are put in order: what order-based metrics are readings of, whole or as a sketch.
+"""Samples of rank-based metrics, exact or as a sketch.
 
-A `RankedSample` has one element for each sample, or, where it comes from a sketch, one for each cell of scores that
-holds any. Readings do not tell the two apart.
+A `RankedSample` has one element for each sample, or, from a sketch, one for each cell of scores that holds samples.
+Metrics treat both alike.
 """
 
 import itertools
@@ -35,14 +35,14 @@ _PIECE = 2**21  # elements that are read at a time where many series are kept ap
 
 @dataclass(frozen=True, eq=False)
 class RankedSample:
-    """Elements with a score each, in any order.
+    """Elements with scores, in any order.
 
     Attributes:
-        score: `(..., M)`, a probability or with `from_logits` its log-odds; NaN marks an element that is left out.
-        positives: samples of outcome 1 that the element stands for `(..., M)`; with soft targets the sum of the shares.
-        n: samples that the element stands for `(..., M)`, whole numbers; None for one each.
+        score: `(..., M)`, a probability or with `from_logits` its log-odds; NaN for an element that is left out.
+        positives: number of samples with outcome 1 of the element `(..., M)`; the sum of soft targets.
+        n: number of samples of the element `(..., M)`, whole; None for one each.
         from_logits: whether scores are log-odds.
-        poisoned: series with a row that is bad where that could not be raised `(...)`; None for none.
+        poisoned: batch elements with a bad row that could not raise `(...)`; None for none.
         log_scored: whether a log score is computed from the sample, so that runs of elements keep their log-odds.
     """
 
@@ -54,7 +54,7 @@ class RankedSample:
     log_scored: bool = False
 
     def pieces(self) -> list["RankedSample"]:
-        """Split a large batch of series into smaller ones, so that the work on one fits into memory."""
+        """Split a large batch into smaller ones, so that each fits into memory."""
         *lead, size = self.score.shape
         series = max(1, _PIECE // max(size, 1))
         if not lead or math.prod(lead) <= series:
@@ -67,13 +67,13 @@ class RankedSample:
         return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
 
     def narrow(self, start: int, length: int) -> "RankedSample":
-        """Return `length` elements of every series, or as many as there are, from element `start` on."""
+        """Return at most `length` elements of every batch element from element `start` on."""
         run = slice(start, start + length)
         n = None if self.n is None else self.n[..., run]
         return replace(self, score=self.score[..., run], positives=self.positives[..., run], n=n)
 
     def pooled(self) -> "RankedSample":
-        """Return all series as one."""
+        """Return all batch elements as one."""
         score, positives = self.score.flatten(), self.positives.expand_as(self.score).flatten()
         n = None if self.n is None else self.n.expand_as(self.score).flatten()
         return RankedSample(
@@ -82,15 +82,15 @@ class RankedSample:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether elements are probabilities with a label each, on the CPU and without a gradient: bits can be keys."""
+        """Whether elements are labelled probabilities on the CPU without gradient, which can be sorted by their bits."""
         plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
         return plain and self.score.device.type == "cpu" and is_plain(self.score)
 
     def sorted(self, stable: bool = False) -> "SortedSample":
-        """Put the elements in order; those of equal score in the order given if `stable`, else in any.
+        """Sort the elements by score; `stable` keeps the order of equal scores.
 
         Raises:
-            ValueError: there are more samples, weights counted, than float64 counts.
+            ValueError: if weights sum to more than 2^53.
         """
         score, positives, n = self.score, self.positives, self.n
         if n is not None and look((n.sum(-1) > 2**53).any()):
@@ -98,7 +98,7 @@ class RankedSample:
                 f"`weights` must sum to at most 2^53 where samples are counted, got {float(n.sum(-1).max()):g}. "
                 "Divide them by what they have in common."
             )
-        if not score.shape[-1]:  # one element that is left out, so that nothing further up need think of none
+        if not score.shape[-1]:  # one element that is left out: no caller handles an empty axis
             score, positives = (
                 score.new_full((*score.shape[:-1], 1), torch.nan),
                 positives.new_zeros((*positives.shape[:-1], 1)),
@@ -112,7 +112,7 @@ class RankedSample:
 
 
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
-    """Read a value `(..., *)` for every series; NaN for one with a bad row that could not be raised."""
+    """Return the value `(..., *)` of every batch element; NaN for one with a bad row that could not raise."""
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
     values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
@@ -124,13 +124,13 @@ def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> T
 
 @dataclass(frozen=True, eq=False)
 class SortedSample:
-    """Elements in ascending order of their scores; those left out stand behind the others.
+    """Elements in ascending order of their scores; those that are left out come last.
 
     Attributes:
-        score: `(..., M)`, M >= 1; behind the others +inf, or a number above all of them.
+        score: `(..., M)`, M >= 1; +inf, or a number above all others, for elements that are left out.
         positives: `(..., M)`; see `RankedSample`.
         n: `(..., M)`, or None for one each.
-        size: how many elements count `(...)`, int64.
+        size: number of elements that are not left out `(...)`, int64.
         from_logits: whether scores are log-odds.
     """
 
@@ -143,19 +143,19 @@ class SortedSample:
 
     @once
     def counted(self) -> Tensor:
-        """Which elements count, bool `(..., M)`."""
+        """Whether elements are not left out, bool `(..., M)`."""
         places = torch.arange(self.score.shape[-1], device=self.score.device)
         return places < self.size.unsqueeze(-1)
 
     @once
     def confidence(self) -> Tensor:
-        """Probability of every element `(..., M)` in the dtype of sums; it means nothing where one is left out."""
+        """Probability of every element `(..., M)`, float64; undefined for elements that are left out."""
         wide = self.score.to(wide_dtype(self.score.device))
         return wide.sigmoid() if self.from_logits else wide
 
     @once
     def counts(self) -> Tensor:
-        """Samples that every element stands for `(..., M)`, int64; 0 where it is left out."""
+        """Number of samples of every element `(..., M)`, int64; 0 for elements that are left out."""
         return self.counted.long() if self.n is None else self.n.long().masked_fill(~self.counted, 0)
 
     @once
@@ -165,10 +165,9 @@ class SortedSample:
 
     @once
     def variances(self) -> tuple[Tensor, Tensor]:
-        """What every element adds to `BinStats.spread` and `BinStats.noise` `(..., M)`.
+        """Summands of every element in `BinStats.spread` and `BinStats.noise` `(..., M)`.
 
-        Of an element that stands for several samples with soft targets only their sum is known: it counts as labels,
-        which vary more.
+        An element of several samples has only the sum of their soft targets: it counts as labels, with larger variance.
         """
         n, p = self.counts.to(self.confidence.dtype), self.confidence.detach()
         spread = (n * p * (1 - p)).masked_fill(~self.counted, 0)
@@ -180,22 +179,22 @@ class SortedSample:
 
     @once
     def begins(self) -> Tensor:
-        """Where a score is higher than the one before it, or is the first `(..., M)`."""
+        """Whether a score differs from the one before it `(..., M)`; True for the first."""
         return tie_begins(self.score)
 
 
 @dataclass(frozen=True)
 class ExactSample:
-    """Every sample, by the score of the events of a reduction."""
+    """All samples, with the scores of the events of a reduction."""
 
     reduction: Reduction
 
     def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the shape of the series that one series of predictions makes: `(C,)` for C classes apart."""
+        """Return the batch axes that the reduction adds: `(C,)` for classes that are kept apart."""
         return series_shape(self.reduction, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
-        """Take the events of `p`."""
+        """Return the sample of events of `p`."""
         scores = reduce_to_scores(p, self.reduction)
         score, outcome = scores.score, scores.outcome
         weights = _weights_of_events(p, self.reduction)
