@@ -82,7 +82,7 @@ class RankedSample:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether elements are labelled probabilities on the CPU without gradient, which can be sorted by their bits."""
+        """Whether elements are labelled probabilities on the CPU without gradient, which bits can sort."""
         plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
         return plain and self.score.device.type == "cpu" and is_plain(self.score)
 
