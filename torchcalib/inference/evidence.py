@@ -19,7 +19,7 @@ from torchcalib.inference.words import in_one_line
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]
 
-_IN_CACHE = 2**18  # numbers of replicates that are processed at a time: fresh memory costs more than the arithmetic
+_IN_CACHE = 2**16  # numbers of replicates that are processed at a time: fresh memory costs more than the arithmetic
 
 
 @dataclass(frozen=True, eq=False, repr=False)
