@@ -40,6 +40,11 @@ class Rule(ABC):
         """Return the ways to break the rule."""
 
 
+def all_kept(rules: Sequence[Rule]) -> bool | None:
+    """Return whether all rows keep all rules, or None where values cannot be read."""
+    return look(reduce(and_, map(methodcaller("kept"), rules)))
+
+
 def enforce(
     rules: Sequence[Rule],
     weights: Tensor | None,
@@ -59,7 +64,7 @@ def enforce(
     Returns:
         The weights, and a mask of the broken rows, or None if there is none.
     """
-    if not rules or (wait and not drop_invalid and look(reduce(and_, map(methodcaller("kept"), rules)))):
+    if not rules or (wait and not drop_invalid and all_kept(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent

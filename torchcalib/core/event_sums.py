@@ -149,7 +149,7 @@ class EqualWidthBins(EventSums[BinStats]):
         return reduce_to_events(p, self.reduction, self.with_ecd)
 
     def of(self, p: Predictions) -> BinStats:
-        """Take the sums over the events of `p`."""
+        """Return the sums over the events of `p`."""
         if p.replicates:
             return self._of_replicates(p)
         if self.reduction != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import and_, methodcaller
 from typing import Any, get_args
 
 import torch
@@ -30,6 +28,7 @@ from torchcalib.core.checks import (
     Rule,
     VoteRule,
     WeightRule,
+    all_kept,
     enforce,
     missing_rows,
     shares_of_votes,
@@ -375,10 +374,8 @@ class InputFormat:
 
     def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
         """Return predictions in which missing rows have weight 0."""
-        if wait and self.validate_args:  # a missing row would break a rule
-            rules = self._value_rules(p, target_tolerance)
-            if look(reduce(and_, map(methodcaller("kept"), rules))):
-                return p
+        if wait and self.validate_args and all_kept(self._value_rules(p, target_tolerance)):
+            return p  # a missing row would break a rule
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
         if p.n_votes is not None:
             missing = missing | (p.n_votes == 0)

@@ -70,7 +70,7 @@ def evidence(
     """
     if not isinstance(metric, CalibrationMetric):
         raise TypeError(
-            f"`metric` must be a calibration error of torchcalib such as ECE(task='binary'), got {metric!r}."
+            f"`metric` must be a calibration error of torchcalib, got {metric!r}. Pass one such as ECE(task='binary')."
         )
     fresh = deepcopy(metric)
     fresh.reset()
