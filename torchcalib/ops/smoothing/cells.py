@@ -8,13 +8,15 @@ all grids: weight and residual, each also times the confidence. The sums are add
 Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kernel smoothing (ICLR 2024), and its code.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.operation import is_plain, operation
+from torchcalib.ops.operation import fused, gradient_of, operation
 
 LEVELS = 1024  # widths are multiples of 1 / LEVELS: ten halvings of [0, 1]
 FINEST = 2  # smallest width in 1024ths: the published search stops above 0.001
@@ -80,7 +82,7 @@ def smoothing_sums(
         weights: broadcastable to `(..., N)`, or None for all ones. Events of weight 0 are ignored.
         noise: sum the variances of the outcomes, too; see `event_bins`, whose second sum of noise it is.
         copies: whether weights are numbers of copies.
-        backend: see `dispatch`. It computes the sums where no derivative is wanted.
+        backend: see `dispatch`.
 
     Returns:
         `(..., 5, K)`, or `(..., 6, K)` with noise, K = `N_CELLS`, in the dtype of sums.
@@ -88,20 +90,56 @@ def smoothing_sums(
     Gradient: in confidence, outcome and weights, in every mode and of any order; cell and noise are constants, and so
     is an event of weight 0.
     """
-    wide = wide_dtype(confidence.device)
-    weights = None if weights is None else weights.to(wide).expand_as(confidence)
-    if not is_plain(confidence, outcome, weights):
-        columns = event_columns(confidence.to(wide), outcome.to(wide), weights, noise, copies)
-        index, zeros = cell_index(confidence), columns[0].new_zeros((*confidence.shape[:-1], N_CELLS))
-        # One column at a time: one scatter of all would copy them into one tensor, at twice the time.
-        return torch.stack([zeros.scatter_add(-1, index, column) for column in columns], -2)
+    weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
+    sums: Tensor = _sums(confidence, outcome, weights, noise, copies, backend=backend)
+    return sums
+
+
+def _fast(
+    backend: Backend, confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool
+) -> Tensor:
     shape = (*confidence.shape[:-1], 5 + (noise != "none"), N_CELLS)
-    sums = torch.zeros(shape, dtype=wide, device=confidence.device)
+    sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
         source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
-        series = (None if x is None else x.detach().reshape(-1, x.shape[-1]) for x in (confidence, outcome, weights))
+        series = _by_series(confidence, outcome, weights)
         source.sums(*series, noise, copies, sums.view(-1, *shape[-2:]))
     return sums
+
+
+def _formula(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> Tensor:
+    wide = wide_dtype(confidence.device)
+    columns = event_columns(confidence.to(wide), outcome.to(wide), weights, noise, copies)
+    index, zeros = cell_index(confidence), columns[0].new_zeros((*confidence.shape[:-1], N_CELLS))
+    # One column at a time: one scatter of all would copy them into one tensor, at twice the time.
+    return torch.stack([zeros.scatter_add(-1, index, column) for column in columns], -2)
+
+
+def _gradient(
+    backend: Backend,
+    arguments: list[Any],
+    results: tuple[Tensor, ...],  # noqa: ARG001
+    needed: list[int],
+    grads: Tensor,
+) -> list[Tensor]:
+    """Return the gradient in the confidence, from those in the sums of p, p (1 - p) and p y; others by the formula."""
+    if needed != [0]:
+        return gradient_of(_formula, arguments, needed, grads)
+    confidence = arguments[0]
+    slopes = torch.empty(confidence.shape, dtype=confidence.dtype, device=confidence.device)
+    if confidence.numel():
+        source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
+        upstream = grads[..., (1, 3, -1), :].reshape(-1, 3, N_CELLS)
+        source.gradient(*_by_series(*arguments[:3]), upstream, slopes.view(-1, slopes.shape[-1]))
+    return [slopes]
+
+
+def _by_series(*columns: Tensor | None) -> list[Tensor | None]:
+    """Return columns `(..., N)` as `(S, N)`."""
+    return [None if x is None else x.detach().reshape(-1, x.shape[-1]) for x in columns]
+
+
+_sums = fused(_fast, _formula, _gradient)
 
 
 def event_columns(p: Tensor, y: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> list[Tensor]:

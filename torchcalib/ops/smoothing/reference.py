@@ -40,6 +40,28 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noi
                 total.scatter_add_(0, index, column)
 
 
+def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
+    """Write the gradients in the confidences into `slopes` `(S, N)`.
+
+    Args:
+        confidence: `(S, N)`.
+        outcome: `(S, N)`.
+        weights: `(S, N)` of the dtype of sums, or None.
+        upstream: gradients in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
+        slopes: for the results.
+    """
+    size = _size(confidence)
+    for series, of_sums in enumerate(upstream):
+        for start in range(0, confidence.shape[-1], size):
+            part = series, slice(start, start + size)
+            p = confidence[part].to(upstream.dtype)
+            in_sum, in_spread, in_product = of_sums[:, _cells(p)]
+            slope = in_sum + in_spread * (1 - 2 * p) + in_product * outcome[part]
+            if weights is not None:
+                slope = (slope * weights[part]).masked_fill_(weights[part] == 0, 0)
+            slopes[part] = slope
+
+
 def _cells(p: Tensor) -> Tensor:
     """Return the cells of confidences of the dtype of sums."""
     value = p.nan_to_num(0).clamp(0, 1)
