@@ -46,7 +46,7 @@ def canonical_error(n: int = 5_000, num_classes: int = 10, bandwidth: float = 0.
 def top_5(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
     logits, target = overconfident_logits(n, num_classes, separation=4.0)
     return Sides(
-        lambda: tc.ece(logits, target, reduction=tc.TopK(5), n_bins=n_bins, **GIVEN),
+        lambda: tc.ece(logits, target, mode=tc.TopK(5), n_bins=n_bins, **GIVEN),
         {TOPK: lambda: peers.top_k_ece(logits, target, 5, n_bins)},
     )
 

@@ -79,7 +79,7 @@ def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, clas
         members = {cls.__name__: cls(**given) for cls in (tc.NLL, tc.Brier, tc.ECD, tc.Accuracy)}
         members |= {cls.__name__: cls(n_bins=n_bins, **given) for cls in (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)}
         if classwise:
-            members["classwise_ECE"] = tc.ECE(n_bins=n_bins, reduction="classwise", **given)
+            members["classwise_ECE"] = tc.ECE(n_bins=n_bins, mode="classwise", **given)
         metrics = tc.CalibrationCollection(members)
         metrics.update(logits, target)
         return metrics.compute()

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from oracles.input import REDUCTIONS
+from oracles.input import MODES
 
 import torchcalib as tc
 
@@ -113,9 +113,9 @@ def _cases():
                 yield _case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits})
     yield from _of_events(BINNED)
     for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
-        for reduction in (tc.TopK(2), tc.TopK(3, only=True)):
-            options = {"n_bins": 5, "reduction": reduction, "from_logits": True}
-            which = f"{'only' if reduction.only else 'top'}_{reduction.k}"
+        for mode in (tc.TopK(2), tc.TopK(3, only=True)):
+            options = {"n_bins": 5, "mode": mode, "from_logits": True}
+            which = f"{'only' if mode.only else 'top'}_{mode.k}"
             yield _case(f"{name}-multiclass-{which}", function, cls, "multiclass", options)
     for name, function, cls in VOTES:
         for task in OWN:
@@ -144,7 +144,7 @@ def _cases():
         ):
             yield _case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, in_blocks=True)
     yield from _binless_cases()
-    per_class = {"average": None, "reduction": "classwise"}
+    per_class = {"average": None, "mode": "classwise"}
     yield _case("smece-per-class", tc.smece, tc.SmECE, "multiclass", per_class)
     yield _case("ece-per-class", tc.ece, tc.ECE, "multiclass", per_class)
 
@@ -152,9 +152,9 @@ def _cases():
 def _of_events(table):
     for name, function, cls, options in table:
         for task in OWN:
-            for reduction in REDUCTIONS[task]:
-                given = {**options, "reduction": reduction, "from_logits": reduction != "positive_class"}
-                yield _case(f"{name}-{task}-{reduction}", function, cls, task, given)
+            for mode in MODES[task]:
+                given = {**options, "mode": mode, "from_logits": mode != "positive"}
+                yield _case(f"{name}-{task}-{mode}", function, cls, task, given)
 
 
 def _ranked_cases():
@@ -188,7 +188,7 @@ def _ranked_cases():
         for from_logits in (False, True):
             options = {"positive_classes": [1, 3], "from_logits": from_logits}
             yield _case(f"{name}-set-{from_logits}", function, cls, "multiclass", options)
-    yield _case("ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "reduction": "classwise"})
+    yield _case("ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "mode": "classwise"})
 
 
 def _binless_cases():
@@ -263,12 +263,12 @@ def covering(cases, keys, extended=str):
 def path_of(case):
     """Return the path of a case from input to state. Batching, weights, merging and saving depend on it alone."""
     metric = case.metric()
-    return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("reduction")
+    return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("mode")
 
 
 def formula_of(case):
     """Return what a case computes from its state: the class and its own options, without those of input and events."""
-    shared = {"from_logits", "reduction", "priors", "average", "positive_classes"}
+    shared = {"from_logits", "mode", "priors", "average", "positive_classes"}
     return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
 
 

@@ -29,10 +29,10 @@ from torchcalib.metrics.bootstrapped import Bootstrapped
 from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.cost_matrix import CostMatrix
-from torchcalib.metrics.decision import BayesRisk, bayes_decisions, bayes_risk, bayes_risk_per_sample, expected_cost
+from torchcalib.metrics.decision import BayesRisk, bayes_decisions, bayes_risk, expected_cost
 from torchcalib.metrics.distributed_sampler import distinct_rows
 from torchcalib.metrics.evidence import evidence
-from torchcalib.metrics.gaussian import nees, nees_per_sample
+from torchcalib.metrics.gaussian import nees
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.streaming import ByGroup
 from torchcalib.metrics.groups.table import GroupTable
@@ -43,13 +43,9 @@ from torchcalib.metrics.label_distribution import (
     TotalVariation,
     VotesDistance,
     entropy_difference,
-    entropy_difference_per_sample,
     kl_divergence,
-    kl_divergence_per_sample,
     total_variation,
-    total_variation_per_sample,
     votes_distance,
-    votes_distance_per_sample,
 )
 from torchcalib.metrics.logistic import Cox, CoxCalibration, Spiegelhalter, SpiegelhalterTest, cox, spiegelhalter
 from torchcalib.metrics.proper_scores import (
@@ -58,12 +54,9 @@ from torchcalib.metrics.proper_scores import (
     Accuracy,
     Brier,
     accuracy,
-    brier_per_sample,
     brier_score,
     ecd,
-    ecd_per_sample,
     nll,
-    nll_per_sample,
 )
 from torchcalib.metrics.ranked import CORP, KS, CORPCurve, CORPDecomposition, corp, corp_curve, ks
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
@@ -173,12 +166,10 @@ __all__ = [
     "bayes_risk",
     "bayes_risk_area",
     "bayes_risk_curve",
-    "bayes_risk_per_sample",
     "betainc",
     "bin_table",
     "binomial_test",
     "bootstrap",
-    "brier_per_sample",
     "brier_score",
     "by_group",
     "calibrated",
@@ -190,10 +181,8 @@ __all__ = [
     "cox",
     "distinct_rows",
     "ecd",
-    "ecd_per_sample",
     "ece",
     "entropy_difference",
-    "entropy_difference_per_sample",
     "esce",
     "evidence",
     "expected_cost",
@@ -201,16 +190,13 @@ __all__ = [
     "gce",
     "ici",
     "kl_divergence",
-    "kl_divergence_per_sample",
     "ks",
     "load_calibrator",
     "load_report_state",
     "mce",
     "mmce",
     "nees",
-    "nees_per_sample",
     "nll",
-    "nll_per_sample",
     "optimal_threshold_cost",
     "rcl",
     "recommend",
@@ -228,9 +214,7 @@ __all__ = [
     "tce",
     "tce_table",
     "total_variation",
-    "total_variation_per_sample",
     "votes_distance",
-    "votes_distance_per_sample",
 ]
 
 

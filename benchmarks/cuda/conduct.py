@@ -68,7 +68,7 @@ def collection(device: torch.device, n_classes: int, *, classwise: bool = False)
     options: dict[str, Any] = {"task": "multiclass", "num_classes": n_classes, "from_logits": True}
     members = {member.__name__: member(**options) for member in MEMBERS}
     if classwise:
-        members["ClasswiseECE"] = tc.ECE(**options, reduction="classwise")
+        members["ClasswiseECE"] = tc.ECE(**options, mode="classwise")
     return tc.CalibrationCollection(members).to(device)
 
 

@@ -72,7 +72,7 @@ SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", "skce", *VOTES)
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Yield every metric in every task and reduction: name, metric, options, and options of the class only."""
+    """Yield every metric in every task and mode: name, metric, options, and options of the class only."""
     for metric in PAIRS:
         for task in ("binary", "multiclass", "multilabel"):
             own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
@@ -82,9 +82,9 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
                 if metric in SCORES:
                     yield f"{metric} {task} {kind}", metric, options, own
                     continue
-                offered = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label", "classwise", TOP_5)}
-                for reduction in offered.get(task, ("classwise",)):
-                    yield f"{metric} {task} {reduction} {kind}", metric, {**options, "reduction": reduction}, own
+                offered = {"binary": ("positive", "top_label"), "multiclass": ("top_label", "classwise", TOP_5)}
+                for mode in offered.get(task, ("classwise",)):
+                    yield f"{metric} {task} {mode} {kind}", metric, {**options, "mode": mode}, own
     for metric in ("nll", "brier", "bayesrisk"):
         options = {"task": "multiclass", "from_logits": True, "normalize": "prior"}
         yield f"{metric} multiclass normalised", metric, options, {"num_classes": N_CLASSES}

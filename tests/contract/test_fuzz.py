@@ -106,8 +106,8 @@ def drawn_settings(draw, options, cls, task, n_classes):
         rows = [[0, 2, 1, 5][:n_read]] * (n_read - 1) + [[1] * n_read]
         chosen["cost"] = COSTS[2] if n_read == 2 else tc.CostMatrix(rows)
     if cls.__name__.lower() not in slow.SCORES:
-        chosen["reduction"] = draw(st.sampled_from(slow.REDUCTIONS[read_as]))
-    if read_as == "multilabel" or chosen.get("reduction") == "classwise":
+        chosen["mode"] = draw(st.sampled_from(slow.MODES[read_as]))
+    if read_as == "multilabel" or chosen.get("mode") == "classwise":
         chosen["average"] = draw(st.sampled_from(["macro", None]))
     return chosen, reading
 
@@ -150,7 +150,7 @@ def narrowed(draw, tensor, dtypes):
 def calls(draw):
     """A call of a function or of a metric; one in a few is bad."""
     function, cls, options = draw(st.sampled_from(KINDS))
-    task = draw(st.sampled_from(list(slow.REDUCTIONS)))
+    task = draw(st.sampled_from(list(slow.MODES)))
     lead = draw(st.sampled_from([(), (), (), (2,), (1, 2), (0,)]))
     n = draw(st.integers(0, 7))
     n_classes = draw({"binary": st.just(1), "multiclass": st.integers(2, 4), "multilabel": st.integers(1, 3)}[task])

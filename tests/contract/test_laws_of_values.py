@@ -96,7 +96,7 @@ def test_law_labels_as_shares_and_as_single_votes_are_labels_or_refused(formula)
 
 def traced(case):
     """What is traced: a class, and for each family of classes the way from input to state."""
-    family = case.cls.__bases__[0], case.task, case.options.get("reduction")
+    family = case.cls.__bases__[0], case.task, case.options.get("mode")
     return {(case.cls, "cost" in case.options), family}
 
 

@@ -66,12 +66,10 @@ def test_slow_loop_gradients(cases):
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-@pytest.mark.parametrize(
-    ("task", "reduction"), [(task, reduction) for task, allowed in slow.REDUCTIONS.items() for reduction in allowed]
-)
-def test_slow_loop_bin_table(task, reduction, from_logits):
+@pytest.mark.parametrize(("task", "mode"), [(task, mode) for task, allowed in slow.MODES.items() for mode in allowed])
+def test_slow_loop_bin_table(task, mode, from_logits):
     """Every column, with the mean ECD of whole predictions, class-wise of one class against the rest."""
-    options = {"from_logits": from_logits, "reduction": reduction, "n_bins": 6}
+    options = {"from_logits": from_logits, "mode": mode, "n_bins": 6}
     case = Case("table", tc.bin_table, tc.ECE, task, options)
     preds, target = case.data(n=60)
     weights = torch.arange(60) % 3
@@ -80,9 +78,9 @@ def test_slow_loop_bin_table(task, reduction, from_logits):
     reading = {"from_logits": from_logits, "ignore_index": None, "positive_classes": None}
     claims = []  # per series: confidence, outcome, weight, ECD
     for rows in slow.series(preds, target, weights, task, whole=False, **reading):
-        events = slow.events(rows, *((task, reduction) if task != "multilabel" else ("binary", "positive_class")))
+        events = slow.events(rows, *((task, mode) if task != "multilabel" else ("binary", "positive")))
         for k, column in enumerate(events):
-            if task == "multiclass" and reduction == "classwise":
+            if task == "multiclass" and mode == "classwise":
                 scored = [slow.binary_row(row.q[k], row.t[k], row.w, False) for row in rows]
             else:
                 scored = rows

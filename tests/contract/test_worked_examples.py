@@ -1,6 +1,7 @@
 """Worked examples and closed forms, with the expected values written as the arithmetic that makes them."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_paper_example_binary_calibration_error():
 
 
 def test_recorded_other_readings_of_the_same_items():
-    top = tc.ece(ITEMS, LABELS, task="binary", reduction="top_label", n_bins=3)
+    top = tc.ece(ITEMS, LABELS, task="binary", mode="top_label", n_bins=3)
     assert top.item() == pytest.approx(0.201, abs=1e-12)
     assert tc.nll(ITEMS, LABELS, task="binary").item() == pytest.approx(0.7924975746213627, abs=1e-12)
     assert tc.brier_score(ITEMS, LABELS, task="binary").item() == pytest.approx(0.26827, abs=1e-12)
@@ -100,7 +101,7 @@ def test_closed_form_lower_bound_of_one_binary_datum():
     w = 0.2784645427610738
     assert w * math.exp(w) == pytest.approx(1 / math.e, abs=1e-15)
     p = torch.linspace(1e-6, 1 - 1e-6, 200_001, dtype=F64)
-    lowest, where = tc.ecd_per_sample(p, torch.ones_like(p), task="binary").min(0)
+    lowest, where = tc.ecd(p, torch.ones_like(p), task="binary", reduction="none").min(0)
     assert lowest.item() == pytest.approx(-w, abs=1e-10)
     assert p[where].item() == pytest.approx(1 / (1 + w), abs=1e-5)
     at_bound = tc.ecd(torch.tensor([1 / (1 + w)], dtype=F64), torch.tensor([1]), task="binary")
@@ -120,12 +121,12 @@ def test_closed_form_lower_bound_of_many_classes(n_classes, p, bound):
 
 def test_closed_form_certain_predictions():
     p, y = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([1, 0, 0, 1])
-    assert tc.ecd_per_sample(p, y, task="binary").tolist() == [0, math.inf, 0, math.inf]
-    assert tc.nll_per_sample(p, y, task="binary").tolist() == [0, math.inf, 0, math.inf]
-    assert tc.brier_per_sample(p, y, task="binary").tolist() == [0, 1, 0, 1]
+    assert tc.ecd(p, y, task="binary", reduction="none").tolist() == [0, math.inf, 0, math.inf]
+    assert tc.nll(p, y, task="binary", reduction="none").tolist() == [0, math.inf, 0, math.inf]
+    assert tc.brier_score(p, y, task="binary", reduction="none").tolist() == [0, 1, 0, 1]
     rows = torch.stack([1 - p, p], -1)
-    assert tc.ecd_per_sample(rows, y, task="multiclass").tolist() == [0, math.inf, 0, math.inf]
-    assert tc.brier_per_sample(rows, y, task="multiclass").tolist() == [0, 2, 0, 2]
+    assert tc.ecd(rows, y, task="multiclass", reduction="none").tolist() == [0, math.inf, 0, math.inf]
+    assert tc.brier_score(rows, y, task="multiclass", reduction="none").tolist() == [0, 2, 0, 2]
 
 
 @pytest.mark.parametrize("function", [tc.nll, tc.brier_score, tc.ecd])
@@ -147,7 +148,7 @@ def test_closed_form_saturated_logits_are_exact():
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         z, y = torch.tensor([200.0, -200.0, 200.0], dtype=dtype), torch.tensor([0, 1, 1])
         rows = torch.stack([torch.zeros_like(z), z], -1)
-        for score in (tc.nll_per_sample, tc.ecd_per_sample):
+        for score in (partial(tc.nll, reduction="none"), partial(tc.ecd, reduction="none")):
             assert score(z, y, **LOG_ODDS).tolist() == pytest.approx([200, 200, 0], abs=1e-30)
             assert score(rows, y, **LOGITS).tolist() == pytest.approx([200, 200, 0])
 
@@ -164,14 +165,14 @@ def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
     z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
     y = torch.tensor([0, 1, 1, 2])
     expected = [0, math.log(2), math.log(2), 0]
-    assert tc.nll_per_sample(z, y, **LOGITS).tolist() == pytest.approx(expected, abs=1e-7)
+    assert tc.nll(z, y, **LOGITS, reduction="none").tolist() == pytest.approx(expected, abs=1e-7)
     assert tc.ece(z[:1], y[:1], **LOGITS).item() == 0
 
 
 def test_closed_form_class_wise_ecd_of_saturated_logits():
     """One against the rest: log(1 - q_k) is the log-sum of the others, not log of a rounded 0."""
     z, y = torch.tensor([[100.0, 0.0, 0.0]]), torch.tensor([1])
-    table = tc.bin_table(z, y, task="multiclass", from_logits=True, reduction="classwise", n_bins=1)
+    table = tc.bin_table(z, y, task="multiclass", from_logits=True, mode="classwise", n_bins=1)
     log_rest = math.log(2) - 100  # log(1 - q_0), as log-sum-exp of the logits is 100 to double precision
     assert table.ecd[0].item() == pytest.approx(-log_rest, rel=1e-6)
     assert table.ecd[1].item() == pytest.approx(100, rel=1e-6)
@@ -226,7 +227,7 @@ def test_closed_form_ecd_of_other_distributions():
     """Exponential with rate 2: entropy 1 - log 2, -log p(x) = 2 x - log 2."""
     x = torch.tensor([0.5, 1.0])
     assert tc.ecd(Exponential(torch.full((2,), 2.0)), x).item() == pytest.approx((1 + 2) / 2 - 1)
-    assert tc.ecd_per_sample(StudentT(torch.tensor([3.0])), torch.tensor([0.0])).shape == (1,)
+    assert tc.ecd(StudentT(torch.tensor([3.0])), torch.tensor([0.0]), reduction="none").shape == (1,)
 
 
 # Numbers that other packages get wrong.
@@ -289,7 +290,7 @@ def test_closed_form_soft_targets():
     assert tc.brier_score(q, t, task="multiclass").item() == pytest.approx(0.1**2 + 0.1**2 + 0.2**2)
     assert tc.ecd(q, t, task="multiclass").item() == pytest.approx(nll - entropy)
     assert tc.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
-    assert tc.ece(q, t, task="multiclass", reduction="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
+    assert tc.ece(q, t, task="multiclass", mode="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
     naive = tc.brier_score(q, t, task="multiclass", normalize="prior")
     assert naive.isinf(), "with one sample the prior is its votes, and the prior's Brier score is 0"
 
@@ -318,7 +319,7 @@ def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch
 def test_closed_form_an_8_bit_label_is_not_an_ignored_one():
     rows = torch.full((3, 200), 1 / 200)
     labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 in 8 bits
-    assert not tc.nll_per_sample(rows, labels, task="multiclass", ignore_index=-100).isnan().any()
+    assert not tc.nll(rows, labels, task="multiclass", ignore_index=-100, reduction="none").isnan().any()
 
 
 def test_closed_form_large_and_small_weights_scale_nothing():

@@ -80,15 +80,16 @@ BINNED = [
     ("right is no bool", lambda f: f(P2, Y2, right="no", **binary), TypeError, ["`right`", "'no'"]),
     ("too many bins", lambda f: f(P2, Y2, n_bins=10**9, **binary), ValueError, ["`n_bins`", "at most 1,048,576"]),
     ("half a bin", lambda f: f(P2, Y2, n_bins=2.5, **binary), TypeError, ["`n_bins`", "2.5"]),
-    ("wrong reduction", lambda f: f(P2, Y2, reduction="classwise", **binary), ValueError, ["`reduction`", "top_label"]),
-    ("unknown reduction", lambda f: f(Q, H, reduction="max", **multi), ValueError, ["`reduction`", "'max'"]),
+    ("wrong mode", lambda f: f(P2, Y2, mode="classwise", **binary), ValueError, ["`mode`", "top_label"]),
+    ("unknown mode", lambda f: f(Q, H, mode="max", **multi), ValueError, ["`mode`", "'max'"]),
 ]
 
 SCORES = [
     ("eps too large", lambda: tc.nll(P2, Y2, eps=1.0, **binary), ValueError, ["`eps`", "(0, 1)", "1.0"]),
     ("eps is text", lambda: tc.nll(P2, Y2, eps="a", **binary), ValueError, ["`eps`", "'a'"]),
     ("debiased is no bool", lambda: tc.rmsce(P2, Y2, debiased="no", **binary), TypeError, ["`debiased`", "'no'"]),
-    ("average of each", lambda: tc.nll_per_sample(P2, Y2, average=None, **binary), TypeError, ["`average`", "weights"]),
+    ("priors of each", lambda: tc.nll(P2, Y2, priors=[0.2, 0.8], **binary, reduction="none"), ValueError, ["`priors`"]),
+    ("unknown reduction", lambda: tc.nll(P2, Y2, reduction="sum", **binary), ValueError, ["`reduction`", "'sum'"]),
     ("ecd table", lambda: tc.ecd(Normal(P2[:, None], 1), P2), ValueError, ["event shape", "(2, 1)", "(2,)"]),
     ("priors of 3 for 2", lambda: tc.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
     ("priors sum to 2", lambda: tc.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
@@ -102,7 +103,7 @@ SCORES = [
 ]  # fmt: skip
 
 CLASSES = [
-    ("class-wise without C", lambda: tc.ECE(task="multiclass", reduction="classwise"), ValueError, ["`num_classes`"]),
+    ("class-wise without C", lambda: tc.ECE(task="multiclass", mode="classwise"), ValueError, ["`num_classes`"]),
     ("normalised without C", lambda: tc.NLL(task="multiclass", normalize="prior"), ValueError, ["`num_classes`"]),
     ("labels without L", lambda: tc.ECE(task="multilabel"), ValueError, ["`num_labels` must be given"]),
     ("C of labels", lambda: tc.ECE(task="multilabel", num_classes=3), ValueError, ["`num_classes` must be None"]),

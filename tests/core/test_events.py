@@ -17,7 +17,7 @@ from torchcalib.core.inputs import read_input
 
 F64 = torch.float64
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, F64]
-REDUCTIONS = ["top_label", "classwise", tc.TopK(1), tc.TopK(2), tc.TopK(2, only=True)]
+MODES = ["top_label", "classwise", tc.TopK(1), tc.TopK(2), tc.TopK(2, only=True)]
 
 
 def events(preds, target, which, **options):
@@ -52,7 +52,7 @@ def test_parity_top_1_is_the_top_label(which, from_logits):
     preds = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) if from_logits else preds
     given = {"task": "multiclass", "from_logits": from_logits}
     for function in (tc.ece, tc.mce, tc.ace, tc.ks):
-        assert function(preds, target, reduction=which, **given) == function(preds, target, **given)
+        assert function(preds, target, mode=which, **given) == function(preds, target, **given)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -77,24 +77,24 @@ def test_closed_form_logits_that_are_certain_or_infinite():
 
 def test_rows_are_compared_in_pieces(monkeypatch):
     preds, target = data(100)
-    expected = tc.ece(preds, target, task="multiclass", reduction=tc.TopK(3))
+    expected = tc.ece(preds, target, task="multiclass", mode=tc.TopK(3))
     monkeypatch.setattr("torchcalib.core.events._PIECE", 50)
-    assert tc.ece(preds, target, task="multiclass", reduction=tc.TopK(3)) == expected
+    assert tc.ece(preds, target, task="multiclass", mode=tc.TopK(3)) == expected
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda p, y: tc.ece(p, y, task="multiclass", reduction=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
-        (lambda p, y: tc.ks(p, y, task="multiclass", reduction=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
-        (lambda p, y: tc.ece(p[:, 0], y % 2, task="binary", reduction=tc.TopK(1)), ValueError, "for task='binary'"),
+        (lambda p, y: tc.ece(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
+        (lambda p, y: tc.ks(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
+        (lambda p, y: tc.ece(p[:, 0], y % 2, task="binary", mode=tc.TopK(1)), ValueError, "for task='binary'"),
         (lambda *_: tc.TopK(0), ValueError, "`k` must be at least 1, got 0"),
         (lambda *_: tc.TopK(2.0), TypeError, "`k` must be an int, got 2.0"),
         (lambda *_: tc.TopK(2, only=1), TypeError, "`only` must be True or False, got 1"),
-        (lambda p, y: tc.ece(p, y, task="multiclass", reduction="top_5"), ValueError, "or TopK\\(k\\)"),
+        (lambda p, y: tc.ece(p, y, task="multiclass", mode="top_5"), ValueError, "or TopK\\(k\\)"),
     ],
 )  # fmt: skip
-def test_wrong_reductions_are_refused(call, error, message):
+def test_wrong_modes_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(*data())
 
@@ -102,11 +102,11 @@ def test_wrong_reductions_are_refused(call, error, message):
 # Logits: what a probability next to 1 has lost.
 
 
-def claimed(row, reduction):
-    """Return the sets of classes whose events a reduction makes of a row of logits."""
-    if reduction == "classwise":
+def claimed(row, mode):
+    """Return the sets of classes whose events a mode makes of a row of logits."""
+    if mode == "classwise":
         return [[k] for k in range(len(row))]
-    which = reduction if isinstance(reduction, tc.TopK) else tc.TopK(1)
+    which = mode if isinstance(mode, tc.TopK) else tc.TopK(1)
     return [oracles.classes_of_top_k(row, which.k, which.only)]
 
 
@@ -123,9 +123,9 @@ def log_loss(rows, target, sets_of):
         return float(mpmath.fsum(losses) / len(losses))
 
 
-def streamed_log_loss(logits, target, reduction, resolution=None):
+def streamed_log_loss(logits, target, mode, resolution=None):
     """Return the log loss of two rows that were saved and loaded, merged with the others."""
-    options = {"num_classes": logits.shape[-1], "reduction": reduction, "from_logits": True, "persistent": True}
+    options = {"num_classes": logits.shape[-1], "mode": mode, "from_logits": True, "persistent": True}
     options |= {"task": "multiclass", "score": "nll", "component": "score", "resolution": resolution}
     one, other, rest = (tc.CORP(**options) for _ in range(3))
     one.update(logits[:2], target[:2])
@@ -141,14 +141,14 @@ def test_mpmath_log_loss_of_certain_logits_whole_merged_saved_and_sketched(dtype
     """As accurate as its dtype: 4 eps of the function's, and sums of float64 in a stream, whose cells hold one each."""
     logits = torch.tensor([[gap, 0, 0], [0, 1, 0], [1, 0, 2], [0.5, -0.25, 1]], dtype=torch.float64).to(dtype)
     target = torch.tensor([1, 1, 2, 0])
-    for reduction in REDUCTIONS:
-        expected = log_loss(logits.tolist(), target.tolist(), partial(claimed, reduction=reduction))
-        given = {"task": "multiclass", "reduction": reduction, "from_logits": True, "score": "nll"}
+    for mode in MODES:
+        expected = log_loss(logits.tolist(), target.tolist(), partial(claimed, mode=mode))
+        given = {"task": "multiclass", "mode": mode, "from_logits": True, "score": "nll"}
         found = tc.corp(logits, target, **given).score
-        assert found.item() == pytest.approx(expected, rel=4 * torch.finfo(found.dtype).eps), reduction
+        assert found.item() == pytest.approx(expected, rel=4 * torch.finfo(found.dtype).eps), mode
         for resolution in (None, 2048):
-            streamed = streamed_log_loss(logits, target, reduction, resolution)
-            assert streamed == pytest.approx(expected, rel=1e-14), (reduction, resolution)
+            streamed = streamed_log_loss(logits, target, mode, resolution)
+            assert streamed == pytest.approx(expected, rel=1e-14), (mode, resolution)
 
 
 def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
@@ -159,25 +159,25 @@ def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
     assert tc.corp(logits, target, **given).score.item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
-def test_float32_logits_are_as_accurate_as_the_same_in_float64(reduction):
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_float32_logits_are_as_accurate_as_the_same_in_float64(mode):
     """Confidences that differ do not become ties at 1: 4,000 rows of 10 classes, spread over up to 130 nats."""
     generator = torch.Generator().manual_seed(0)
     logits, target = 16 * torch.randn(4000, 10, generator=generator), torch.randint(0, 10, (4000,), generator=generator)
     for score in ("brier", "nll"):
-        given = {"task": "multiclass", "reduction": reduction, "from_logits": True, "score": score}
+        given = {"task": "multiclass", "mode": mode, "from_logits": True, "score": score}
         narrow, wide = (torch.stack(tc.corp(z, target, **given)) for z in (logits, logits.double()))
         assert wide.isfinite().all()
         torch.testing.assert_close(narrow.double(), wide, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_scores_are_the_confidences_of_the_events_or_their_log_odds(reduction, from_logits):
+def test_scores_are_the_confidences_of_the_events_or_their_log_odds(mode, from_logits):
     logits, target = 3 * torch.randn(50, 6, generator=torch.Generator().manual_seed(2), dtype=F64), data(50)[1]
     for labels in (target, data(50, seed=3)[0]):
         p = read_input("multiclass", logits if from_logits else data(50)[0], labels, {"from_logits": from_logits})
-        scores, found = reduce_to_scores(p, reduction), reduce_to_events(p, reduction)
+        scores, found = reduce_to_scores(p, mode), reduce_to_events(p, mode)
         assert scores.from_logits == from_logits
         confidence = scores.score.sigmoid() if from_logits else scores.score
         torch.testing.assert_close(confidence, found.confidence, rtol=1e-13 if from_logits else 0, atol=0)
@@ -191,18 +191,18 @@ def test_closed_form_uniform_rows_lie_on_the_edge_of_their_bin(n_classes, right)
     logits, target = torch.zeros(6, n_classes), torch.arange(6) % n_classes
     for k in range(1, n_classes):
         table = tc.tce_table(
-            logits, target, task="multiclass", reduction=tc.TopK(k), from_logits=True, bins="equal_width",
+            logits, target, task="multiclass", mode=tc.TopK(k), from_logits=True, bins="equal_width",
             n_bins=n_classes, right=right,
         )  # fmt: skip
         assert table.n.nonzero().tolist() == [[k - right]]
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
-def test_gradients_of_ranked_metrics_in_saturated_logits_are_those_of_finite_differences(reduction):
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_gradients_of_ranked_metrics_in_saturated_logits_are_those_of_finite_differences(mode):
     logits = 4 * torch.randn(9, 4, generator=torch.Generator().manual_seed(3), dtype=F64)
     logits[0, 0] += 40
     target = torch.arange(9) % 4
-    given = {"task": "multiclass", "reduction": reduction, "from_logits": True, "validate_args": False}
+    given = {"task": "multiclass", "mode": mode, "from_logits": True, "validate_args": False}
 
     def values(z):
         parts = [tc.corp(z, target, score=score, **given).score for score in ("brier", "nll")]

@@ -116,7 +116,7 @@ def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls
     "make",
     [
         partial(tc.ECE, task="binary", persistent=True),
-        partial(tc.ECE, task="multiclass", num_classes=N_CLASSES, reduction="classwise", persistent=True),
+        partial(tc.ECE, task="multiclass", num_classes=N_CLASSES, mode="classwise", persistent=True),
         partial(tc.SmECE, task="binary", persistent=True),
         partial(tc.KS, task="binary", persistent=True),
     ],

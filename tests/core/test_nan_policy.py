@@ -128,7 +128,8 @@ def test_rows_without_weight_or_label_are_not_counted_and_infinite_logits_are_le
     binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
     binary.update(torch.tensor([INF, -INF, NAN]), torch.tensor([1, 0, 1]))
     assert (binary.compute(), binary.n_dropped()) == (0, 1)
-    assert tc.nll_per_sample(P, Y, task="binary", nan_policy="drop").isnan().tolist() == [False, True, False, False]
+    scores = tc.nll(P, Y, task="binary", nan_policy="drop", reduction="none")
+    assert scores.isnan().tolist() == [False, True, False, False]
 
 
 def test_all_else_that_is_bad_is_an_error_still():

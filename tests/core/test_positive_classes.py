@@ -72,8 +72,8 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
     preds = logits if from_logits else logits.softmax(-1)
     z = math.sqrt(math.exp(40) / 2)
     for side in (CERTAIN, DOUBTED):
-        for reduction in ("positive_class", "top_label"):
-            given = {**side, "from_logits": from_logits, "reduction": reduction}
+        for mode in ("positive", "top_label"):
+            given = {**side, "from_logits": from_logits, "mode": mode}
             assert tc.spiegelhalter(preds, y, **given).z.item() == pytest.approx(z, rel=1e-9)
             weights = torch.ones(2, 1)
             assert tc.spiegelhalter(preds, y, weights=weights, **given).z.tolist() == pytest.approx([z, z], rel=1e-9)
@@ -99,7 +99,7 @@ def test_rows_are_not_normalised():
     q, preds = row[0].double(), row.expand(2, 3)
     rest = (q[1] + q[2]).item()
     scores = [-math.log(0.5), -math.log(rest)]
-    assert tc.nll_per_sample(preds, y, **CERTAIN).tolist() == pytest.approx(scores, rel=1e-6)
+    assert tc.nll(preds, y, **CERTAIN, reduction="none").tolist() == pytest.approx(scores, rel=1e-6)
     squares = [rest**2, 0.25]
     assert tc.brier_score(preds, y, **CERTAIN).item() == pytest.approx(sum(squares) / 2, rel=1e-6)
     assert tc.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side

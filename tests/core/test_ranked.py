@@ -144,10 +144,10 @@ def test_samples_may_wait_on_the_cpu():
 def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
     bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     p = bits[(bits >= 0) & (bits <= 1)].double()
-    cells = LogitCells("positive_class", 2048)._cell(p)
+    cells = LogitCells("positive", 2048)._cell(p)
     assert len(p) > 15_000
     assert (cells.diff() > 0).all()
-    assert (cells[0], cells[-1]) == (0, LogitCells("positive_class", 2048).shape("binary", None)[-1] - 1)
+    assert (cells[0], cells[-1]) == (0, LogitCells("positive", 2048).shape("binary", None)[-1] - 1)
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -236,15 +236,15 @@ def test_ends_of_the_sketch(from_logits):
     torch.testing.assert_close(metric.compute(), tc.ks(p, y, task="binary"), rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("reduction", ["classwise", "top_label", tc.TopK(2)], ids=str)
+@pytest.mark.parametrize("mode", ["classwise", "top_label", tc.TopK(2)], ids=str)
 @pytest.mark.parametrize("resolution", [1, 30])
-def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolution, reduction):
+def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolution, mode):
     """Cells of log-odds and of probabilities are the same where both reach, and so are means in them."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(300, 4, generator=generator, dtype=torch.float64)
     target = torch.randint(0, 4, (300,), generator=generator)
     for cls in (tc.ACE, tc.KS, tc.TCE, tc.CORP):
-        given = {"task": "multiclass", "num_classes": 4, "reduction": reduction, "resolution": resolution}
+        given = {"task": "multiclass", "num_classes": 4, "mode": mode, "resolution": resolution}
         one = streamed(cls, (logits, target), from_logits=True, **given).compute()
         other = streamed(cls, (logits.softmax(-1), target), **given).compute()
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
@@ -257,7 +257,7 @@ def test_sketch_of_logits_keeps_log_odds_of_any_size(task):
     y = torch.arange(12) % 2
     preds = odds if task == "binary" else torch.stack((torch.zeros_like(odds), odds), -1)
     given = {"task": task, "score": "nll", "component": "score", "from_logits": True, "resolution": 64}
-    given |= {"reduction": "classwise", "num_classes": 2} if task == "multiclass" else {}
+    given |= {"mode": "classwise", "num_classes": 2} if task == "multiclass" else {}
     for start, stop in ((2, 10), (1, 11), (0, 12)):
         metric = streamed(tc.CORP, (preds[start:stop], y[start:stop]), **given)
         cells = metric.statistic().score

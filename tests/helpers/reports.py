@@ -10,8 +10,8 @@ import torchcalib as tc
 from torchcalib.reporting.building import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
-# Reductions with rank-based lines, the main one first; and the names of these lines
-REDUCTIONS = {"binary": ("positive_class", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
+# Modes with rank-based lines, the main one first; and the names of these lines
+MODES = {"binary": ("positive", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
 IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
 # Functions of scores, by the keys of a report
 SCORES = {"nll": tc.nll, "brier": tc.brier_score, "ecd": tc.ecd, "accuracy": tc.accuracy}
@@ -81,13 +81,13 @@ def values_are(report, expected, keys=None):
 def values_in_order(preds, target, n_bins=15, names=IN_ORDER, **given):
     """Return the values of the rank-based functions, by the keys of a report."""
     values = {}
-    for reduction in REDUCTIONS[given["task"]]:
-        of = {**given, "reduction": reduction}
+    for mode in MODES[given["task"]]:
+        of = {**given, "mode": mode}
         found = {"ace": tc.ace(preds, target, n_bins=n_bins, **of), "ks": tc.ks(preds, target, **of)}
         if "tce" in names:
             parts = tc.corp(preds, target, **of)
             found |= {"tce": tc.tce(preds, target, **of), "mcb": parts.mcb, "dsc": parts.dsc, "unc": parts.unc}
-        values |= {f"{name}/{reduction}": value.item() for name, value in found.items()}
+        values |= {f"{name}/{mode}": value.item() for name, value in found.items()}
     return values
 
 

@@ -64,7 +64,7 @@ def test_evidence_of_two_classes_equals_that_of_one():
     p = torch.rand(1_000, generator=generator, dtype=F64)
     y = (torch.rand(1_000, generator=generator, dtype=F64) < (0.9 * p.logit() + 0.1).sigmoid()).long()
     one = tc.evidence(tc.ECE(task="binary"), p, y, n_replicates=4_999)
-    how = tc.ECE(task="multiclass", num_classes=2, reduction="classwise")
+    how = tc.ECE(task="multiclass", num_classes=2, mode="classwise")
     two = tc.evidence(how, torch.stack((1 - p, p), -1), y, n_replicates=4_999)
     assert float(two.value) == pytest.approx(float(one.value))
     for name in ("noise_floor", "low", "high"):
@@ -73,7 +73,7 @@ def test_evidence_of_two_classes_equals_that_of_one():
 
 
 def test_p_value_of_two_classes_of_four_equal_rows_is_that_of_one_closed_form():
-    metric = tc.ECE(task="multiclass", num_classes=2, reduction="classwise")
+    metric = tc.ECE(task="multiclass", num_classes=2, mode="classwise")
     found = tc.evidence(metric, torch.full((4, 2), 0.5), torch.ones(4, dtype=torch.int64), n_replicates=9_999)
     # 5 deviations of the share of replicates; each class has its own.
     assert float(found.p_value) == pytest.approx(1 / 8, abs=5 * math.sqrt(1 / 8 * 7 / 8 / 9_999))
@@ -99,7 +99,7 @@ def test_p_values_of_signed_averages_over_labels_are_uniform():
 def test_signed_average_over_classes_that_exclude_each_other_is_0_for_every_model():
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(500, 4, generator=generator, dtype=F64).softmax(-1)
-    how = {"task": "multiclass", "num_classes": 4, "reduction": "classwise"}
+    how = {"task": "multiclass", "num_classes": 4, "mode": "classwise"}
     for target in (torch.zeros(500, dtype=torch.int64), torch.multinomial(preds, 1, generator=generator).squeeze(-1)):
         found = tc.evidence(tc.ESCE(**how), preds, target)
         assert abs(float(found.value)) < 1e-12
@@ -120,7 +120,7 @@ def test_p_values_of_class_wise_averages_are_valid_and_intervals_cover_0(n_class
     generator = torch.Generator().manual_seed(n_classes)
     preds = (1.5 * torch.randn(n_data, n, n_classes, generator=generator, dtype=F64)).softmax(-1)
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_data, n)
-    metric = tc.ECE(task="multiclass", num_classes=n_classes, reduction="classwise", batch_shape=(n_data,))
+    metric = tc.ECE(task="multiclass", num_classes=n_classes, mode="classwise", batch_shape=(n_data,))
     metric.update(preds, target)
     found = metric.evidence(n_replicates=n_replicates, with_interval=n > 8)
     check_valid(found.p_value)

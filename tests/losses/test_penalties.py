@@ -30,8 +30,8 @@ PENALTIES = {  # function, module, options; and for functions of this package th
     "skce": (partial(tc.skce, estimator="biased"), tc.SKCELoss, {"bandwidth": 0.5}, None),
 }  # fmt: skip
 KINDS = [
-    *(("binary", reduction) for reduction in ("positive_class", "top_label")),
-    *(("multiclass", reduction) for reduction in ("top_label", "classwise", tc.TopK(2))),
+    *(("binary", mode) for mode in ("positive", "top_label")),
+    *(("multiclass", mode) for mode in ("top_label", "classwise", tc.TopK(2))),
     ("multilabel", "classwise"),
 ]
 tasks = pytest.mark.parametrize("task", TASKS)
@@ -56,8 +56,8 @@ def probabilities(task, logits):
     return logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
 
 
-@pytest.mark.parametrize(("task", "reduction"), KINDS)
-def test_slow_loop_value_and_gradient(new_penalty, task, reduction):
+@pytest.mark.parametrize(("task", "mode"), KINDS)
+def test_slow_loop_value_and_gradient(new_penalty, task, mode):
     """Of logits, and of their probabilities by the chain rule; with ties."""
     function, _, options, loop = new_penalty
     logits, target = data(task)
@@ -65,11 +65,11 @@ def test_slow_loop_value_and_gradient(new_penalty, task, reduction):
     weights = torch.arange(24) % 4 / 2
 
     def value(logits):
-        columns = events(task, reduction, probabilities(task, logits).tolist(), target.tolist())
+        columns = events(task, mode, probabilities(task, logits).tolist(), target.tolist())
         values = [loop(list(zip(*column, weights.tolist(), strict=True))) for column in columns]
         return sum(values) / len(values)
 
-    given = {"task": task, "reduction": reduction, "weights": weights, **options}
+    given = {"task": task, "mode": mode, "weights": weights, **options}
     for from_logits in (True, False):
         leaf = logits.clone().requires_grad_()
         found = function(leaf if from_logits else probabilities(task, leaf), target, from_logits=from_logits, **given)
@@ -276,7 +276,7 @@ def test_modules_and_functions_document_every_option(penalty):
 
 def test_wrong_settings_and_inputs_are_refused():
     given = {"preds": torch.tensor([0.2, 0.7]), "target": torch.tensor([0, 1]), "task": "binary"}
-    wrong = {"bandwidth": [1e-4], "weighted": ["yes"], "reduction": ["classwise"], "average": [None]}
+    wrong = {"bandwidth": [1e-4], "weighted": ["yes"], "mode": ["classwise"], "average": [None]}
     assert_named(partial(tc.mmce, **given), wrong)
     wrong = {"temperature": [0.0, "cold"], "norm": ["max"], "n_bins": [0]}
     assert_named(partial(tc.soft_binned_ece, **given), wrong)

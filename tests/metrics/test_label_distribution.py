@@ -12,12 +12,12 @@ import torchcalib as tc
 from torchcalib.special.shares import mean_distance_of_share, mean_log_share
 
 DISTANCES = {
-    "tv": (tc.total_variation, tc.total_variation_per_sample, tc.TotalVariation, oracles.total_variation_of,
+    "tv": (tc.total_variation, tc.TotalVariation, oracles.total_variation_of,
            oracles.total_variation_floor),
-    "kl": (tc.kl_divergence, tc.kl_divergence_per_sample, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
-    "entropy": (tc.entropy_difference, tc.entropy_difference_per_sample, tc.EntropyDifference,
+    "kl": (tc.kl_divergence, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
+    "entropy": (tc.entropy_difference, tc.EntropyDifference,
                 oracles.entropy_difference_of, oracles.entropy_floor),
-    "votes": (tc.votes_distance, tc.votes_distance_per_sample, tc.VotesDistance, oracles.brier_of,
+    "votes": (tc.votes_distance, tc.VotesDistance, oracles.brier_of,
               oracles.brier_floor),
 }  # fmt: skip
 SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
@@ -62,9 +62,9 @@ def slow(name, component, task, q, votes):
     n = sum(votes)
     t = [v / n for v in votes]
     if component == "noise_floor":
-        value = DISTANCES[name][4](q, n)
+        value = DISTANCES[name][3](q, n)
     else:
-        value = DISTANCES[name][3](q, t) if component == "value" else corrected(name, q, t, n)
+        value = DISTANCES[name][2](q, t) if component == "value" else corrected(name, q, t, n)
     return value / 2 if name == "votes" and task != "multiclass" else value
 
 
@@ -104,7 +104,8 @@ def test_slow_loop_of_every_sample_and_gradient_of_finite_differences(name, comp
     expected = torch.tensor(expected, dtype=torch.float64).reshape(logits.shape if task != "multiclass" else (-1,))
     preds = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
     options = {"task": task, "component": component}
-    of_function, of_sample, cls, *_ = DISTANCES[name]
+    of_function, cls, *_ = DISTANCES[name]
+    of_sample = partial(of_function, reduction="none")
     of_logits = of_sample(logits, counts, from_logits=True, **options)
     torch.testing.assert_close(of_logits, expected, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(of_sample(preds, counts, **options), expected, rtol=1e-11, atol=1e-13)
@@ -126,16 +127,16 @@ def test_saturated_logits_are_exact_with_finite_gradients():
     votes = torch.tensor([[0, 3, 1], [2, 0, 2]])
     certain = torch.tensor([[1.0, 0.0]], requires_grad=True)
     for name, component in SETTINGS:
-        of_sample = partial(DISTANCES[name][1], task="multiclass", component=component)
+        of_sample = partial(DISTANCES[name][0], task="multiclass", component=component, reduction="none")
         values = of_sample(logits, votes, from_logits=True)
         assert values.isfinite().all()
         gradients = torch.autograd.grad(values.sum(), logits)
         gradients += torch.autograd.grad(of_sample(certain, torch.tensor([[3, 1]])).sum(), certain)
         assert all(gradient.isfinite().all() for gradient in gradients), (name, component)
-    kl = tc.kl_divergence_per_sample(logits, votes, task="multiclass", from_logits=True)
+    kl = tc.kl_divergence(logits, votes, task="multiclass", from_logits=True, reduction="none")
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     torch.testing.assert_close(kl, torch.tensor([0.75 * 800 + 0.25 * 1600 - entropy, 0.0], dtype=torch.float64))
-    found = tc.kl_divergence_per_sample(certain.expand(2, 2), torch.tensor([[3, 1], [3, 0]]), task="multiclass")
+    found = tc.kl_divergence(certain.expand(2, 2), torch.tensor([[3, 1], [3, 0]]), task="multiclass", reduction="none")
     assert found.tolist() == [math.inf, 0]
 
 
@@ -150,7 +151,7 @@ def test_rows_of_weight_0_may_hold_any_counts(name):
         expected = call(logits[keep], counts[keep])
         torch.testing.assert_close(call(logits, negative, weights=keep.float()), expected)
         torch.testing.assert_close(call(logits, without, nan_policy="drop"), expected)
-    metric = DISTANCES[name][2](nan_policy="drop", **given)
+    metric = DISTANCES[name][1](nan_policy="drop", **given)
     metric.update(logits, without)
     assert metric.n_dropped() == 2
     torch.testing.assert_close(metric.compute(), DISTANCES[name][0](logits[keep], counts[keep], **given))

@@ -19,16 +19,16 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample
 from torchcalib.inference.simulation import RunCells
 
-# Slow loops, for every reduction of a task to events.
+# Slow loops, for every mode of a task to events.
 
 
 F64 = torch.float64
 SETTINGS = [
-    ("binary", {"reduction": "positive_class"}),
-    ("binary", {"reduction": "top_label"}),
-    ("multiclass", {"reduction": "top_label"}),
-    ("multiclass", {"reduction": "classwise"}),
-    ("multiclass", {"reduction": tc.TopK(2)}),
+    ("binary", {"mode": "positive"}),
+    ("binary", {"mode": "top_label"}),
+    ("multiclass", {"mode": "top_label"}),
+    ("multiclass", {"mode": "classwise"}),
+    ("multiclass", {"mode": tc.TopK(2)}),
     ("multiclass", {"positive_classes": [0, 2]}),
     ("multilabel", {}),
 ]
@@ -90,8 +90,8 @@ LOOPS = {
 
 
 def looped(function, options, task, how, preds, target, weights=None):
-    """Return the value of the loop for each column of events of the reduction."""
-    columns = oracle.events(task, how.get("reduction"), preds.tolist(), target.tolist(), how.get("positive_classes"))
+    """Return the value of the loop for each column of events of the mode."""
+    columns = oracle.events(task, how.get("mode"), preds.tolist(), target.tolist(), how.get("positive_classes"))
     weights = None if weights is None else weights.tolist()
     return [LOOPS[function](confidence, outcome, weights, **options) for confidence, outcome in columns]
 
@@ -294,7 +294,7 @@ def test_evidence_of_the_log_score_uses_the_mean_confidence_of_runs():
     """Of runs with several certain samples the log-odds are those of the mean probabilities, in exact arithmetic."""
     logits = torch.cat([torch.linspace(-5, 5, 600), torch.tensor([600.0, 605.0, -600.0, -605.0])]).double()
     read = InputFormat("binary", from_logits=True).read(logits, (logits > 0).long())
-    cells = RunCells.of(replace(ExactSample("positive_class").of(read), log_scored=True), 8)
+    cells = RunCells.of(replace(ExactSample("positive").of(read), log_scored=True), 8)
     held = cells.n > 0
     inner = held & (cells.log_odds.abs() < 8)
     torch.testing.assert_close(cells.log_odds[inner], torch.logit(cells.confidence)[inner])
@@ -351,7 +351,7 @@ def test_wrong_bins_and_tests():
     assert_wrong([tc.tce, gce_of_gap], BINARY, norm=["l3"])
 
 
-def test_wrong_samples_and_reductions():
+def test_wrong_samples_and_modes():
     assert_wrong([*ALL, *MASSED], BINARY, weights=[P])
     assert_wrong(TIES, BINARY, weights=[{"weights": 2 * Y, "ties": "split"}])
     assert_wrong(VALUES, BINARY, weights=[torch.full((4,), 2**52)], average=[None])  # more than can be counted
@@ -359,7 +359,7 @@ def test_wrong_samples_and_reductions():
     assert_wrong([gce_of_gap], BINARY, target=[SOFT | {"bins": bins} for bins in ("pava", "pava_bc")])
     assert_wrong(ALL, BINARY, positive_classes=[[1]])
     assert_wrong(ALL, MULTI, positive_classes=[[], [0, 3], [-1], [1, 1], [0.5]])
-    assert_wrong(ALL, MULTI, reduction=["max", {"positive_classes": [1], "reduction": "classwise"}])
+    assert_wrong(ALL, MULTI, mode=["max", {"positive_classes": [1], "mode": "classwise"}])
     assert_wrong(VALUES, LABELS, average=["micro"])
     assert_wrong([tc.corp], BINARY, score=["crps"])
     for function in ALL:
@@ -376,7 +376,7 @@ def test_wrong_ranked_metrics():
         resolution=[0, -5, 64.0, True, "fine", 10**9],
         task=["regression"],
         average=[None],
-        reduction=["max"],
+        mode=["max"],
     )
     assert_wrong([tc.CORP], binary, component=[None])
     assert_wrong([tc.MCE], binary, resolution=[64])  # of bins of equal width

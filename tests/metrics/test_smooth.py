@@ -35,7 +35,7 @@ def calibrated(n, lead=(), seed=0, scale=1.0):
 def looped(case, preds, target, weights=None):
     if case.options.get("from_logits"):
         preds = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
-    columns = events(case.task, case.options.get("reduction"), preds.tolist(), target.tolist())
+    columns = events(case.task, case.options.get("mode"), preds.tolist(), target.tolist())
     given = {name: case.options[name] for name in OF_LOOP if name in case.options}
     ones = [1.0] * len(target) if weights is None else weights.tolist()
     values = [LOOPS[case.cls](confidence, outcome, ones, **given) for confidence, outcome in columns]
@@ -114,7 +114,7 @@ def test_law_series_and_labels_of_very_different_widths_are_a_loop():
 def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
     """What tests of calibration draw has weight, confidence and outcome of every cell, and no more."""
     preds, target = calibrated(20_000, scale=0.8)
-    cells = SmoothingAccumulator("positive_class", True).of(read_input("binary", preds, target, {}))
+    cells = SmoothingAccumulator("positive", True).of(read_input("binary", preds, target, {}))
     value = smece_from_cells(cells)
     assert cells.sums.shape == (6, N_CELLS)
     assert cells.noise.sum().item() == pytest.approx((preds * (1 - preds)).sum().item())
@@ -242,21 +242,21 @@ def test_all_parts_of_a_stream_are_those_of_the_function():
         torch.testing.assert_close(getattr(metric, parts)(), function(preds.T, target.T, task="multilabel"))
 
 
-@pytest.mark.parametrize("reduction", ["top_label", "classwise", tc.TopK(2, only=True)], ids=str)
+@pytest.mark.parametrize("mode", ["top_label", "classwise", tc.TopK(2, only=True)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
-def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, reduction):
+def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, mode):
     """The log-odds by their definition, of the logits as they are."""
     rows = [[40, 0, 0], [0, 1, 0], [1, 0, 2], [0, 0, 0.5], [3, 2, 0], [0, 2, 3], [0, -1, 4], [4, 0, 0.25]]
     logits, target = torch.tensor(rows).to(dtype), torch.tensor([1, 1, 2, 0, 0, 2, 1, 2])
     rest = [[row[:k] + row[k + 1 :] for k in range(3)] for row in rows]
     odds = torch.tensor(rows, dtype=F64) - torch.tensor(rest, dtype=F64).logsumexp(-1)
     ranks = torch.tensor(rows).argsort(dim=-1, descending=True, stable=True)
-    claimed = torch.arange(3).expand(8, 3) if reduction == "classwise" else ranks[:, :1]
-    claimed = ranks[:, 1:2] if isinstance(reduction, tc.TopK) else claimed
+    claimed = torch.arange(3).expand(8, 3) if mode == "classwise" else ranks[:, :1]
+    claimed = ranks[:, 1:2] if isinstance(mode, tc.TopK) else claimed
     happened = (claimed == target[:, None]).double()
     columns = zip((odds.gather(-1, claimed) / 20).T.tolist(), happened.T.tolist(), strict=True)
     expected = torch.tensor([oracle.logistic(x, y, [1.0] * 8)[1] / 20 for x, y in columns], dtype=F64)
-    given = {"task": "multiclass", "reduction": reduction, "from_logits": True}
+    given = {"task": "multiclass", "mode": mode, "from_logits": True}
     slope = tc.cox(logits, target, **given).slope
     torch.testing.assert_close(slope.double().reshape(-1), expected, rtol=4 * torch.finfo(slope.dtype).eps, atol=1e-9)
     for resolution in (None, 2048):

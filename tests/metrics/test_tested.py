@@ -21,7 +21,7 @@ WITH_EVIDENCE = [
     and case.cls is not tc.Cox
     and case.options.get("component", "mcb") in ("mcb", "ici")
     and (case.cls is not tc.SmECE or case.name == "smece-binary")  # of many cells
-    and (case.cls is not tc.TCE or case.name in ("tce-binary-positive_class", "tce-mass-l2-binary"))  # which is slow
+    and (case.cls is not tc.TCE or case.name in ("tce-binary-positive", "tce-mass-l2-binary"))  # which is slow
 ]
 
 

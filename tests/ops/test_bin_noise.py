@@ -15,7 +15,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.metrics.binned import binned, ece_from_bins
 
 N_BINS, N_GROUPS = 5, 6
-REDUCTIONS = [("binary", "positive_class"), ("binary", "top_label"), ("multiclass", "top_label"),
+MODES = [("binary", "positive"), ("binary", "top_label"), ("multiclass", "top_label"),
               ("multiclass", "classwise"), ("multilabel", "classwise")]  # fmt: skip
 
 
@@ -40,14 +40,14 @@ def read(task, preds, target, weights, held=slice(None)):
     return read_input(task, preds[held], target[held], {"weights": None if weights is None else weights[held]})
 
 
-def pairs_of(preds, target, task, reduction):
+def pairs_of(preds, target, task, mode):
     """One list of (confidence, outcome) per series."""
     rows, truths = preds.tolist(), target.tolist()
     if task == "multiclass" and not target.is_floating_point():
         truths = [oracles.one_hot(h, N_CLASSES) for h in truths]
-    if task == "binary" and reduction == "top_label":
+    if task == "binary" and mode == "top_label":
         rows, truths = oracles.as_rows(rows, truths)
-    if reduction == "top_label":
+    if mode == "top_label":
         return [[oracles.top_label(q, t) for q, t in zip(rows, truths, strict=True)]]
     if task == "binary":
         return [list(zip(rows, truths, strict=True))]
@@ -55,16 +55,16 @@ def pairs_of(preds, target, task, reduction):
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["labels", "shares"])
-@pytest.mark.parametrize("how", REDUCTIONS, ids="-".join)
+@pytest.mark.parametrize("how", MODES, ids="-".join)
 def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft):
-    task, reduction = how
+    task, mode = how
     preds, target = data(task, soft=soft)
     groups = torch.arange(50) % (N_GROUPS - 1)  # the last has no rows
     width = 3 if task == "multilabel" else N_CLASSES
     for kind, with_ecd in itertools.product(("none", "copies", "importance"), (False, True)):
         weights = weights_of(kind)
         p = read(task, preds, target, weights)
-        accumulator = EqualWidthBins(reduction, N_BINS, False, with_ecd, with_noise=True)
+        accumulator = EqualWidthBins(mode, N_BINS, False, with_ecd, with_noise=True)
         b = accumulator.of(p)
         assert b.sums.shape == accumulator.shape(task, width)
         w = [1.0] * 50 if weights is None else weights.tolist()
@@ -74,7 +74,7 @@ def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft)
         ]
         expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(2, *b.n.shape)
         torch.testing.assert_close(torch.stack((b.spread, b.noise)), expected, rtol=1e-12, atol=1e-15)
-        without = EqualWidthBins(reduction, N_BINS, False, with_ecd).of(p)
+        without = EqualWidthBins(mode, N_BINS, False, with_ecd).of(p)
         assert torch.stack((without.spread, without.noise)).isnan().all()
         for name in ("n", "confidence", "frequency", "gap", "ecd"):
             torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
@@ -95,7 +95,7 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     for some in torch.arange(50).split(13):
         metric.update(preds[some], target[some])
     b = metric.statistic()
-    accumulator = EqualWidthBins("positive_class", N_BINS, False, True, with_noise=True)
+    accumulator = EqualWidthBins("positive", N_BINS, False, True, with_noise=True)
     whole = accumulator.of(read("binary", preds, target, None))
     torch.testing.assert_close(b.sums, whole.sums)
     assert b.has_noise

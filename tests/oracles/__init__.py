@@ -200,7 +200,7 @@ def rmsce(rows, debiased=False):
     return math.sqrt(max(square, 0)) if rows else math.nan
 
 
-# Reductions.
+# Modes.
 
 
 def top_label(q, t):

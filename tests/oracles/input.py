@@ -18,8 +18,8 @@ SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3,
 
 SCORES = ("nll", "brier", "ecd", "accuracy", "bayesrisk")
 SCORES += ("totalvariation", "kldivergence", "entropydifference", "votesdistance")
-REDUCTIONS = {  # the default first
-    "binary": ["positive_class", "top_label"],
+MODES = {  # the default first
+    "binary": ["positive", "top_label"],
     "multiclass": ["top_label", "classwise"],
     "multilabel": ["classwise"],
 }
@@ -339,14 +339,14 @@ def order_of(row, classes):
     return math.fsum(row.q[k] for k in classes) if row.exact else log_odds(row, classes)
 
 
-def events(rows, task, reduction):
+def events(rows, task, mode):
     """Columns of (order, confidence, outcome, weight, exact)."""
-    if task == "binary" and reduction == "positive_class":
+    if task == "binary" and mode == "positive":
         return [[(r.order, r.q[1], r.t[1], r.w, r.exact) for r in rows]]
-    if not isinstance(reduction, str):
-        claims = [(oracles.classes_of_top_k(r.z, reduction.k, reduction.only), r) for r in rows]
+    if not isinstance(mode, str):
+        claims = [(oracles.classes_of_top_k(r.z, mode.k, mode.only), r) for r in rows]
         return [[(order_of(r, ks), *oracles.claim(r.q, r.t, ks), r.w, r.exact) for ks, r in claims]]
-    if reduction == "top_label":
+    if mode == "top_label":
         if task == "binary":
             order = [abs(r.order) if r.q[1] != r.order else r.q[r.top] for r in rows]
         else:
@@ -412,10 +412,10 @@ def values_of(call, rows):
         if options.get("cost") is not None:
             options["cost"] = options["cost"].costs
         return [score_value(call.metric, rows, options, binary, 2 if binary else call.n_classes)]
-    reduction = call.settings.get("reduction", REDUCTIONS[call.read_as][0])
-    reduction = "positive_class" if call.read_as == "multilabel" else reduction
-    columns = events(rows, "binary" if binary else "multiclass", reduction)
-    columns = columns or [[]] * (call.n_classes if reduction == "classwise" else 1)
+    mode = call.settings.get("mode", MODES[call.read_as][0])
+    mode = "positive" if call.read_as == "multilabel" else mode
+    columns = events(rows, "binary" if binary else "multiclass", mode)
+    columns = columns or [[]] * (call.n_classes if mode == "classwise" else 1)
     guard = 1e-12 if call.preds.dtype == torch.float64 else 1e-5
     size = 100.0 if call.metric == "tce" else 1.0
     return [(event_value(call.metric, column, call.settings, guard), size) for column in columns]
@@ -438,7 +438,7 @@ def expected(call):
         raise Illegal("soft and ignored")
     if target.is_floating_point() and how.hard_targets:
         raise Illegal("soft where labels are counted")
-    apart = call.settings.get("reduction") == "classwise" or call.task == "multilabel"
+    apart = call.settings.get("mode") == "classwise" or call.task == "multilabel"
     averaged = not apart or call.settings.get("average", "macro") is not None
     values, size = [], 1.0
     given = [t if t is None else t.reshape(n_series, *t.shape[len(call.lead) :]) for t in (preds, target, call.weights)]

@@ -269,12 +269,12 @@ def corp(score, scores, outcomes, weights=None, order=None):
     return raw, raw - calibrated, constant - calibrated, constant
 
 
-# Reductions: rows q over classes, labels h; or columns of labels.
+# Modes: rows q over classes, labels h; or columns of labels.
 
 
-def events(task, reduction, preds, target, positive_classes=None):
+def events(task, mode, preds, target, positive_classes=None):
     """List of (confidence, outcome) columns, one pair per value."""
-    if task == "binary" and reduction == "top_label":
+    if task == "binary" and mode == "top_label":
         claims = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
         return [([c for c, _ in claims], [y for _, y in claims])]
     if task == "binary":
@@ -283,8 +283,8 @@ def events(task, reduction, preds, target, positive_classes=None):
         return [([q[k] for q in preds], [t[k] for t in target]) for k in range(len(preds[0]))]
     if positive_classes is not None:
         return [([sum(q[k] for k in positive_classes) for q in preds], [int(h in positive_classes) for h in target])]
-    if reduction == "classwise":
+    if mode == "classwise":
         return [([q[k] for q in preds], [int(h == k) for h in target]) for k in range(len(preds[0]))]
-    k, only = (reduction.k, reduction.only) if isinstance(reduction, TopK) else (1, False)
+    k, only = (mode.k, mode.only) if isinstance(mode, TopK) else (1, False)
     pairs = [oracles.top_k(q, oracles.one_hot(h, len(q)), k, only) for q, h in zip(preds, target, strict=True)]
     return [([c for c, _ in pairs], [int(t) for _, t in pairs])]

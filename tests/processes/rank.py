@@ -145,7 +145,7 @@ def evidence_of_all_ranks_is_that_of_one_process(rank, world):
     copies, shares = torch.arange(90) % 3, torch.rand(90, generator=generator, dtype=torch.float64)
     given = {"task": "multiclass", "num_classes": 3}
     metrics = [(tc.ECE, "top_label"), (tc.MCE, "classwise"), (tc.TCE, "top_label"), (tc.KS, "classwise")]
-    metrics = [partial(cls, **given, reduction=reduction) for cls, reduction in metrics]
+    metrics = [partial(cls, **given, mode=mode) for cls, mode in metrics]
     cases = [(partial(tc.ECE, **given), preds, target, shares, 1e-9)]
     cases.append((partial(tc.CORP, task="binary"), coarse[:, 0], (target == 0).long(), None, 0))
     for k, (p, weights, bound) in enumerate(((coarse, None, 0), (coarse, copies, 0), (preds, copies, 1e-9))):

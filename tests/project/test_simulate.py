@@ -73,6 +73,6 @@ def test_logistic_fit_is_a_minimum():
         sample = simulate.gaussian_discriminant(0.2, 0.2, n_train=400, n_test=1, ridge=ridge)
         w = torch.tensor([sample.slope, sample.intercept], dtype=F64, requires_grad=True)
         z = w[0] * sample.train_features + w[1]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(z, sample.train_target.double(), reduction="sum")
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(z, sample.train_target.double(), mode="sum")
         (loss + ridge / 2 * w[0] ** 2).backward()
         assert w.grad.abs().max() < 1e-9

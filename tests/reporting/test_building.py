@@ -59,8 +59,8 @@ def test_json_is_strict_and_complete():
     assert lines["brier"]["value"] == pytest.approx((1 + 0.25 + 0) / 3)
     names = "key name group value unit perfect naive question source interval noise_floor p_value"
     assert set(lines["ece/top_label"]) == set(names.split())
-    assert content["tables"]["positive_class"]["n"] == [1, 1, 1]
-    assert content["tables"]["positive_class"]["upper"] == [1 / 3, 2 / 3, 1]
+    assert content["tables"]["positive"]["n"] == [1, 1, 1]
+    assert content["tables"]["positive"]["upper"] == [1 / 3, 2 / 3, 1]
     stage, expected = json.loads(calibrated("binary").to_json())["calibration"], calibrated("binary")
     assert stage["recommendation"]["text"] == expected.recommendation.text
     assert stage["calibrator"] == "Temperature()"

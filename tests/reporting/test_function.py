@@ -12,7 +12,7 @@ from torchcalib.reporting.building import ReportBuilder
 ERRORS = {name: getattr(tc, name) for name in ("ece", "esce", "mce", "rmsce")}
 ERRORS["rmsce_debiased"] = partial(tc.rmsce, debiased=True)
 BINNED = {
-    "binary": ("positive_class", "top_label"),
+    "binary": ("positive", "top_label"),
     "multiclass": ("top_label", "classwise"),
     "multilabel": ("classwise",),
 }
@@ -21,19 +21,19 @@ BINNED = {
 def values_of_sums(preds, target, n_bins, **given):
     """Return the values of scores and of errors over equal-width bins, by the keys of a report."""
     values = {key: function(preds, target, **given) for key, function in SCORES.items()}
-    for reduction in BINNED[given["task"]]:
-        of = {**given, "n_bins": n_bins, "reduction": reduction}
-        values |= {f"{name}/{reduction}": function(preds, target, **of) for name, function in ERRORS.items()}
+    for mode in BINNED[given["task"]]:
+        of = {**given, "n_bins": n_bins, "mode": mode}
+        values |= {f"{name}/{mode}": function(preds, target, **of) for name, function in ERRORS.items()}
     return {key: value.item() for key, value in values.items()}
 
 
 def check_tables(report, preds, target, **given):
     """One series; the entries of several labels are the samples of one."""
-    for reduction, table in report.tests.items():
+    for mode, table in report.tests.items():
         if given["task"] == "multilabel":
             expected = tc.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
         else:
-            expected = tc.tce_table(preds, target, **given, reduction=reduction)
+            expected = tc.tce_table(preds, target, **given, mode=mode)
         for name, column in expected.to_dict().items():
             assert table.to_dict()[name] == pytest.approx(column, abs=1e-12, nan_ok=True), name
 
@@ -70,8 +70,8 @@ def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_
 def test_recorded_tce_of_imagenet_dogs(recorded):
     arrays = recorded("imagenet_dogs_alexnet.npz")
     report = tc.report(arrays["probs"], arrays["targets"], task="binary", **QUICK)
-    assert report["tce/positive_class"] == pytest.approx(42.736, abs=1e-9)
-    assert report.tests["positive_class"].rejected.sum() == 21368
+    assert report["tce/positive"] == pytest.approx(42.736, abs=1e-9)
+    assert report.tests["positive"].rejected.sum() == 21368
 
 
 @pytest.mark.parametrize("task", TASKS)

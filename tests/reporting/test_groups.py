@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import QUICK, QUICK_COMMAND, REDUCTIONS, TASKS, predictions
+from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
 from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
@@ -41,7 +41,7 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_is_left_out(task):
+def test_groups_have_the_error_of_the_main_mode_weighted_and_without_what_is_left_out(task):
     logits, target = predictions(task)
     weights, groups = torch.arange(200) % 3, torch.arange(200) % 4
     groups[9], groups[12] = -1, -77  # of weight 0: not read
@@ -51,7 +51,7 @@ def test_groups_have_the_error_of_the_main_reduction_weighted_and_without_what_i
     assert set(found) == {"0", "1", "2", "3"}
     for k in range(4):
         rows = groups == k
-        value = tc.ece(logits[rows], target[rows], weights=weights[rows], reduction=REDUCTIONS[task][0], **options)
+        value = tc.ece(logits[rows], target[rows], weights=weights[rows], mode=MODES[task][0], **options)
         assert found[str(k)]["value"] == pytest.approx(float(value))
 
 

@@ -49,8 +49,8 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
     given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 5})
     checked = Counter()
     for line in report.lines:
-        name, *reduction = line.key.split("/")
-        of = {"reduction": reduction[0]} if reduction else {}
+        name, *mode = line.key.split("/")
+        of = {"mode": mode[0]} if mode else {}
         if line.key == "esce/classwise" and task == "multiclass":  # whose parts cancel
             assert line.noise_floor is line.p_value is line.interval is None
         elif name in ERRORS:
@@ -140,8 +140,8 @@ def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fa
     assert "Bootstrap intervals are left out: computing them failed with ValueError: `weights` must" in notes
     monkeypatch.setattr(buffer, "MOST_SAMPLES", 100)
     keys, notes = missing(tc.report(*data("binary"), task="binary"), "interval")
-    assert {"nll", "dsc/positive_class"} <= keys
-    assert not keys & {"ece/positive_class", "tce/positive_class", "mcb/positive_class"}, "that is of what was streamed"
+    assert {"nll", "dsc/positive"} <= keys
+    assert not keys & {"ece/positive", "tce/positive", "mcb/positive"}, "that is of what was streamed"
     assert "Bootstrap intervals are left out: " in notes
 
 

@@ -171,7 +171,7 @@ def sketch(**parts):
         empty = [[], [], [], state["parts"][-1]]
         return {"parts": empty, "cells": CELLS, "places": torch.tensor([5, 9]), "has_labels": True, **parts}
 
-    return changed("accumulators", "sample of positive_class", to=with_cells, task="binary")
+    return changed("accumulators", "sample of positive", to=with_cells, task="binary")
 
 
 def buffered(*keys, to):
@@ -230,7 +230,7 @@ HOSTILE = {
     "a sum less": sums(lambda parts: [parts[0][:-1]]),
     "sums of another kind": sums([1, 2]),
     "chunks": changed("accumulators", "sample of top_label", "parts", 0, to=lambda chunks: chunks * 2),
-    "probabilities": samples(0, lambda chunk: chunk + 2, "positive_class", "probabilities"),
+    "probabilities": samples(0, lambda chunk: chunk + 2, "positive", "probabilities"),
     "outcomes": samples(1, lambda chunk: chunk + 200),
     "counts": samples(2, lambda chunk: chunk - 9),
     "labels out of range": buffered("pieces", 0, "given_target", to=torch.full((12,), 2**40)),

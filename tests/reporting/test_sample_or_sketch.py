@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.reports import IN_ORDER, QUICK, REDUCTIONS, TASKS, ordered, predictions, quick, values_are, values_in_order
+from helpers.reports import IN_ORDER, MODES, QUICK, TASKS, ordered, predictions, quick, values_are, values_in_order
 
 import torchcalib as tc
 from torchcalib.reporting import sample_or_sketch
@@ -30,15 +30,15 @@ def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
     (note,) = report.notes
     assert "sketch" in note
     outputs = {"multiclass": {"num_classes": 5}, "multilabel": {"num_labels": 5}}.get(task, {})
-    for reduction in REDUCTIONS[task]:
-        given = {"task": task, "from_logits": True, "reduction": reduction, "resolution": 2048, **outputs}
+    for mode in MODES[task]:
+        given = {"task": task, "from_logits": True, "mode": mode, "resolution": 2048, **outputs}
         metrics = {"ace": tc.ACE(**given), "tce": tc.TCE(**given), "ks": tc.KS(**given)}
         metrics |= {part: tc.CORP(**given, component=part) for part in ("mcb", "dsc", "unc")}
         for name, metric in metrics.items():
             metric.update(logits, target)
-            assert report[f"{name}/{reduction}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
-        assert report[f"ks/{reduction}"] == pytest.approx(exact[f"ks/{reduction}"], abs=1 / 200)
-        assert report.tests[reduction].n.sum() == exact.tests[reduction].n.sum()
+            assert report[f"{name}/{mode}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
+        assert report[f"ks/{mode}"] == pytest.approx(exact[f"ks/{mode}"], abs=1 / 200)
+        assert report.tests[mode].n.sum() == exact.tests[mode].n.sum()
     values_are(report, exact, set(exact) - set(ordered(exact)))
 
 
@@ -52,8 +52,8 @@ def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_igno
     report = tc.report(logits.sigmoid().to(dtype), target, **given)
     assert report.settings["order_based"].startswith("sketch")
     values_are(report, ordered(whole))
-    for reduction, table in whole.tests.items():
-        assert report.tests[reduction].rejected.tolist() == table.rejected.tolist()
+    for mode, table in whole.tests.items():
+        assert report.tests[mode].rejected.tolist() == table.rejected.tolist()
 
 
 def test_a_sample_takes_nine_bytes_memory_stays_bounded_and_many_labels_share_their_cells(monkeypatch):

@@ -37,7 +37,7 @@ def test_text_is_aligned_without_empty_columns_and_details():
     [
         lambda: contents.line_table(quick("binary")),
         lambda: contents.bin_table(quick("binary").main_table),
-        lambda: contents.tested_table(quick("binary").tests["positive_class"]),
+        lambda: contents.tested_table(quick("binary").tests["positive"]),
         lambda: contents.difference_table(compared("binary"), "sure"),
     ],
 )

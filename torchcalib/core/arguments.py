@@ -8,6 +8,7 @@ from torch import Tensor
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Average = Literal["macro"]
+Reduction = Literal["mean", "none"]
 NanPolicy = Literal["raise", "drop"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
@@ -126,7 +127,7 @@ def check_average(average: object, has_outputs: bool) -> None:
     if average is None and not has_outputs:
         raise ValueError(
             "`average` must be 'macro' where there is a single value, got None. Values per class come from "
-            "reduction='classwise', values per label from task='multilabel'."
+            "mode='classwise', values per label from task='multilabel'."
         )
 
 

@@ -21,11 +21,13 @@ ARGUMENTS = {
     "n_min": "Least number of samples in a PAVA-BC block; see `tce`.",
     "n_max": "Greatest number of samples in a PAVA-BC block; see `tce`.",
     "variant": 'Variant of PAVA-BC, `"code"` or `"paper"`; see `tce`.',
-    "reduction": 'Event whose probability is the confidence. `"positive_class"` (binary): y = 1. `"top_label"` '
+    "mode": 'Event whose probability is the confidence. `"positive"` (binary): y = 1. `"top_label"` '
     '(multi-class, binary): the most probable class is the true one; the first on ties. `"classwise"` (multi-class, '
     "multi-label): each class or label against the rest. `TopK(k)` (multi-class): the true class is among the k most "
     "probable ones. None is the first that the task offers.",
     "average": '`"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.',
+    "reduction": '`"mean"` over samples. `"none"` returns the score of every sample: `(..., N)`, multi-label '
+    "`(..., N, L)`. Weights are not multiplied in; rows without weight are NaN.",
     "right": "Bins are `(a, b]` instead of `[a, b)`. The outer bins contain 0 and 1 either way.",
     "ties": '`"pool"` keeps samples of equal confidence together, so that the order of the samples does not matter. '
     '`"split"` takes them in the given order.',

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.events import Events, Reduction, n_events, reduce_to_events
+from torchcalib.core.events import Events, Mode, n_events, reduce_to_events
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
     KIND_OF_NOISE,
@@ -34,10 +34,10 @@ class EventSums(Generic[S]):
     """Sums over cells of quantities of events, each a function of its confidence and outcome. They add, in any order.
 
     Attributes:
-        reduction: what the events are.
+        mode: what the events are.
     """
 
-    reduction: Reduction
+    mode: Mode
 
     @property
     @abstractmethod
@@ -63,7 +63,7 @@ class EventSums(Generic[S]):
 
     def events(self, p: Predictions) -> Events:
         """Return the events of `p`."""
-        return reduce_to_events(p, self.reduction)
+        return reduce_to_events(p, self.mode)
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
@@ -71,7 +71,7 @@ class EventSums(Generic[S]):
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(F, K)`, or `(C, F, K)` for C classes apart."""
-        return (*series_shape(self.reduction, task, num_classes), self.n_quantities, self.n_cells)
+        return (*series_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
 
     def of(self, p: Predictions) -> S:
         """Take the sums over the events of `p`."""
@@ -96,7 +96,7 @@ class EventSums(Generic[S]):
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of sums where these are more."""
         n = max(1, p.samples[-1])
-        return n_events(p, self.reduction) // n * max(n, self.n_quantities * self.n_cells)
+        return n_events(p, self.mode) // n * max(n, self.n_quantities * self.n_cells)
 
     def _wide(self, events: Events) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(events.confidence.device)
@@ -146,14 +146,14 @@ class EqualWidthBins(EventSums[BinStats]):
 
     def events(self, p: Predictions) -> Events:
         """Return the events of `p`, with ECD if it is summed."""
-        return reduce_to_events(p, self.reduction, self.with_ecd)
+        return reduce_to_events(p, self.mode, self.with_ecd)
 
     def of(self, p: Predictions) -> BinStats:
         """Return the sums over the events of `p`."""
         if p.replicates:
             return self._of_replicates(p)
-        if self.reduction != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
-            return self.of_events(reduce_to_events(p, self.reduction, self.with_ecd), p)
+        if self.mode != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
+            return self.of_events(reduce_to_events(p, self.mode, self.with_ecd), p)
         sums = class_bins(  # all classes in one pass over the rows
             p.given, p.given_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
             from_logits=p.from_logits, noise=self.with_noise,

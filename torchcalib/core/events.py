@@ -1,6 +1,6 @@
 """From `Predictions` to `Events`: confidence and outcome.
 
-A reduction only adds or removes an axis: class-wise values come from the code of a scalar, with classes as one more
+A mode only adds or removes an axis: class-wise values come from the code of a scalar, with classes as one more
 batch axis.
 """
 
@@ -21,7 +21,7 @@ from torchcalib.ops.log_odds import log_odds
 class TopK:
     """The event that the true class is among the k most probable classes of a multi-class prediction.
 
-    A reduction: `reduction=TopK(5)`. The confidence is the sum of the k largest probabilities. The outcome is whether
+    A mode: `mode=TopK(5)`. The confidence is the sum of the k largest probabilities. The outcome is whether
     the true class is one of these classes (soft targets: the sum of their shares). On ties for the k-th place the first
     classes count. `TopK(1)` is "top_label"; with k = C confidence and outcome are 1.
 
@@ -37,7 +37,7 @@ class TopK:
         >>> import torch
         >>> from torchcalib import ece
         >>> preds = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
-        >>> ece(preds, torch.tensor([1, 0]), task="multiclass", reduction=TopK(2))
+        >>> ece(preds, torch.tensor([1, 0]), task="multiclass", mode=TopK(2))
         tensor(0.1500)
     """
 
@@ -49,8 +49,8 @@ class TopK:
         check_flag("only", self.only)
 
 
-NamedReduction = Literal["positive_class", "top_label", "classwise"]
-Reduction = NamedReduction | TopK
+NamedMode = Literal["positive", "top_label", "classwise"]
+Mode = NamedMode | TopK
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
 
 def _check_k(p: Predictions, which: TopK) -> None:
     if which.k > p.num_classes:
-        raise ValueError(f"`reduction` must be TopK of at most the {p.num_classes} classes, got {which}.")
+        raise ValueError(f"`mode` must be TopK of at most the {p.num_classes} classes, got {which}.")
 
 
 def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
@@ -188,31 +188,31 @@ class Scores:
     from_logits: bool
 
 
-def reduce_to_scores(p: Predictions, reduction: Reduction) -> Scores:
-    """Return the scores and outcomes of events for rank-based metrics. `reduction` comes from `resolve_reduction`.
+def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
+    """Return the scores and outcomes of events for rank-based metrics. `mode` comes from `resolve_mode`.
 
     Logits become log-odds: binary and multi-label logits are log-odds already, those of classes are computed in
     float64. Probabilities stay probabilities.
     """
     if p.task == "multiclass" and p.from_logits:
-        score, outcome = _log_odds_of_classes(p, reduction)
-    elif p.task == "multiclass" and reduction == "classwise":
+        score, outcome = _log_odds_of_classes(p, mode)
+    elif p.task == "multiclass" and mode == "classwise":
         score, outcome = p.probs.transpose(-1, -2), _outcomes_of_classes(p)
-    elif p.task == "multiclass" or (reduction == "top_label" and not p.from_logits):
-        events = reduce_to_events(p, reduction)
+    elif p.task == "multiclass" or (mode == "top_label" and not p.from_logits):
+        events = reduce_to_events(p, mode)
         score, outcome = events.confidence, events.outcome
-    elif reduction == "top_label":
+    elif mode == "top_label":
         score, outcome = p.values.abs().to(p.dtype), top_label(p).outcome
     else:
         score, outcome = p.given.to(p.dtype), p.given_target
     return Scores(score, outcome.to(torch.uint8 if p.hard else score.dtype), p.from_logits)
 
 
-def _log_odds_of_classes(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor]:
+def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
     """Return log-odds and outcomes of the events of multi-class logits."""
-    if reduction == "classwise":
+    if mode == "classwise":
         return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
-    which = reduction if isinstance(reduction, TopK) else TopK(1)
+    which = mode if isinstance(mode, TopK) else TopK(1)
     _check_k(p, which)
     if which.k == 1:
         top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
@@ -235,39 +235,39 @@ def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     return (target.unsqueeze(-1) == classes).to(dtype)
 
 
-_REDUCTIONS: dict[Task, dict[NamedReduction, Callable[[Predictions, bool], Events]]] = {
-    "binary": {"positive_class": positive_class, "top_label": top_label},
+_MODES: dict[Task, dict[NamedMode, Callable[[Predictions, bool], Events]]] = {
+    "binary": {"positive": positive_class, "top_label": top_label},
     "multiclass": {"top_label": top_label, "classwise": classwise},
     "multilabel": {"classwise": classwise},
 }
 
 
-def reductions_of(task: Task) -> tuple[NamedReduction, ...]:
-    """Return the reductions that a task offers by name, the usual one first."""
-    return tuple(_REDUCTIONS[task])
+def modes_of(task: Task) -> tuple[NamedMode, ...]:
+    """Return the modes that a task offers by name, the usual one first."""
+    return tuple(_MODES[task])
 
 
-def resolve_reduction(task: Task, reduction: Reduction | None) -> Reduction:
-    """Return the reduction, or the first of the task for None; raise if the task does not offer it."""
+def resolve_mode(task: Task, mode: Mode | None) -> Mode:
+    """Return the mode, or the first of the task for None; raise if the task does not offer it."""
     check_task(task)
-    offered = _REDUCTIONS[task]
-    if reduction is None:
+    offered = _MODES[task]
+    if mode is None:
         return next(iter(offered))
-    if isinstance(reduction, TopK) and task == "multiclass":
-        return reduction
-    if reduction not in offered:
+    if isinstance(mode, TopK) and task == "multiclass":
+        return mode
+    if mode not in offered:
         names = ", ".join(map(repr, offered)) + (" or TopK(k)" if task == "multiclass" else "")
-        raise ValueError(f"`reduction` must be one of {names} for task={task!r}, got {reduction!r}.")
-    return reduction
+        raise ValueError(f"`mode` must be one of {names} for task={task!r}, got {mode!r}.")
+    return mode
 
 
-def n_events(p: Predictions, reduction: Reduction) -> int:
-    """Return the number of events of a reduction."""
-    return p.given.numel() if reduction == "classwise" else p.samples.numel()
+def n_events(p: Predictions, mode: Mode) -> int:
+    """Return the number of events of a mode."""
+    return p.given.numel() if mode == "classwise" else p.samples.numel()
 
 
-def reduce_to_events(p: Predictions, reduction: Reduction, with_ecd: bool = False) -> Events:
-    """Return the events of a reduction that `resolve_reduction` returned."""
-    if isinstance(reduction, TopK):
-        return top_k(p, reduction, with_ecd)
-    return _REDUCTIONS[p.task][reduction](p, with_ecd)
+def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:
+    """Return the events of a mode that `resolve_mode` returned."""
+    if isinstance(mode, TopK):
+        return top_k(p, mode, with_ecd)
+    return _MODES[p.task][mode](p, with_ecd)

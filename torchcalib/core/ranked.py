@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task, check_count
-from torchcalib.core.events import Reduction, n_events, reduce_to_scores
+from torchcalib.core.events import Mode, n_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, series_shape, weighted
 from torchcalib.ops.host_values import look
@@ -185,19 +185,19 @@ class SortedSample:
 
 @dataclass(frozen=True)
 class ExactSample:
-    """All samples, with the scores of the events of a reduction."""
+    """All samples, with the scores of the events of a mode."""
 
-    reduction: Reduction
+    mode: Mode
 
     def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the batch axes that the reduction adds: `(C,)` for classes that are kept apart."""
-        return series_shape(self.reduction, task, num_classes)
+        """Return the batch axes that the mode adds: `(C,)` for classes that are kept apart."""
+        return series_shape(self.mode, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
         """Return the sample of events of `p`."""
-        scores = reduce_to_scores(p, self.reduction)
+        scores = reduce_to_scores(p, self.mode)
         score, outcome = scores.score, scores.outcome
-        weights = _weights_of_events(p, self.reduction)
+        weights = _weights_of_events(p, self.mode)
         if weights is None:
             return RankedSample(score, outcome, None, scores.from_logits)
         absent = ~(weights > 0)  # 0 is left out; NaN is a bad row that could not be raised
@@ -210,7 +210,7 @@ class ExactSample:
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of elements."""
-        return n_events(p, self.reduction)
+        return n_events(p, self.mode)
 
 
 @dataclass(frozen=True)
@@ -239,12 +239,12 @@ class LogitCells:
       they do when a single score moves; over bins that are given no block can.
 
     Attributes:
-        reduction: see `ExactSample`.
+        mode: see `ExactSample`.
         resolution: cells for each unit of log-odds.
         from_logits: whether scores are log-odds rather than probabilities.
     """
 
-    reduction: Reduction
+    mode: Mode
     resolution: int
     from_logits: bool = False
 
@@ -253,7 +253,7 @@ class LogitCells:
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return `(3, K)`, or `(C, 3, K)` for C classes apart."""
-        return (*series_shape(self.reduction, task, num_classes), 3, self._n_cells)
+        return (*series_shape(self.mode, task, num_classes), 3, self._n_cells)
 
     @property
     def _n_cells(self) -> int:
@@ -271,9 +271,9 @@ class LogitCells:
 
     def _counted(self, p: Predictions) -> tuple[Tensor, list[Tensor]]:
         """Return the cell of every event, and its summands."""
-        scores = reduce_to_scores(p, self.reduction)
+        scores = reduce_to_scores(p, self.mode)
         cells, wide = self._cell(scores.score), wide_dtype(scores.score.device)
-        weights = _weights_of_events(p, self.reduction)
+        weights = _weights_of_events(p, self.mode)
         quantities = (torch.ones_like(scores.score), self._summand(scores.score, cells), scores.outcome)
         return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
@@ -339,10 +339,10 @@ class LogitCells:
     def n_events(self, p: Predictions) -> int:
         """Return the number of events, or of cells where these are more."""
         n = p.samples[-1]
-        return n_events(p, self.reduction) // max(1, n) * max(n, self._n_cells)
+        return n_events(p, self.mode) // max(1, n) * max(n, self._n_cells)
 
 
-def _weights_of_events(p: Predictions, reduction: Reduction) -> Tensor | None:
+def _weights_of_events(p: Predictions, mode: Mode) -> Tensor | None:
     """Return the weights, broadcastable to the scores of the events."""
-    per_class = p.task == "multiclass" and reduction == "classwise"
+    per_class = p.task == "multiclass" and mode == "classwise"
     return p.weights.unsqueeze(-2) if p.weights is not None and per_class else p.weights

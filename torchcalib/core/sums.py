@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.events import Events, Reduction
+from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype, xmul
@@ -312,9 +312,9 @@ def sums_of_replicates(
     return sums.reshape(*ways, *sums.shape[1:])
 
 
-def series_shape(reduction: Reduction, task: Task, num_classes: int | None) -> tuple[int, ...]:
-    """Return the batch axes that a reduction adds: `(C,)` for classes that are kept apart."""
-    if reduction != "classwise":
+def series_shape(mode: Mode, task: Task, num_classes: int | None) -> tuple[int, ...]:
+    """Return the batch axes that a mode adds: `(C,)` for classes that are kept apart."""
+    if mode != "classwise":
         return ()
     return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)
 

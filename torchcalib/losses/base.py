@@ -16,7 +16,7 @@ from torchcalib.core.arguments import (
     task_read_as,
 )
 from torchcalib.core.documentation import arguments_section, document, parameters_of
-from torchcalib.core.events import Reduction, n_events, reduce_to_events, resolve_reduction
+from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.logs import wide_dtype
@@ -96,9 +96,9 @@ class PenaltyLoss(nn.Module):
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
-def weighted_events(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tensor, Tensor]:
+def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidences, outcomes and weights, in the dtype of sums; rows of weight 0 hold harmless values."""
-    events = reduce_to_events(p, reduction)
+    events = reduce_to_events(p, mode)
     wide = wide_dtype(events.confidence.device)
     confidence, outcome = events.confidence.to(wide), events.outcome.to(wide)
     if events.weights is None:
@@ -108,15 +108,15 @@ def weighted_events(p: Predictions, reduction: Reduction) -> tuple[Tensor, Tenso
     return confidence.masked_fill(absent, 0.5), outcome.masked_fill(absent, 0), weights
 
 
-def reduction_of(task: Task, options: Mapping[str, Any], reduction: Reduction | None) -> Reduction:
-    """Return the reduction, by default the first of the task; raise on one that the task does not have."""
+def event_mode(task: Task, options: Mapping[str, Any], mode: Mode | None) -> Mode:
+    """Return the mode, by default the first of the task; raise on one that the task does not have."""
     check_task(task)
-    return resolve_reduction(task_read_as(task, options), reduction)
+    return resolve_mode(task_read_as(task, options), mode)
 
 
 def evaluate(
     penalty: Penalty,
-    reduction: Reduction,
+    mode: Mode,
     preds: Tensor,
     target: Tensor,
     task: Task,
@@ -125,10 +125,10 @@ def evaluate(
     per_event: int = 1,
 ) -> Tensor:
     """Return the penalty of events in every batch element; each event needs `per_event` values in memory."""
-    classwise = reduction == "classwise"
+    classwise = mode == "classwise"
     check_average(average, classwise)
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
-    value = by_replicates(penalty.of, p, n_events(p, reduction) * per_event)
+    value = by_replicates(penalty.of, p, n_events(p, mode) * per_event)
     return (value.mean(-1) if classwise and average is not None else value).to(p.dtype)
 
 

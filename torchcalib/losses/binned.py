@@ -17,10 +17,10 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import Reduction
+from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
-from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
+from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 Norm = Literal["l1", "l2"]
@@ -42,7 +42,7 @@ class HardBins:
 class SoftBins:
     """Calibration error over bins with soft membership; see `soft_binned_ece`."""
 
-    reduction: Reduction
+    mode: Mode
     n_bins: int
     temperature: float
     norm: Norm
@@ -54,7 +54,7 @@ class SoftBins:
 
     def of(self, p: Predictions) -> Tensor:
         """See `Penalty`."""
-        confidence, outcome, n = weighted_events(p, self.reduction)
+        confidence, outcome, n = weighted_events(p, self.mode)
         centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
         member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
         bins = BinStats(torch.stack((n, n * confidence, n * outcome), -2) @ member)
@@ -76,11 +76,11 @@ class ECELoss(PenaltyLoss):
     """
 
     def __init__(
-        self, *, task: Task, n_bins: int = 15, reduction: Reduction | None = None, right: bool = False, **options: Any
+        self, *, task: Task, n_bins: int = 15, mode: Mode | None = None, right: bool = False, **options: Any
     ) -> None:
         check_count("n_bins", n_bins, at_most=_MOST_BINS)
         check_flag("right", right)
-        bins = EqualWidthBins(reduction_of(task, options, reduction), n_bins, right)
+        bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
         super().__init__(HardBins(bins), task=task, **options)
 
 
@@ -93,7 +93,7 @@ def soft_binned_ece(
     n_bins: int = 15,
     temperature: float = 0.01,
     norm: Norm = "l2",
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
@@ -126,7 +126,7 @@ def soft_binned_ece(
         >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2123)
     """
-    mode = reduction_of(task, options, reduction)
+    mode = event_mode(task, options, mode)
     penalty = SoftBins(mode, n_bins, temperature, norm)
     return evaluate(penalty, mode, preds, target, task, average, options, per_event=n_bins)
 
@@ -146,8 +146,8 @@ class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
         n_bins: int = 15,
         temperature: float = 0.01,
         norm: Norm = "l2",
-        reduction: Reduction | None = None,
+        mode: Mode | None = None,
         **options: Any,
     ) -> None:
-        penalty = SoftBins(reduction_of(task, options, reduction), n_bins, temperature, norm)
+        penalty = SoftBins(event_mode(task, options, mode), n_bins, temperature, norm)
         super().__init__(penalty, task=task, **options)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, check_positive, check_task, task_read_as
 from torchcalib.core.bins import root
 from torchcalib.core.documentation import documented
-from torchcalib.core.events import Reduction
+from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.losses.base import PenaltyLoss, evaluate, reduction_of, weighted_events
+from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.metrics.canonical import DirichletReading
 from torchcalib.metrics.kernel import KernelReading, skce
 from torchcalib.ops.logs import wide_dtype
@@ -22,7 +22,7 @@ from torchcalib.ops.pairwise import Kernel
 class SimilarConfidences:
     """Mean over pairs of events of similar confidence; see `mmce`."""
 
-    reduction: Reduction
+    mode: Mode
     bandwidth: float
     weighted: bool
 
@@ -32,7 +32,7 @@ class SimilarConfidences:
 
     def of(self, p: Predictions) -> Tensor:
         """See `Penalty`."""
-        confidence, outcome, weights = weighted_events(p, self.reduction)
+        confidence, outcome, weights = weighted_events(p, self.mode)
         if self.weighted:
             residual = _terms_of_mean(1 - confidence, weights * outcome)
             residual = residual - _terms_of_mean(confidence, weights * (1 - outcome))
@@ -74,7 +74,7 @@ def mmce(
     task: Task,
     bandwidth: float = 0.4,
     weighted: bool = False,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
@@ -110,7 +110,7 @@ def mmce(
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1225)
     """
-    mode = reduction_of(task, options, reduction)
+    mode = event_mode(task, options, mode)
     return evaluate(SimilarConfidences(mode, bandwidth, weighted), mode, preds, target, task, average, options)
 
 
@@ -128,10 +128,10 @@ class MMCELoss(PenaltyLoss, function=mmce):
         task: Task,
         bandwidth: float = 0.4,
         weighted: bool = False,
-        reduction: Reduction | None = None,
+        mode: Mode | None = None,
         **options: Any,
     ) -> None:
-        penalty = SimilarConfidences(reduction_of(task, options, reduction), bandwidth, weighted)
+        penalty = SimilarConfidences(event_mode(task, options, mode), bandwidth, weighted)
         super().__init__(penalty, task=task, **options)
 
 

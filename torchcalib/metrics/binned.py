@@ -11,7 +11,7 @@ from torchcalib.core.arguments import Average, InputOptions, Task, check_average
 from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import Reduction, resolve_reduction
+from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
@@ -69,7 +69,7 @@ def binned(
     formula: Callable[[BinStats], Tensor],
     binning: Binning,
     task: Task,
-    reduction: Reduction | None,
+    mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
     *,
@@ -82,13 +82,13 @@ def binned(
         formula: bins to the value `(...)` of every batch element.
         binning: which bins.
         task: the task of the input.
-        reduction: the event whose probability is the confidence.
+        mode: the event whose probability is the confidence.
         average: "macro", or None for a value for each class.
         options: those of `InputOptions`.
         from_sample: accumulate samples for equal-width bins, too.
         hard_targets: the formula counts labels.
     """
-    mode = resolve_reduction(task_read_as(task, options), reduction)
+    mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
     is_additive = binning.bins == "equal_width" and not from_sample
@@ -152,7 +152,7 @@ def _ece(
     *,
     task: Task,
     n_bins: int = 15,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
     **options: Unpack[InputOptions],
@@ -180,7 +180,7 @@ def _ece(
         >>> ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return binned(ece_from_bins, Binning("equal_width", n_bins, right), task, reduction, average, options)
+    return binned(ece_from_bins, Binning("equal_width", n_bins, right), task, mode, average, options)
 
 
 ece = functional(_ece)
@@ -207,7 +207,7 @@ def _ace(
     *,
     task: Task,
     n_bins: int = 15,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
@@ -234,14 +234,14 @@ def _ace(
 
     Source:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 2. (The
-        adaptive error of Nixon et al., Measuring Calibration in Deep Learning, is class-wise: `reduction="classwise"`.)
+        adaptive error of Nixon et al., Measuring Calibration in Deep Learning, is class-wise: `mode="classwise"`.)
 
     Example:
         >>> import torch
         >>> ace(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
         tensor(0.1500)
     """
-    return binned(ece_from_bins, Binning("equal_mass", n_bins, ties=ties), task, reduction, average, options)
+    return binned(ece_from_bins, Binning("equal_mass", n_bins, ties=ties), task, mode, average, options)
 
 
 ace = functional(_ace)
@@ -265,7 +265,7 @@ def _esce(
     *,
     task: Task,
     n_bins: int = 15,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
     **options: Unpack[InputOptions],
@@ -293,7 +293,7 @@ def _esce(
         >>> esce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.0667)
     """
-    return binned(esce_from_bins, Binning("equal_width", n_bins, right), task, reduction, average, options)
+    return binned(esce_from_bins, Binning("equal_width", n_bins, right), task, mode, average, options)
 
 
 esce = functional(_esce)
@@ -321,7 +321,7 @@ def _mce(
     task: Task,
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
     **options: Unpack[InputOptions],
@@ -349,7 +349,7 @@ def _mce(
         tensor(0.2000)
     """
     binning = Binning.given(bins, n_bins=n_bins, right=right)
-    return binned(mce_from_bins, binning, task, reduction, average, options)
+    return binned(mce_from_bins, binning, task, mode, average, options)
 
 
 mce = functional(_mce)
@@ -380,7 +380,7 @@ def _rmsce(
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     debiased: bool = False,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
     **options: Unpack[InputOptions],
@@ -413,7 +413,7 @@ def _rmsce(
     """
     check_flag("debiased", debiased)
     binning = Binning.given(bins, n_bins=n_bins, right=right)
-    return binned(partial(rmsce_from_bins, debiased=debiased), binning, task, reduction, average, options)
+    return binned(partial(rmsce_from_bins, debiased=debiased), binning, task, mode, average, options)
 
 
 rmsce = functional(_rmsce)
@@ -437,7 +437,7 @@ def bin_table(
     task: Task,
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinTable:
@@ -464,9 +464,7 @@ def bin_table(
              0.0000     0.5000          0     0.0000          -          -          -          -          -          -
              0.5000     1.0000        100     1.0000     0.8000     0.7500    -0.0500     0.0693     0.7200     0.8800
     """
-    estimator = binned(
-        ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, reduction, "macro", options
-    )
+    estimator = binned(ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
     return estimator.table(table_statistic(estimator, preds, target, options))
 
 

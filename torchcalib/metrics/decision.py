@@ -10,14 +10,12 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
 from torchcalib.core.checks import Problem, Rule, enforce
-from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
-from torchcalib.metrics.estimator import functional
 from torchcalib.metrics.proper_scores import share_right
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
 from torchcalib.ops.logs import wide_dtype, xmul
 
 
@@ -102,32 +100,13 @@ def _bayes_risk(
         tensor(0.2500)
         >>> bayes_risk(preds, target, task="binary", cost=CostMatrix.zero_one(2).with_reject(0.25))
         tensor(0.1250)
+        >>> bayes_risk(preds, target, task="binary", reduction="none")
+        tensor([0., 0., 0., 1.])
     """
     return scored(_bayes_risk_score(cost), task=task, normalize=normalize, priors=priors, average=average, **options)
 
 
-bayes_risk = functional(_bayes_risk)
-
-
-@documented
-def bayes_risk_per_sample(
-    preds: Tensor,
-    target: Tensor,
-    *,
-    task: Task,
-    cost: CostMatrix | Costs | None = None,
-    **options: Unpack[InputOptions],
-) -> Tensor:
-    """What the decision for every sample costs; see `bayes_risk`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> bayes_risk_per_sample(torch.tensor([0.9, 0.4]), torch.tensor([0, 1]), task="binary", cost=[[0, 1], [5, 0]])
-        tensor([1., 0.])
-    """
-    return per_sample(_bayes_risk_score(cost), preds, target, task, options)
+bayes_risk = score_function(_bayes_risk)
 
 
 def bayes_decisions(

@@ -69,7 +69,7 @@ class Estimator(Generic[S]):
         """
         accumulator: Any = self.accumulator
         if resolution is not None and isinstance(accumulator, ExactSample):
-            accumulator = LogitCells(accumulator.reduction, resolution, self.input_format.from_logits)
+            accumulator = LogitCells(accumulator.mode, resolution, self.input_format.from_logits)
         return replace(self, input_format=replace(self.input_format, num_classes=num_classes), accumulator=accumulator)
 
 

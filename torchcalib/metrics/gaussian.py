@@ -1,9 +1,12 @@
 """Scores of `torch.distributions` objects: ECD for any distribution, NEES for Gaussian distributions."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
+from torchcalib.core.arguments import Reduction, check_choice
 from torchcalib.core.checks import check_weights
 from torchcalib.core.sums import weighted
 from torchcalib.ops.logs import wide_dtype
@@ -32,28 +35,11 @@ def _check_shape(distribution: Distribution, value: Tensor) -> None:
         )
 
 
-def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
-    """Normalised estimation error squared (x - mu)^T Sigma^-1 (x - mu) of every sample; see `nees`.
-
-    Returns:
-        `(..., N)` in [0, inf), dimensionless, of the batch shape of the distribution.
-
-    Raises:
-        TypeError, ValueError: see `nees`.
-
-    Gradient:
-        Everywhere.
-
-    Source:
-        [ECD] eq. 10; see `nees`.
-
-    Example:
-        >>> nees_per_sample(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
-        tensor([0., 4.])
-    """
+def _nees_of(distribution: Distribution, value: Tensor) -> Tensor:
+    """Return the NEES of every sample, of the batch shape."""
     _check_shape(distribution, value)
     if isinstance(distribution, Independent):
-        per_part = nees_per_sample(distribution.base_dist, value)
+        per_part = _nees_of(distribution.base_dist, value)
         event_axes = tuple(range(-distribution.reinterpreted_batch_ndims, 0))
         return per_part.sum(event_axes) if event_axes else per_part
     if isinstance(distribution, Normal):
@@ -69,7 +55,13 @@ def nees_per_sample(distribution: Distribution, value: Tensor) -> Tensor:
     )
 
 
-def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def nees(
+    distribution: Distribution,
+    value: Tensor,
+    *,
+    weights: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """Normalised estimation error squared of Gaussian predictions: the mean of (x - mu)^T Sigma^-1 (x - mu).
 
     Its expectation is the dimension d if the covariances are correct. The Gaussian ECD is (NEES - d) / 2.
@@ -78,6 +70,7 @@ def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = 
         distribution: `Normal` (d = 1), `MultivariateNormal` or `Independent` of a `Normal`, batch shape `(..., N)`.
         value: the observed x, batch shape and event shape.
         weights: one non-negative weight per sample `(..., N)`.
+        reduction: `"mean"` over the last axis; `"none"` returns the NEES of every sample `(..., N)`.
 
     Returns:
         `(...)` in [0, inf), dimensionless, in the dtype of the distribution (at least float32); NaN without data.
@@ -96,19 +89,17 @@ def nees(distribution: Distribution, value: Tensor, *, weights: Tensor | None = 
         >>> nees(Normal(torch.zeros(2), 2.0), torch.tensor([0.0, 4.0]))
         tensor(2.)
     """
-    return mean_over_samples(nees_per_sample(distribution, value), weights)
+    return reduced(_nees_of(distribution, value), weights, reduction)
 
 
-def mean_over_samples(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the weighted mean over the last axis, in at least float32; a scalar is its own mean."""
+def reduced(scores: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    """Return the weighted mean over the last axis, in at least float32, or the scores, NaN where the weight is 0."""
+    check_choice("reduction", reduction, get_args(Reduction))
+    if reduction == "none":
+        return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)
     scores = scores if scores.dim() else scores.unsqueeze(-1)
     dtype, wide = torch.promote_types(scores.dtype, torch.float32), wide_dtype(scores.device)
     if weights is None:
         return scores.to(wide).mean(-1).to(dtype)
     weights = check_weights(weights, scores.shape)
     return (weighted(scores, weights, wide).sum(-1) / weights.sum(-1)).to(dtype)
-
-
-def without_absent(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the scores, NaN where the weight is 0."""
-    return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
-from torchcalib.core.documentation import documented
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
-from torchcalib.metrics.estimator import functional
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
 
@@ -166,28 +164,7 @@ def _total_variation(
     return _mean_distance("total variation", component, task, average, options)
 
 
-total_variation = functional(_total_variation)
-
-
-@documented
-def total_variation_per_sample(
-    preds: Tensor,
-    target: Tensor,
-    *,
-    task: Task,
-    component: Literal["value", "noise_floor"] = "value",
-    **options: Unpack[InputOptions],
-) -> Tensor:
-    """Total variation distance of every sample; see `total_variation`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> total_variation_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
-        tensor([0.2000])
-    """
-    return per_sample(_score("total variation", component), preds, target, task, options)
+total_variation = score_function(_total_variation)
 
 
 class TotalVariation(ScoreMetric):
@@ -250,23 +227,7 @@ def _kl_divergence(
     return _mean_distance("Kullback-Leibler", component, task, average, options)
 
 
-kl_divergence = functional(_kl_divergence)
-
-
-@documented
-def kl_divergence_per_sample(
-    preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
-) -> Tensor:
-    """Kullback-Leibler divergence of every sample, in nats; see `kl_divergence`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> kl_divergence_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
-        tensor([0.1163])
-    """
-    return per_sample(_score("Kullback-Leibler", component), preds, target, task, options)
+kl_divergence = score_function(_kl_divergence)
 
 
 class KLDivergence(ScoreMetric):
@@ -326,23 +287,7 @@ def _entropy_difference(
     return _mean_distance("entropy", component, task, average, options)
 
 
-entropy_difference = functional(_entropy_difference)
-
-
-@documented
-def entropy_difference_per_sample(
-    preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
-) -> Tensor:
-    """Entropy difference of every sample, in nats; see `entropy_difference`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> entropy_difference_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
-        tensor([0.2858])
-    """
-    return per_sample(_score("entropy", component), preds, target, task, options)
+entropy_difference = score_function(_entropy_difference)
 
 
 class EntropyDifference(ScoreMetric):
@@ -403,23 +348,7 @@ def _votes_distance(
     return _mean_distance("squared", component, task, average, options)
 
 
-votes_distance = functional(_votes_distance)
-
-
-@documented
-def votes_distance_per_sample(
-    preds: Tensor, target: Tensor, *, task: Task, component: Component = "value", **options: Unpack[InputOptions]
-) -> Tensor:
-    """Squared distance of every sample; see `votes_distance`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> votes_distance_per_sample(torch.tensor([[0.7, 0.3]]), torch.tensor([[9, 1]]), task="multiclass")
-        tensor([0.0800])
-    """
-    return per_sample(_score("squared", component), preds, target, task, options)
+votes_distance = score_function(_votes_distance)
 
 
 class VotesDistance(ScoreMetric):

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from torchcalib.core.arguments import InputOptions, Task, check_choice, is_number, task_read_as
 from torchcalib.core.event_sums import EventSums
-from torchcalib.core.events import Events, Reduction, resolve_reduction
+from torchcalib.core.events import Events, Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -78,7 +78,7 @@ def _cox(
     *,
     task: Task,
     eps: float | None = None,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
     """Cox's calibration slope and intercept: log-odds of the outcome = intercept + slope times predicted log-odds.
@@ -90,7 +90,7 @@ def _cox(
     Args:
         target: labels.
         eps: clip probabilities to [eps, 1 - eps]; None takes them as they are.
-        reduction: what the confidence is of; see `ece`. Each class or label has a fit of its own; there is no average.
+        mode: what the confidence is of; see `ece`. Each class or label has a fit of its own; there is no average.
 
     Returns:
         A `CoxCalibration` of `(...)`, or `(..., C)` for classes, in log-odds, in the dtype of `preds` (at least
@@ -123,8 +123,8 @@ def _cox(
         raise TypeError(f"`eps` must be a number or None, got {eps!r}.")
     if eps is not None and not 0 < eps < 0.5:
         raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}.")
-    average = kept_apart(task, reduction, options)
-    return ranked(partial(cox_from_sample, eps=eps), task, reduction, average, options, hard_targets=True)
+    average = kept_apart(task, mode, options)
+    return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
 
 
 cox = functional(_cox, CoxCalibration)
@@ -208,12 +208,12 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         """Return the events of `p`, with complements if P(y=0) is known more exactly than as 1 - P(y=1)."""
         events = super().events(p)
         if p.absent is not None:  # products of NaN have NaN derivatives, even times a weight of 0
-            per_class = p.task == "multiclass" and self.reduction == "classwise"
+            per_class = p.task == "multiclass" and self.mode == "classwise"
             absent = p.absent.unsqueeze(-2) if per_class else p.absent
             events = replace(events, confidence=events.confidence.masked_fill(absent, 0.5))
         if p.task == "multiclass" or not (p.from_logits or p.rest is not None):
             return events
-        if self.reduction == "top_label":
+        if self.mode == "top_label":
             return replace(events, complement=torch.where(p.predicts_one, p.not_probs, p.probs))
         return replace(events, complement=p.not_probs)
 
@@ -238,9 +238,7 @@ def spiegelhalter_from_sums(s: Sums) -> Tensor:
     return torch.stack((z, torch.erfc(z.abs() / math.sqrt(2))), -1)
 
 
-def _spiegelhalter(
-    *, task: Task, reduction: Reduction | None = None, **options: Unpack[InputOptions]
-) -> Estimator[Sums]:
+def _spiegelhalter(*, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]) -> Estimator[Sums]:
     """Spiegelhalter's test of calibration, by the Brier score: what it is, and what it should be.
 
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), about standard normal for a calibrated model. Above 0
@@ -249,7 +247,7 @@ def _spiegelhalter(
 
     Args:
         target: labels. (A soft target's variance is unknown.)
-        reduction: what the confidence is of; see `ece`. Class-wise there is a test for each class or label, and no
+        mode: what the confidence is of; see `ece`. Class-wise there is a test for each class or label, and no
             average: p-values have none.
 
     Returns:
@@ -270,8 +268,8 @@ def _spiegelhalter(
         >>> spiegelhalter(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         SpiegelhalterTest(z=tensor(-0.8296), p_value=tensor(0.4068))
     """
-    kept_apart(task, reduction, options)
-    accumulator = SpiegelhalterAccumulator(resolve_reduction(task_read_as(task, options), reduction))
+    kept_apart(task, mode, options)
+    accumulator = SpiegelhalterAccumulator(resolve_mode(task_read_as(task, options), mode))
     return Estimator(input_format_of(task, options, hard_targets=True), accumulator, spiegelhalter_from_sums, False)
 
 

@@ -1,21 +1,20 @@
 """Proper scores, NLL, Brier score and entropic calibration difference, and accuracy: means over samples."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchcalib.core.arguments import Average, InputOptions, Task
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.estimator import functional
-from torchcalib.metrics.gaussian import ecd_of_distribution, mean_over_samples, without_absent
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, per_sample, scored
+from torchcalib.metrics.gaussian import ecd_of_distribution, reduced
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 
 
@@ -71,29 +70,13 @@ def _nll(
         tensor(0.2284)
         >>> nll(torch.tensor([[200.0, 0.0]]), torch.tensor([1]), task="multiclass", from_logits=True)
         tensor(200.)
+        >>> nll(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary", reduction="none")
+        tensor([0.0000, 0.6931])
     """
     return scored(_nll_score(eps), task=task, normalize=normalize, priors=priors, average=average, **options)
 
 
-nll = functional(_nll)
-
-
-@documented
-def nll_per_sample(
-    preds: Tensor, target: Tensor, *, task: Task, eps: float | None = None, **options: Unpack[InputOptions]
-) -> Tensor:
-    """-log q_h of every sample, in nats; see `nll`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows that `ignore_index` or weight 0 leave
-        out are NaN.
-
-    Example:
-        >>> import torch
-        >>> nll_per_sample(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary")
-        tensor([0.0000, 0.6931])
-    """
-    return per_sample(_nll_score(eps), preds, target, task, options)
+nll = score_function(_nll)
 
 
 class NLL(ScoreMetric):
@@ -173,22 +156,7 @@ def _brier_score(
     return scored(score, task=task, normalize=by, priors=priors, average=average, **options)
 
 
-brier_score = functional(_brier_score)
-
-
-@documented
-def brier_per_sample(preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> Tensor:
-    """Squared distance of every sample; see `brier_score`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> import torch
-        >>> brier_per_sample(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]), task="multiclass")
-        tensor([0.5000, 2.0000])
-    """
-    return per_sample(_BRIER, preds, target, task, options)
+brier_score = score_function(_brier_score)
 
 
 class Brier(ScoreMetric):
@@ -220,6 +188,19 @@ def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
 _ECD = Score(_ecd_of, _zero)
 
 
+def _ecd(
+    *,
+    task: Task,
+    priors: Tensor | Sequence[float] | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    return scored(_ECD, task=task, priors=priors, average=average, **options)
+
+
+_ecd_of_classes = score_function(_ecd)
+
+
 @documented
 def ecd(
     preds: Tensor | Distribution,
@@ -228,6 +209,7 @@ def ecd(
     task: Task | None = None,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> Tensor:
     """Entropic calibration difference: how surprising outcomes are beyond what the prediction expects, in nats.
@@ -267,32 +249,10 @@ def ecd(
     """
     if isinstance(preds, Distribution):
         _check_left_out(task=task, priors=priors, average=None if average == "macro" else average, **options)
-        return mean_over_samples(ecd_of_distribution(preds, target), options.get("weights"))
-    estimator = scored(_ECD, task=_required(task), priors=priors, average=average, **options)
-    return estimator(preds, target, options.get("weights"))
-
-
-@documented
-def ecd_per_sample(
-    preds: Tensor | Distribution,
-    target: Tensor,
-    *,
-    task: Task | None = None,
-    **options: Unpack[InputOptions],
-) -> Tensor:
-    """Entropic calibration difference of every sample, in nats; see `ecd`.
-
-    Returns:
-        `(..., N)`, multi-label `(..., N, L)`. Weights are not multiplied in; rows left out are NaN.
-
-    Example:
-        >>> ecd_per_sample(torch.tensor([1.0, 1.0, 0.5]), torch.tensor([1, 0, 1]), task="binary")
-        tensor([0., inf, 0.])
-    """
-    if isinstance(preds, Distribution):
-        _check_left_out(task=task, **options)
-        return without_absent(ecd_of_distribution(preds, target), options.get("weights"))
-    return per_sample(_ECD, preds, target, _required(task), options)
+        return reduced(ecd_of_distribution(preds, target), options.get("weights"), reduction)
+    return _ecd_of_classes(
+        preds, target, task=_required(task), priors=priors, average=average, reduction=reduction, **options
+    )
 
 
 def _check_left_out(**given: Any) -> None:
@@ -319,7 +279,7 @@ class ECD(ScoreMetric):
         tensor(-0.2504, dtype=torch.float64)
     """
 
-    factory = staticmethod(partial(scored, _ECD))
+    factory = staticmethod(_ecd)
     score = _ECD
     higher_is_better = None  # 0 is calibrated; below is under-confident, above over-confident
     unit, perfect = "nats", 0.0

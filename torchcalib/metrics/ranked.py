@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_choice, task_read_as
 from torchcalib.core.documentation import documented
-from torchcalib.core.events import Reduction, resolve_reduction
+from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
@@ -29,21 +29,21 @@ _MOST_POINTS = 2**10
 def ranked(
     formula: Callable[[RankedSample], Tensor],
     task: Task,
-    reduction: Reduction | None,
+    mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
     *,
     hard_targets: bool = False,
 ) -> Estimator[RankedSample]:
     """Return the estimator of a metric of samples in order; arguments as of `binned`."""
-    mode = resolve_reduction(task_read_as(task, options), reduction)
+    mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
     input_format = input_format_of(task, options, hard_targets=hard_targets, whole_weights=True)
     return Estimator(input_format, ExactSample(mode), formula, is_classwise and average is not None)
 
 
-def kept_apart(task: Task, reduction: Reduction | None, options: Mapping[str, Any]) -> Average | None:
+def kept_apart(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
     """Return the `average` of a metric that never averages over classes or labels.
 
     Raises:
@@ -53,7 +53,7 @@ def kept_apart(task: Task, reduction: Reduction | None, options: Mapping[str, An
         raise TypeError(
             f"`average` must not be given, got {options['average']!r}. Each class or label keeps a value of its own."
         )
-    return None if resolve_reduction(task_read_as(task, options), reduction) == "classwise" else "macro"
+    return None if resolve_mode(task_read_as(task, options), mode) == "classwise" else "macro"
 
 
 class RankedMetric(CalibrationMetric[RankedSample]):
@@ -116,7 +116,7 @@ def _ks(
     *,
     task: Task,
     norm: DriftNorm = "max",
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
@@ -150,7 +150,7 @@ def _ks(
         tensor(0.0667)
     """
     check_choice("norm", norm, get_args(DriftNorm))
-    return ranked(partial(ks_from_sample, norm=norm), task, reduction, average, options)
+    return ranked(partial(ks_from_sample, norm=norm), task, mode, average, options)
 
 
 ks = functional(_ks)
@@ -237,7 +237,7 @@ def _corp(
     *,
     task: Task,
     score: CORPScore = "brier",
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
@@ -249,7 +249,7 @@ def _corp(
     Args:
         target: integer labels.
         score: `"brier"`: (p - y)^2; `"nll"`: -log of the probability of what happened.
-        reduction: what the confidence is of; see `ece`. The score is that of the binary event.
+        mode: what the confidence is of; see `ece`. The score is that of the binary event.
 
     Returns:
         A `CORPDecomposition` of `(...)`, or `(..., C)`, in the dtype of `preds` (at least float32). In nats for the
@@ -271,7 +271,7 @@ def _corp(
         tensor(0.1083)
     """
     check_choice("score", score, get_args(CORPScore))
-    return ranked(partial(corp_from_sample, score=score), task, reduction, average, options, hard_targets=True)
+    return ranked(partial(corp_from_sample, score=score), task, mode, average, options, hard_targets=True)
 
 
 corp = functional(_corp, CORPDecomposition)
@@ -356,7 +356,7 @@ def corp_curve(
     target: Tensor,
     *,
     task: Task,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
@@ -392,7 +392,7 @@ def corp_curve(
         tensor([0.0000, 0.6667, 0.6667, 0.6667], dtype=torch.float64)
     """
     check_arguments(level, n_replicates, seed)
-    mode = resolve_reduction(task_read_as(task, options), reduction)
+    mode = resolve_mode(task_read_as(task, options), mode)
     input_format = input_format_of(task, options, hard_targets=True, whole_weights=True)
     with torch.no_grad():
         sample = ExactSample(mode).of(input_format.read(preds, target, options.get("weights")))

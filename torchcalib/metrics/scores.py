@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack, get_args
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_average
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, check_average, check_choice
 from torchcalib.core.checks import read_priors
-from torchcalib.core.inputs import input_format_of, read_input
+from torchcalib.core.documentation import INPUT_DEFAULTS, document, input_parameters
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator
+from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.logs import xmul
 
 
@@ -62,6 +65,17 @@ class ScoreEstimator(Estimator[ScoreSum]):
     def of(self, p: Predictions) -> Tensor:
         """Return the value of checked predictions."""
         return self.with_checked_priors(p.num_classes).value(self.accumulator.of(p))
+
+    def per_sample(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the score of every sample, NaN where a row is left out."""
+        if self.normalize or self.priors is not None:
+            name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
+            raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. It applies to a mean.")
+        p = self.input_format.read(preds, target, weights)
+        scores = self.score.per_sample(p, *self.score.arguments).to(p.dtype)
+        if p.weights is not None:
+            scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
+        return scores.transpose(-1, -2) if self.input_format.read_as == "multilabel" else scores
 
     def values(self, statistic: ScoreSum) -> Tensor:
         """Return the value of every batch element, `(...)` or `(..., L)`."""
@@ -126,13 +140,22 @@ def scored(
     return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
 
 
-def per_sample(score: Score, preds: Tensor, target: Tensor, task: Task, options: InputOptions) -> Tensor:
-    """Return the score of every sample, NaN where a row is left out."""
-    p = read_input(task, preds, target, options, least_votes=score.least_votes)
-    scores = score.per_sample(p, *score.arguments).to(p.dtype)
-    if p.weights is not None:
-        scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)
-    return scores.transpose(-1, -2) if task == "multilabel" else scores
+def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tensor]:
+    """Return the function of a score: that of `functional`, with the argument `reduction`."""
+    mean = functional(factory)
+
+    @wraps(mean)
+    def function(preds: Tensor, target: Tensor, *, reduction: Reduction = "mean", **options: Any) -> Tensor:
+        if reduction == "mean":
+            value: Tensor = mean(preds, target, **options)
+            return value
+        check_choice("reduction", reduction, get_args(Reduction))
+        return factory(**options).per_sample(preds, target, options.get("weights"))
+
+    parameters = list(signature(mean).parameters.values())
+    own = Parameter("reduction", Parameter.KEYWORD_ONLY, default="mean", annotation=Reduction)
+    document(function, mean.__doc__, [*parameters[: -len(INPUT_DEFAULTS)], own, *input_parameters()], Tensor)
+    return function
 
 
 class ScoreMetric(CalibrationMetric[ScoreSum]):

@@ -21,7 +21,7 @@ from torchcalib.core.arguments import (
     task_read_as,
 )
 from torchcalib.core.event_sums import EventSums
-from torchcalib.core.events import Events, Reduction, resolve_reduction
+from torchcalib.core.events import Events, Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -155,11 +155,11 @@ def _pieces(events: Events, most: int) -> Iterator[Events]:
 def _smoothed(
     formula: Callable[[BinStats], Tensor],
     task: Task,
-    reduction: Reduction | None,
+    mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
 ) -> SmoothEstimator:
-    mode = resolve_reduction(task_read_as(task, options), reduction)
+    mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
     averages = is_classwise and average is not None
@@ -170,7 +170,7 @@ def _smece(
     *,
     task: Task,
     bandwidth: float | None = None,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> SmoothEstimator:
@@ -209,7 +209,7 @@ def _smece(
         raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}.")
     if bandwidth is not None and not FINEST / LEVELS <= bandwidth <= 1:
         raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}.")
-    return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, reduction, average, options)
+    return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, mode, average, options)
 
 
 smece = functional(_smece)
@@ -243,7 +243,7 @@ class SmECE(CalibrationMetric[BinStats]):
         return width_from_cells(self._synced_statistic())
 
 
-def _smece_width(*, task: Task, reduction: Reduction | None = None, **options: Unpack[InputOptions]) -> SmoothEstimator:
+def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]) -> SmoothEstimator:
     """Width of the kernel that `smece` chooses: a probability, `(...)`, or `(..., C)` for classes.
 
     Returns:
@@ -262,7 +262,7 @@ def _smece_width(*, task: Task, reduction: Reduction | None = None, **options: U
         >>> smece_width(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1758)
     """
-    return _smoothed(width_from_cells, task, reduction, kept_apart(task, reduction, options), options)
+    return _smoothed(width_from_cells, task, mode, kept_apart(task, mode, options), options)
 
 
 smece_width = functional(_smece_width)
@@ -320,7 +320,7 @@ def _ici(
     span: float = 0.75,
     degree: int = 2,
     n_points: int = 1024,
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
@@ -370,7 +370,7 @@ def _ici(
     check_count("degree", degree, at_least=0, at_most=2)
     check_count("n_points", n_points, at_least=2, at_most=2**14)
     formula = partial(ici_from_sample, component=component, span=float(span), degree=degree, n_points=n_points)
-    return ranked(formula, task, reduction, average, options)
+    return ranked(formula, task, mode, average, options)
 
 
 ici = functional(_ici)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, is_number, task_read_as
 from torchcalib.core.bins import TCETable
 from torchcalib.core.documentation import documented
-from torchcalib.core.events import Reduction
+from torchcalib.core.events import Mode
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
 from torchcalib.core.sums import BinStats, Sums
@@ -40,7 +40,7 @@ def _tce(
     alpha: float = 0.05,
     test: Test = "binomial",
     norm: Norm = "l1",
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
     ties: Ties = "pool",
@@ -68,7 +68,7 @@ def _tce(
             approximate. (The authors' code offers a t-test too, but divides by the variance, not its root.)
         norm: over bins: `"l1"` is the share of all samples that are rejected; `"l2"` is the root of the weighted mean
             square of the bins' shares; `"max"` is the share of the worst bin.
-        reduction: what the confidence is of; see `ece`. None is `"classwise"` for a multi-class task.
+        mode: what the confidence is of; see `ece`. None is `"classwise"` for a multi-class task.
         ties: `"pool"` takes samples of equal score together, so that the order of the samples does not matter;
             `"split"` takes them in the order given, as the published code does.
 
@@ -96,22 +96,20 @@ def _tce(
     _check_test(alpha, test)
     check_choice("norm", norm, get_args(Norm))
     binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
-    return _tested(
-        partial(tce_from_bins, alpha=alpha, test=test, norm=norm), binning, task, reduction, average, options
-    )
+    return _tested(partial(tce_from_bins, alpha=alpha, test=test, norm=norm), binning, task, mode, average, options)
 
 
 def _tested(
     formula: Callable[[BinStats], Tensor],
     binning: Binning,
     task: Task,
-    reduction: Reduction | None,
+    mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
 ) -> BinnedEstimator:
-    if reduction is None and task_read_as(task, options) == "multiclass":
-        reduction = "classwise"  # [TCE] Remark 2: each class against the rest, averaged
-    return binned(formula, binning, task, reduction, average, options, from_sample=True, hard_targets=True)
+    if mode is None and task_read_as(task, options) == "multiclass":
+        mode = "classwise"  # [TCE] Remark 2: each class against the rest, averaged
+    return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
 
 
 tce = functional(_tce)
@@ -167,7 +165,7 @@ def tce_table(
     variant: Variant = "code",
     alpha: float = 0.05,
     test: Test = "binomial",
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     right: bool = False,
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
@@ -196,7 +194,7 @@ def tce_table(
     _check_test(alpha, test)
     binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     estimator = _tested(
-        partial(tce_from_bins, alpha=alpha, test=test, norm="l1"), binning, task, reduction, "macro", options
+        partial(tce_from_bins, alpha=alpha, test=test, norm="l1"), binning, task, mode, "macro", options
     )
     sample = estimator.accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
     return _table(estimator, sample, alpha, test)
@@ -228,7 +226,7 @@ def _gce(
     n_min: int | None = None,
     n_max: int | None = None,
     variant: Variant = "code",
-    reduction: Reduction | None = None,
+    mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
     ties: Ties = "pool",
@@ -267,7 +265,7 @@ def _gce(
     check_choice("norm", norm, get_args(Norm))
     binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     formula = partial(gce_from_bins, loss=loss, norm=norm)
-    return binned(formula, binning, task, reduction, average, options, from_sample=True)
+    return binned(formula, binning, task, mode, average, options, from_sample=True)
 
 
 gce = functional(_gce)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from torchcalib.metrics.proper_scores import ecd_per_sample
+from torchcalib.metrics.proper_scores import ecd
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 ECD_MINIMUM = -0.27846454276107380
@@ -38,8 +38,8 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
         (1, "(p − 1) log(p / (1 − p))", style.above, (1, 0), at, 0.2, "left"),
         (0, "p log(p / (1 − p))", style.below, (4, 1.5), 1 - at, 0.8, "right"),
     ):
-        ecd = ecd_per_sample(p, torch.full_like(p, x, dtype=torch.int64), task="binary").numpy()
-        curve = np.where(np.isfinite(ecd), ecd, np.nan)
+        score = ecd(p, torch.full_like(p, x, dtype=torch.int64), task="binary", reduction="none").numpy()
+        curve = np.where(np.isfinite(score), score, np.nan)
         ax.plot(p.numpy(), curve, color=color, dashes=dashes, linewidth=1.8, label=f"x = {x}: {formula}")
         ax.plot([lowest], [ECD_MINIMUM], "o", color=color, markersize=4.5, label=f"minimum, x = {x}")
         canvas.text(lowest, ECD_MINIMUM - 0.04, f"p = {lowest:.4f}", color, ha="center", va="top")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
-from torchcalib.core.events import NamedReduction, reductions_of
+from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names
 from torchcalib.core.predictions import Predictions
@@ -174,14 +174,14 @@ class ReportBuilder:
             task=self._task,
             n_bins=self._settings["n_bins"],
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
-            samples={reduction: sample.statistic for reduction, sample in in_order.items()},
+            samples={mode: sample.statistic for mode, sample in in_order.items()},
             has_labels=all(sample.has_labels for sample in in_order.values()),
         )
 
     @property
-    def _in_order(self) -> dict[NamedReduction, SampleOrSketch]:
+    def _in_order(self) -> dict[NamedMode, SampleOrSketch]:
         """The ranked samples, as long as weights are counts."""
-        names = {reduction: sample_name(reduction) for reduction in reductions_of(self._task)}
+        names = {mode: sample_name(mode) for mode in modes_of(self._task)}
         return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
 
     @property
@@ -320,8 +320,8 @@ class ReportBuilder:
         """Apply the limits to numbers as of `held`, those of all builders that will be merged with this one."""
         if BUFFER in self._accumulators:
             self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
-        for reduction, sample in self._in_order.items():
-            self._accumulators[sample_name(reduction)] = sample.limited(n_in_order)
+        for mode, sample in self._in_order.items():
+            self._accumulators[sample_name(mode)] = sample.limited(n_in_order)
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain values for `of_state`."""
@@ -349,7 +349,7 @@ class ReportBuilder:
         if builder._format.task != "binary":
             builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
         empty = builder._empty(builder._format)
-        optional = {GROUPS, *map(sample_name, reductions_of(builder._task))}
+        optional = {GROUPS, *map(sample_name, modes_of(builder._task))}
         if not empty.keys() - optional <= saved.keys() <= empty.keys():
             raise ValueError(f"`accumulators` must be {', '.join(empty)}, got {', '.join(map(str, saved))}")
         builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
@@ -373,20 +373,20 @@ class ReportBuilder:
         found: dict[str, Accumulator] = {}
         for key, accumulator, *_ in (*score_estimators(task), *bins):
             found[key] = Accumulated(SumsKind(accumulator, accumulator.shape(task, num_classes)))
-        for reduction in reductions_of(task):
-            if has_table(task, reduction):
-                sample = ExactSample(reduction)
+        for mode in modes_of(task):
+            if has_table(task, mode):
+                sample = ExactSample(mode)
                 kind = SamplesKind(sample, sample.lead(task, num_classes), input_format.from_logits)
-                found[sample_name(reduction)] = SampleOrSketch.empty(kind)
+                found[sample_name(mode)] = SampleOrSketch.empty(kind)
         if self._with_calibration or self._with_intervals:
             found[BUFFER] = PredictionBuffer(input_format)
         main = bins[0].accumulator
         return {**found, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
 
 
-def sample_name(reduction: NamedReduction) -> str:
+def sample_name(mode: NamedMode) -> str:
     """Return the name of the ranked samples among the accumulators."""
-    return f"sample of {reduction}"
+    return f"sample of {mode}"
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.events import NamedReduction
+from torchcalib.core.events import NamedMode
 from torchcalib.inference.words import ends, in_one_line
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.contents import bin_table, difference_table, group_table, line_table
@@ -256,28 +256,28 @@ class Report(Results[float]):
             reason.
         history: the validations of the training, if a `torchcalib.Monitor` kept it:
             `dataclasses.replace(report, history=monitor.history)`.
-        groups: the worst groups of rows, by their ECE of the main reduction; None where no groups were given.
+        groups: the worst groups of rows, by their ECE of the main mode; None where no groups were given.
     """
 
     lines: tuple[Line, ...]
     priors: tuple[float, ...]
-    tables: Mapping[NamedReduction, BinTable]
+    tables: Mapping[NamedMode, BinTable]
     per_class: tuple[float, ...]
     sentence: str
     source: Mapping[str, Any] = field(default_factory=dict)
-    tests: Mapping[NamedReduction, TCETable] = field(default_factory=dict)
+    tests: Mapping[NamedMode, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
     history: History | None = None
     groups: GroupTable | None = None
 
     @property
     def main_table(self) -> BinTable:
-        """The table of the main reduction, which the sentence is about."""
+        """The table of the main mode, which the sentence is about."""
         return next(iter(self.tables.values()))
 
     @property
     def main_line(self) -> Line:
-        """The ECE of the main reduction, which the sentence is about."""
+        """The ECE of the main mode, which the sentence is about."""
         return next(line for line in self.lines if line.key.startswith("ece/"))
 
     @property
@@ -335,7 +335,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def main_lines(self) -> tuple[ComparedLine, ...]:
-        """The scores, and the errors of the main reduction: the content of the picture."""
+        """The scores, and the errors of the main mode: the content of the picture."""
         groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
         return tuple(line for line in self.lines if line.group in groups)
 

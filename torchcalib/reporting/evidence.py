@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.events import NamedReduction
+from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
 from torchcalib.inference.bootstrap import Interval, Resampling
@@ -53,20 +53,20 @@ def evidence_of(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, Evide
     """
     found: dict[str, Evidence] = {}
     notes: list[str] = []
-    for reduction in s.bins:
-        found |= _of_bins(s, reduction, with_intervals, notes)
-        if with_intervals and reduction in s.samples:
-            found |= _in_order(s, reduction, notes)
+    for mode in s.bins:
+        found |= _of_bins(s, mode, with_intervals, notes)
+        if with_intervals and mode in s.samples:
+            found |= _in_order(s, mode, notes)
     return found, tuple(notes)
 
 
-def _of_bins(s: Statistics, reduction: NamedReduction, with_intervals: bool, notes: list[str]) -> dict[str, Evidence]:
+def _of_bins(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[str]) -> dict[str, Evidence]:
     """Return the evidence of errors over equal-width bins, and add notes.
 
     The ECE always has an interval, unless there are too many bins, because the sentence of a report needs it; but not
     the ECE of an average over exclusive classes. The mean of a signed error over these has no evidence: it is always 0.
     """
-    b, average = s.bins[reduction], reduction == "classwise"
+    b, average = s.bins[mode], mode == "classwise"
     has_most, over_classes = b.n.numel() > MOST_CELLS, average and s.task == "multiclass"
     tests = {m.__name__.lower(): ErrorTest(m.from_bins, signed=m.is_signed) for m in ERRORS}
     tests["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
@@ -76,44 +76,44 @@ def _of_bins(s: Statistics, reduction: NamedReduction, with_intervals: bool, not
         if not (test.signed and over_classes)
     }
     n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
-    _note_few({"errors over bins": n_replicates}, reduction, notes)
+    _note_few({"errors over bins": n_replicates}, mode, notes)
     if has_most:
         notes.append(
-            f"Errors over bins, {GROUPS[reduction]}, have no interval with so many classes or labels; `evidence` of "
+            f"Errors over bins, {GROUPS[mode]}, have no interval with so many classes or labels; `evidence` of "
             "their metrics computes it."
         )
     found = evidence_of_each(tests, b, average=average, n_replicates=n_replicates)
-    return {f"{name}/{reduction}": evidence for name, evidence in found.items()}
+    return {f"{name}/{mode}": evidence for name, evidence in found.items()}
 
 
-def _in_order(s: Statistics, reduction: NamedReduction, notes: list[str]) -> dict[str, Evidence]:
+def _in_order(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, Evidence]:
     """Return the evidence of rank-based errors, and add notes. Without labels TCE and MCB have none."""
-    given: dict[str, Any] = {"task": s.task, "reduction": reduction}
+    given: dict[str, Any] = {"task": s.task, "mode": mode}
     if s.task == "multilabel":
         given["num_labels"] = s.num_classes
     metrics: dict[str, CalibrationMetric[Any]] = {"ace": ACE(**given, n_bins=s.n_bins), "ks": KS(**given)}
     if s.has_labels:
         metrics |= {"tce": TCE(**given), "mcb": CORP(**given)}
-    sample = s.samples[reduction]
+    sample = s.samples[mode]
     n_series = max([1, *sample.score.shape[:-1]])
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # absent elements must not change the replicates
     n_cells = {name: n_series * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
     drawn = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MOST_IN_ORDER}
-    _note_few({name.upper(): n for name, n in drawn.items()}, reduction, notes)
+    _note_few({name.upper(): n for name, n in drawn.items()}, mode, notes)
     if without := [name.upper() for name in metrics if name not in drawn]:
         notes.append(
-            f"There is no noise floor of {listed(without)}, {GROUPS[reduction]}, with so many labels; `evidence` of "
+            f"There is no noise floor of {listed(without)}, {GROUPS[mode]}, with so many labels; `evidence` of "
             "their metrics computes it."
         )
-    return {f"{name}/{reduction}": metrics[name].evidence_from(sample, n_replicates=n) for name, n in drawn.items()}
+    return {f"{name}/{mode}": metrics[name].evidence_from(sample, n_replicates=n) for name, n in drawn.items()}
 
 
-def _note_few(drawn: Mapping[str, int], reduction: NamedReduction, notes: list[str]) -> None:
+def _note_few(drawn: Mapping[str, int], mode: NamedMode, notes: list[str]) -> None:
     """Add notes on evidence from few replicates, given their numbers."""
     for n in sorted({n for n in drawn.values() if n < _FEW_REPLICATES}):
         what = listed([name for name in drawn if drawn[name] == n])
         notes.append(
-            f"Noise floor and p of {what}, {GROUPS[reduction]}, are from {n} replicates, so that p is at least "
+            f"Noise floor and p of {what}, {GROUPS[mode]}, are from {n} replicates, so that p is at least "
             f"{1 / (n + 1):.2g}."
         )
 
@@ -141,7 +141,7 @@ _LEFT_OUT = "Bootstrap intervals are left out: {}."
 
 
 def with_intervals(
-    lines: Sequence[Line], p: Predictions | None, why_not: str, ordered: Sequence[NamedReduction]
+    lines: Sequence[Line], p: Predictions | None, why_not: str, ordered: Sequence[NamedMode]
 ) -> tuple[list[Line], list[str]]:
     """Return lines with bootstrap intervals where these are fast and missing, and notes on omissions.
 
@@ -149,13 +149,13 @@ def with_intervals(
         lines: with their evidence.
         p: predictions; None if there are none.
         why_not: why there are none, a clause.
-        ordered: reductions with rank-based lines that need labels.
+        ordered: modes with rank-based lines that need labels.
     """
     if p is None:
         return list(lines), [_LEFT_OUT.format(why_not)] if why_not else []
     limits = [(each, MOST_EVENTS) for each in score_estimators(p.task)]
     for r in ordered:
-        corp = LineEstimator(r, ExactSample(r), partial(corp_values, reduction=r), f"DSC and UNC, {GROUPS[r]}")
+        corp = LineEstimator(r, ExactSample(r), partial(corp_values, mode=r), f"DSC and UNC, {GROUPS[r]}")
         limits.append((corp, MOST_IN_ORDER))
     fast, notes = [], []
     for each, most in limits:

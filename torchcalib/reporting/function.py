@@ -26,7 +26,7 @@ def report(
     """Compute every score and calibration error of a set of predictions.
 
     - Scores: accuracy, NLL, Brier, ECD.
-    - For every reduction, errors over equal-width bins: ECE, ESCE, MCE, RMSCE.
+    - For every mode, errors over equal-width bins: ECE, ESCE, MCE, RMSCE.
     - Rank-based values for one series of confidences, and for labels: ACE with the same number of bins, TCE with the
       defaults of `torchcalib.tce` (`tests` has its decisions), KS, and the parts of the Brier score of the event,
       MCB - DSC + UNC. For each class of a multi-class task they take too long; use `torchcalib.ace` and the others.
@@ -76,7 +76,7 @@ def report(
     Example:
         >>> import torch
         >>> r = report(torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
-        >>> round(r["ece/positive_class"], 6)
+        >>> round(r["ece/positive"], 6)
         0.2
     """
     weights = options.pop("weights", None)

@@ -102,7 +102,7 @@ class GroupBins:
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
         sums = settled(self.sums, self.apart)[places]
-        average = self.accumulator.reduction == "classwise"
+        average = self.accumulator.mode == "classwise"
 
         def evidence(some: Tensor, n_replicates: int) -> Evidence:
             bins = self.accumulator.wrap(some)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import NamedReduction, reductions_of
+from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.ranked import RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
@@ -25,8 +25,8 @@ from torchcalib.reporting.data import Line
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)
 
-GROUPS: dict[NamedReduction, str] = {
-    "positive_class": "positive class",
+GROUPS: dict[NamedMode, str] = {
+    "positive": "positive class",
     "top_label": "top label",
     "classwise": "class-wise",
 }
@@ -77,54 +77,52 @@ def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str
     return values
 
 
-def error_values(b: BinStats, reduction: NamedReduction) -> dict[str, Tensor]:
+def error_values(b: BinStats, mode: NamedMode) -> dict[str, Tensor]:
     """Return every error over equal-width bins `(...)`; class-wise the mean over classes."""
     values = {m.__name__.lower(): m.from_bins(b) for m in ERRORS}
     values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
-    classwise = reduction == "classwise"
-    return {f"{name}/{reduction}": value.mean(-1) if classwise else value for name, value in values.items()}
+    classwise = mode == "classwise"
+    return {f"{name}/{mode}": value.mean(-1) if classwise else value for name, value in values.items()}
 
 
-def order_values(sample: RankedSample, has_labels: bool, reduction: NamedReduction, n_bins: int) -> dict[str, Tensor]:
+def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins: int) -> dict[str, Tensor]:
     """Return every rank-based value, the mean over labels if there are any.
 
     Args:
         sample: `(..., N)`, or `(..., L, N)` for labels.
         has_labels: whether outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
-        reduction: the kind of confidence.
+        mode: the kind of confidence.
         n_bins: of the ACE.
     """
-    values = {
-        f"ace/{reduction}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, reduction)
-    }
+    values = {f"ace/{mode}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, mode)}
     if has_labels:
         tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
-        values[f"tce/{reduction}"] = _mean(lambda s: tce(_TESTED.of(s)), sample, reduction)
-    values[f"ks/{reduction}"] = _mean(ks_from_sample, sample, reduction)
-    return values | (corp_values(sample, reduction) if has_labels else {})
+        values[f"tce/{mode}"] = _mean(lambda s: tce(_TESTED.of(s)), sample, mode)
+    values[f"ks/{mode}"] = _mean(ks_from_sample, sample, mode)
+    return values | (corp_values(sample, mode) if has_labels else {})
 
 
-def corp_values(sample: RankedSample, reduction: NamedReduction) -> dict[str, Tensor]:
+def corp_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
     """Return MCB, DSC and UNC of the Brier score of the event; arguments as of `order_values`."""
-    parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, reduction).unbind(-1))
-    return {f"{name}/{reduction}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
+    parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, mode).unbind(-1))
+    return {f"{name}/{mode}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
 
 
-def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, reduction: NamedReduction) -> Tensor:
+def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: NamedMode) -> Tensor:
     values = by_pieces(value, sample)
-    return values.mean(sample.score.dim() - 2) if reduction == "classwise" else values
+    return values.mean(sample.score.dim() - 2) if mode == "classwise" else values
 
 
-def has_table(task: Task, reduction: NamedReduction) -> bool:
-    """Return whether a reduction has one bin table and one sample, rather than one for each of C classes."""
-    return reduction != "classwise" or task == "multilabel"
+def has_table(task: Task, mode: NamedMode) -> bool:
+    """Return whether a mode has one bin table and one sample, rather than one for each of C classes."""
+    return mode != "classwise" or task == "multilabel"
 
 
 class LineEstimator(NamedTuple):
     """Lines that are functions of one statistic.
 
     Attributes:
-        key: of the statistic: a score, or the reduction of bins.
+        key: of the statistic: a score, or the mode of bins.
         accumulator: of the statistic: `ScoreAccumulator`, `EqualWidthBins` or `ExactSample`.
         values: function from statistics `(...)` to the values of lines `(...)`, by their keys.
         name: of the lines, for people.
@@ -148,12 +146,12 @@ def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = F
     """Return the estimators of the errors over equal-width bins, with what noise floors and tables need if asked."""
     return [
         LineEstimator(
-            reduction,
-            EqualWidthBins(reduction, n_bins, right, with_noise and has_table(task, reduction), with_noise),
-            partial(error_values, reduction=reduction),
-            f"the errors over equal-width bins, {GROUPS[reduction]}",
+            mode,
+            EqualWidthBins(mode, n_bins, right, with_noise and has_table(task, mode), with_noise),
+            partial(error_values, mode=mode),
+            f"the errors over equal-width bins, {GROUPS[mode]}",
         )
-        for reduction in reductions_of(task)
+        for mode in modes_of(task)
     ]
 
 
@@ -165,20 +163,20 @@ class Statistics:
         task: of the predictions.
         n_bins: of the ACE.
         sums: of `score_estimators` and `bin_estimators`, by their keys.
-        samples: for each reduction with rank-based values, `(N,)`, or `(L, N)` for labels.
+        samples: for each mode with rank-based values, `(N,)`, or `(L, N)` for labels.
         has_labels: whether all outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
     """
 
     task: Task
     n_bins: int
     sums: Mapping[str, Any]
-    samples: Mapping[NamedReduction, RankedSample]
+    samples: Mapping[NamedMode, RankedSample]
     has_labels: bool
 
     @property
-    def bins(self) -> dict[NamedReduction, BinStats]:
-        """Bins of equal width, for each reduction."""
-        return {reduction: self.sums[reduction] for reduction in reductions_of(self.task)}
+    def bins(self) -> dict[NamedMode, BinStats]:
+        """Bins of equal width, for each mode."""
+        return {mode: self.sums[mode] for mode in modes_of(self.task)}
 
     @property
     def _by_class(self) -> ScoreSum:
@@ -207,16 +205,16 @@ class Statistics:
         """Class-wise ECE of every class or label."""
         return tuple(ece_from_bins(self.bins["classwise"]).tolist()) if "classwise" in self.bins else ()
 
-    def tables(self) -> dict[NamedReduction, BinTable]:
+    def tables(self) -> dict[NamedMode, BinTable]:
         """Return the bin tables, all labels pooled."""
         tables = {}
-        for reduction, bins in self.bins.items():
-            if has_table(self.task, reduction):
+        for mode, bins in self.bins.items():
+            if has_table(self.task, mode):
                 pooled = replace(bins, sums=bins.sums.sum(0)) if self.task == "multilabel" else bins
-                tables[reduction] = BinTable.of(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
+                tables[mode] = BinTable.of(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
         return tables
 
-    def tests(self) -> dict[NamedReduction, TCETable]:
+    def tests(self) -> dict[NamedMode, TCETable]:
         """Return the bins of the TCE with the decisions of its test, all labels pooled; none without labels."""
         samples = self.samples if self.has_labels else {}
         return {r: _TESTED.of(s.pooled()).test_table(alpha=_ALPHA, test="binomial") for r, s in samples.items()}
@@ -230,22 +228,22 @@ class Statistics:
             s = self.sums[metric.__name__]
             values |= score_values(metric, s, self.task)
             naive[metric.__name__.lower()] = float(scored(metric.score, task=self.task).of_prior(s))
-        for reduction, bins in self.bins.items():
-            values |= error_values(bins, reduction)
-            if reduction in self.samples:
-                values |= order_values(self.samples[reduction], self.has_labels, reduction, self.n_bins)
-        for reduction in self.samples if self.has_labels else ():
+        for mode, bins in self.bins.items():
+            values |= error_values(bins, mode)
+            if mode in self.samples:
+                values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
+        for mode in self.samples if self.has_labels else ():
             # A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then.
             # The top label of the class frequencies is right as often as the most frequent class occurs.
-            unc, is_top, likeliest = float(values[f"unc/{reduction}"]), reduction == "top_label", max(self.priors)
-            perfect |= dict.fromkeys((f"dsc/{reduction}", f"unc/{reduction}"), 0.0 if is_top else unc)
-            naive[f"unc/{reduction}"] = likeliest * (1 - likeliest) if is_top else unc
+            unc, is_top, likeliest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
+            perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
+            naive[f"unc/{mode}"] = likeliest * (1 - likeliest) if is_top else unc
         lines = []
         for key, value in values.items():
             name, _, of = key.partition("/")
             line = Line(
                 key=key,
-                group=GROUPS[of] if of else "scores",  # type: ignore[index]  # a reduction
+                group=GROUPS[of] if of else "scores",  # type: ignore[index]  # a mode
                 value=float(value),
                 naive=naive.get(key, 0.0),
                 **_METADATA[name],

@@ -125,7 +125,7 @@ class SampleOrSketch:
     @property
     def _sketch(self) -> LogitCells:
         resolution = max(1, min(RESOLUTION, _RESOLUTION_IN_ALL // torch.Size(self.kind.lead).numel()))
-        return LogitCells(self.kind.accumulator.reduction, resolution, self.kind.from_logits)
+        return LogitCells(self.kind.accumulator.mode, resolution, self.kind.from_logits)
 
     def _with(self, sample: RankedSample) -> BinStats:
         """Return the cells, with those of more samples."""

@@ -15,7 +15,7 @@ from torchcalib.io.saved import load_saved, write_whole
 from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
 from torchcalib.reporting.building import ReportBuilder
 
-FORMAT, VERSION = "torchcalib report state", 6
+FORMAT, VERSION = "torchcalib report state", 7
 
 
 def save_report_state(builder: ReportBuilder, path: str | Path) -> None:

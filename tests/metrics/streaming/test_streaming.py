@@ -166,7 +166,7 @@ def test_collection_behaves_as_a_metric_collection_of_torchcalib_metrics_alone()
 
 @pytest.mark.parametrize("with_ecd", [True, False])
 def test_bin_table_of_a_stream_is_that_of_one_call(with_ecd):
-    options = {"task": "multiclass", "reduction": "classwise", "n_bins": 5}
+    options = {"task": "multiclass", "mode": "classwise", "n_bins": 5}
     metric = tc.ECE(num_classes=4, with_ecd=with_ecd, **options)
     preds = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
     target = torch.arange(60) % 4

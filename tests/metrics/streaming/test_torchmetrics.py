@@ -155,7 +155,7 @@ def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
 
 @pytest.mark.parametrize(("task", "size"), [("multiclass", "num_classes"), ("multilabel", "num_labels")])
 def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
-    case = Case("", tc.ece, tc.ECE, task, {"reduction": "classwise", "average": None}, {size: N_CLASSES})
+    case = Case("", tc.ece, tc.ECE, task, {"mode": "classwise", "average": None}, {size: N_CLASSES})
     tracker = MetricTracker(MetricCollection([ClasswiseWrapper(case.metric())]), maximize=None)
     assert tracker.maximize == [False] * N_CLASSES
     values = []

@@ -17,7 +17,7 @@ from torchcalib.reporting.comparison import groups
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 
 HALVES = torch.full((4,), 0.5)
-MAIN = {"binary": "positive_class", "multiclass": "top_label", "multilabel": "classwise"}
+MAIN = {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}
 
 
 def ends(difference):
@@ -89,12 +89,12 @@ def test_verdicts_follow_what_is_better_in_a_number():
     logits, target = systems("binary", n=1500)
     compared = tc.compare(logits, target, task="binary", from_logits=True, **FEW)
     assert compared.baseline == "calibrated"
-    better = {"accuracy": "higher", "dsc/positive_class": "higher", "nll": "lower"}
+    better = {"accuracy": "higher", "dsc/positive": "higher", "nll": "lower"}
     better |= {"ecd": "nearer to 0", "esce/top_label": "nearer to 0"}
     assert {key: compared[key].better for key in better} == better
-    sure = ("nll", "ece/positive_class", "ecd", "esce/top_label", "mcb/top_label")
+    sure = ("nll", "ece/positive", "ecd", "esce/top_label", "mcb/top_label")
     verdicts = {("accuracy", "sure"): "not told apart", **{(key, "sure"): "worse" for key in sure}}
-    verdicts |= {("accuracy", "noisy"): "worse", ("dsc/positive_class", "noisy"): "worse"}
+    verdicts |= {("accuracy", "noisy"): "worse", ("dsc/positive", "noisy"): "worse"}
     assert {(key, name): compared[key].differences[name].verdict for key, name in verdicts} == verdicts
     assert compared.sentences["sure"].startswith("sure is worse calibrated than calibrated: its ECE is higher by")
     back = tc.compare(dict(reversed(logits.items())), target, task="binary", from_logits=True, **FEW)
@@ -214,7 +214,7 @@ def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_cal
         target = torch.bernoulli(sharp, generator=g).long()
         dull = torch.where(sharp > 0.5, sharp[sharp > 0.5].mean(), sharp[sharp <= 0.5].mean())
         compared = tc.compare({"sharp": sharp, "dull": dull}, target, task="binary", n_replicates=199)
-        found = compared["ece/positive_class"].differences["dull"]
+        found = compared["ece/positive"].differences["dull"]
         n_wrong += found.verdict != "not told apart"
         n_naive += found.interval.low > 0 or found.interval.high < 0
     assert n_wrong <= 8 < 40 <= n_naive, (n_wrong, n_naive)

@@ -24,7 +24,7 @@ HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}
         (plots.reliability_diagram, lambda: quick("binary").main_table),
         (plots.confidence_histogram, lambda: quick("binary").main_table),
         (plots.tce_diagram, small_blocks),
-        (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive_class"]),
+        (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive"]),
         (plots.training_curve, lambda: HISTORY),
         (plots.difference_plot, lambda: compared("binary")),
     ],

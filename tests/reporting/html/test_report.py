@@ -141,7 +141,7 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
         written = save_report(full("binary"), out)
         assert matplotlib.rcParams.copy() == before
     pictures = ["reliability", "confidence", "reliability_top_label", "confidence_top_label"]
-    pictures += ["test_positive_class", "test_top_label"]
+    pictures += ["test_positive", "test_top_label"]
     expected = {f"{name}.{end}" for name in pictures for end in ("png", "svg")} | {"report.json", "report.html"}
     assert {path.name for path in written} == expected
     assert sorted(written) == sorted(out.iterdir())

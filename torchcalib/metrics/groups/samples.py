@@ -21,7 +21,7 @@ class GroupedSample:
     """Samples of all groups.
 
     Attributes:
-        whole: all samples, of all groups together, `(*B, *S, M)`: B batch axes, and S what the reduction keeps apart.
+        whole: all samples, of all groups together, `(*B, *S, M)`: B batch axes, and S what the mode keeps apart.
         groups: the group of every sample `(*B, M)`, integers in [0, num_groups).
         num_groups: G.
     """
@@ -104,7 +104,7 @@ class GroupedSamples(NamedTuple):
 
     Attributes:
         scores, outcomes, weights, left_out: see there.
-        groups: int32 `(*B, n)`, without the axis of classes or labels that a reduction keeps apart.
+        groups: int32 `(*B, n)`, without the axis of classes or labels that a mode keeps apart.
     """
 
     scores: list[Tensor]

@@ -55,7 +55,7 @@ def compare(
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
     The values are those of `torchcalib.report`: scores (accuracy, NLL, Brier, ECD, and NLL and Brier divided by those
-    of the class frequencies), errors over equal-width bins for every reduction, and rank-based errors for one series of
+    of the class frequencies), errors over equal-width bins for every mode, and rank-based errors for one series of
     confidences, or for labels. UNC is omitted because it does not depend on the system.
 
     A difference is the value of a system minus that of the first one. For signed metrics (ECD and ESCE) it is the

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.events import NamedReduction
+from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
@@ -110,9 +110,9 @@ class GroupedSums:
             yield self.accumulator.wrap(sums.reshape(len(some), *self.sums.shape[1:]))
 
 
-def grouped_sample(reduction: NamedReduction, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
+def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
     """Return an accumulator of ranked samples with their groups."""
-    sample = ExactSample(reduction)
+    sample = ExactSample(mode)
     lead = sample.lead(like.task, num_classes)
     return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MOST_GROUPS))
 

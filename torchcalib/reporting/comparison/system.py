@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from torchcalib.core.events import NamedReduction, reductions_of
+from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.groups.samples import GroupedSample
 from torchcalib.reporting.accumulators import Accumulated
@@ -45,7 +45,7 @@ class System:
         right: see `torchcalib.report`.
 
     Attributes:
-        samples: with their groups, for each reduction with rank-based lines; none if there are too many, or if weights
+        samples: with their groups, for each mode with rank-based lines; none if there are too many, or if weights
             are no counts.
     """
 
@@ -56,8 +56,8 @@ class System:
             (each, GroupedSums(each.accumulator, each.accumulator.shape(task, num_classes), like.given.device))
             for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
         ]
-        self.samples: dict[NamedReduction, Accumulated[GroupedSample]] = {
-            r: grouped_sample(r, like, num_classes) for r in reductions_of(task) if has_table(task, r)
+        self.samples: dict[NamedMode, Accumulated[GroupedSample]] = {
+            r: grouped_sample(r, like, num_classes) for r in modes_of(task) if has_table(task, r)
         }
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
@@ -72,7 +72,7 @@ class System:
 
     @property
     def size(self) -> int:
-        """Largest number of samples of a reduction, every label of a sample being one."""
+        """Largest number of samples of a mode, every label of a sample being one."""
         return max((sum(x.numel() for x in each.content.scores) for each in self.samples.values()), default=0)
 
     @property
@@ -95,7 +95,7 @@ class System:
             task=self._task,
             n_bins=self._n_bins,
             sums={each.key: grouped.statistic() for each, grouped in self._sums},
-            samples={reduction: each.statistic.whole for reduction, each in self.samples.items()},
+            samples={mode: each.statistic.whole for mode, each in self.samples.items()},
             has_labels=has_labels,
         )
 
@@ -112,9 +112,9 @@ class System:
         for each, sums in self._sums:
             for statistic in sums.replicates(draws) if len(sums.sums) > 1 else ():
                 yield each.values(statistic)
-        for reduction, grouped in self.samples.items() if self.size <= MOST_IN_ORDER else ():
+        for mode, grouped in self.samples.items() if self.size <= MOST_IN_ORDER else ():
             for sample in replicates_of_sample(grouped.statistic, draws, REPLICATES_IN_ORDER):
-                yield order_values(sample, has_labels, reduction, self._n_bins)
+                yield order_values(sample, has_labels, mode, self._n_bins)
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
@@ -124,7 +124,7 @@ def expected_ece(s: Statistics) -> dict[str, float]:
     value has the mean sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
-    for reduction, b in s.bins.items():
+    for mode, b in s.bins.items():
         deviation = (b.share * (b.confidence * (1 - b.confidence) / b.n).sqrt()).nan_to_num()
-        found[f"ece/{reduction}"] = math.sqrt(2 / math.pi) * float(deviation.sum(-1).mean())
+        found[f"ece/{mode}"] = math.sqrt(2 / math.pi) * float(deviation.sum(-1).mean())
     return found

@@ -34,7 +34,7 @@ from torchcalib.reporting.monitoring.history import History
 _LONGEST_NAME = 200  # letters of a group's name
 
 _EVENTS = {
-    "positive_class": (
+    "positive": (
         "positive class",
         "Confidence is the probability of y = 1; the outcome is whether y is 1.",
     ),
@@ -94,7 +94,7 @@ def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
     """Write the report into a folder: `report.json`, `report.html`, and PNG and SVG of every diagram.
 
     The pictures of the main table are `reliability` and `confidence`; those of another one carry its name, such as
-    `reliability_top_label`. Those of tests are `test_positive_class` and the like, that of a history is `training`.
+    `reliability_top_label`. Those of tests are `test_positive` and the like, that of a history is `training`.
     Each file is complete or absent; one of the same name is replaced.
 
     Args:
