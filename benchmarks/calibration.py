@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import peers
 from benchmarks.job import Job, Peer, Sides
 from benchmarks.samples import overconfident_logits
+from torchcalib.calibration import AffineScaling, TemperatureScaling, relative_calibration_loss
+from torchcalib.inference import bootstrap
 
 GIVEN = {"task": "multiclass", "from_logits": True}
 
@@ -22,7 +25,7 @@ PLAIN = "torch: softmax @ cost, argmin, gather"
 def temperature(name: str, peer: Callable[[Tensor, Tensor], object], n: int = 10_000, num_classes: int = 100) -> Sides:
     """Both sides take logits; ours validates them."""
     logits, target = overconfident_logits(n, num_classes)
-    return Sides(lambda: tc.Temperature().fit(logits, target, **GIVEN), {name: lambda: peer(logits, target)})
+    return Sides(lambda: TemperatureScaling().fit(logits, target, **GIVEN), {name: lambda: peer(logits, target)})
 
 
 def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
@@ -30,13 +33,13 @@ def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
     logits, target = overconfident_logits(n, num_classes)
     log_q = logits.log_softmax(-1).double()
     peer = {PSRCAL: lambda: peers.affine_fit(log_q, target)}
-    return Sides(lambda: tc.DPCalibration().fit(logits, target, **GIVEN), peer)
+    return Sides(lambda: AffineScaling().fit(logits, target, **GIVEN), peer)
 
 
 def bootstrapped_rcl(n_replicates: int = 100, n: int = 10_000, num_classes: int = 10) -> Sides:
     """Interval of the RCL: each replicate cross-validates the affine calibration in 5 folds."""
     logits, target = overconfident_logits(n, num_classes)
-    return Sides(lambda: tc.bootstrap(tc.rcl, logits, target, n_replicates=n_replicates, **GIVEN))
+    return Sides(lambda: bootstrap(relative_calibration_loss, logits, target, n_replicates=n_replicates, **GIVEN))
 
 
 def bayes_risk_with_reject(n: int = 10_000, num_classes: int = 1_000) -> Sides:
@@ -44,7 +47,7 @@ def bayes_risk_with_reject(n: int = 10_000, num_classes: int = 1_000) -> Sides:
     cost = tc.CostMatrix.zero_one(num_classes).with_reject(0.1)
     matrix = torch.tensor(cost.costs)
     return Sides(
-        lambda: tc.bayes_risk(logits, target, cost=cost, **GIVEN),
+        lambda: F.bayes_risk(logits, target, cost=cost, **GIVEN),
         {PLAIN: lambda: peers.plain_bayes_risk(logits, target, matrix)},
     )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import peers
 from benchmarks.job import Job, Peer, Sides
 from benchmarks.samples import overconfident_logits
@@ -21,7 +22,7 @@ TOPK = "torch: softmax, topk, bincount"
 def skce(estimator: str, at_once: bool = False, n: int = 1_000_000, num_classes: int = 10) -> Sides:
     logits, target = overconfident_logits(n, num_classes)
     peer = {AT_ONCE: lambda: peers.skce_at_once(logits, target)} if at_once else {}
-    return Sides(lambda: tc.skce(logits, target, estimator=estimator, **GIVEN), peer)
+    return Sides(lambda: F.skce(logits, target, estimator=estimator, **GIVEN), peer)
 
 
 def gradient(function: Callable[..., Tensor], n: int, num_classes: int = 10, **options: Any) -> Sides:
@@ -38,7 +39,7 @@ def gradient(function: Callable[..., Tensor], n: int, num_classes: int = 10, **o
 def canonical_error(n: int = 5_000, num_classes: int = 10, bandwidth: float = 0.05) -> Sides:
     logits, target = overconfident_logits(n, num_classes)
     return Sides(
-        lambda: tc.canonical_error(logits, target, bandwidth=bandwidth, **GIVEN),
+        lambda: F.canonical_error(logits, target, bandwidth=bandwidth, **GIVEN),
         {AT_ONCE: lambda: peers.dirichlet_error_at_once(logits, target, bandwidth)},
     )
 
@@ -46,7 +47,7 @@ def canonical_error(n: int = 5_000, num_classes: int = 10, bandwidth: float = 0.
 def top_5(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
     logits, target = overconfident_logits(n, num_classes, separation=4.0)
     return Sides(
-        lambda: tc.ece(logits, target, mode=tc.TopK(5), n_bins=n_bins, **GIVEN),
+        lambda: F.ece(logits, target, mode=tc.TopK(5), n_bins=n_bins, **GIVEN),
         {TOPK: lambda: peers.top_k_ece(logits, target, 5, n_bins)},
     )
 
@@ -63,7 +64,7 @@ JOBS = [
     ),
     Job(
         "SKCE, all pairs, 10,000 x 10, forward + backward",
-        partial(gradient, tc.skce, n=10_000),
+        partial(gradient, F.skce, n=10_000),
         extra_bytes=50_000_000,
         rounds=3,
     ),
@@ -76,7 +77,7 @@ JOBS = [
     ),
     Job(
         "canonical error, 5,000 x 10, forward + backward",
-        partial(gradient, tc.canonical_error, n=5_000, bandwidth=0.05),
+        partial(gradient, F.canonical_error, n=5_000, bandwidth=0.05),
         extra_bytes=50_000_000,
         rounds=3,
     ),

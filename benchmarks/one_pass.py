@@ -8,6 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import peers
 from benchmarks.job import OURS, Job, Peer, Sides
 from benchmarks.samples import like_imagenet_dogs, overconfident_logits
@@ -28,7 +29,7 @@ network_logits = partial(overconfident_logits, separation=4.0)  # accuracy 70% f
 def ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
     logits, target = network_logits(n, num_classes)
     return Sides(
-        lambda: tc.ece(logits, target, n_bins=n_bins, **GIVEN),
+        lambda: F.ece(logits, target, n_bins=n_bins, **GIVEN),
         {
             LOGSUMEXP: lambda: peers.logsumexp_in_chunks(logits),
             TORCHMETRICS: lambda: peers.torchmetrics_ece(logits, target, n_bins),
@@ -76,7 +77,7 @@ def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, clas
     given = {"num_classes": num_classes, **GIVEN}
 
     def ours() -> dict[str, Tensor]:
-        members = {cls.__name__: cls(**given) for cls in (tc.NLL, tc.Brier, tc.ECD, tc.Accuracy)}
+        members = {cls.__name__: cls(**given) for cls in (tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy)}
         members |= {cls.__name__: cls(n_bins=n_bins, **given) for cls in (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)}
         if classwise:
             members["classwise_ECE"] = tc.ECE(n_bins=n_bins, mode="classwise", **given)
@@ -100,7 +101,7 @@ def binary_ece(n: int = 1_000_000, n_bins: int = 15) -> Sides:
     p, y = preds.numpy(), target.numpy()
 
     def ours() -> Tensor:
-        return tc.ece(preds, target, task="binary", n_bins=n_bins)
+        return F.ece(preds, target, task="binary", n_bins=n_bins)
 
     return Sides(
         ours,
@@ -157,7 +158,7 @@ def gradient(n: int = 50_000, num_classes: int = 1_000, together: bool = True) -
             values = tc.CalibrationCollection([tc.ECE(**given), tc.NLL(**given)])(logits, target)
             loss = values["ECE"] + values["NLL"]
         else:
-            loss = tc.ece(logits, target, **GIVEN) + tc.nll(logits, target, **GIVEN)
+            loss = F.ece(logits, target, **GIVEN) + F.nll(logits, target, **GIVEN)
         loss.backward()
         return logits.grad
 

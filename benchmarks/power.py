@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import simulate
 from torchcalib.metrics.base import CalibrationMetric
 
@@ -112,7 +113,7 @@ ERRORS: dict[str, Callable[..., CalibrationMetric]] = {
     "CORP MCB": tc.CORP,
     "TCE": tc.TCE,
 }
-SMALL_ERRORS = {"ECE": (tc.ECE, tc.ece), "ESCE": (tc.ESCE, tc.esce)}
+SMALL_ERRORS = {"ECE": (tc.ECE, F.ece), "ESCE": (tc.ESCE, F.esce)}
 SLOW = {"KS": 4, "CORP MCB": 5, "TCE": 10}
 """These errors have that many times fewer data sets."""
 LARGEST = {"TCE": 200}
@@ -123,7 +124,7 @@ def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, targe
     """Return the share of data sets `(D, N)` with a p-value of at most 5 %."""
     metric = error(task="binary", batch_shape=(len(preds),))
     metric.update(preds, target)
-    found = metric.evidence(n_replicates=N_REPLICATES, with_interval=False)
+    found = metric.test(n_replicates=N_REPLICATES, with_interval=False)
     return float((found.p_value <= LEVEL + 1e-9).double().mean())
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import peers
 from benchmarks.job import Job, Peer, Sides
 from benchmarks.samples import like_imagenet_dogs, softmax_outputs
@@ -21,13 +21,13 @@ SKLEARN = ("scikit-learn",)
 def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
     """TCE. The peer tests every 50th of the sorted predictions against the same blocks."""
     preds, target = like_imagenet_dogs(n)
-    table = tc.tce_table(preds, target, task="binary")
+    table = F.tce_table(preds, target, task="binary")
     sizes, positives = table.n.long(), (table.n * table.frequency).round().long()
     every = torch.arange(0, n, n // tested)
     block = torch.searchsorted(sizes.cumsum(-1), every, right=True)
     subset = (preds.sort().values[every].numpy(), positives[block].numpy(), sizes[block].numpy())
     return Sides(
-        lambda: tc.tce(preds, target, task="binary"),
+        lambda: F.tce(preds, target, task="binary"),
         {ONE_TEST_EACH: lambda: peers.one_test_per_prediction(*subset)},
         {ONE_TEST_EACH: len(every) / n},
     )
@@ -38,7 +38,7 @@ def rejections_alone(n: int = 50_000) -> Sides:
     from torchcalib.special.bin_tests import rejected_in_bins
 
     preds, target = like_imagenet_dogs(n)
-    table = tc.tce_table(preds, target, task="binary")
+    table = F.tce_table(preds, target, task="binary")
     sizes, positives = table.n.long(), (table.n * table.frequency).round().long()
     ordered = preds.sort().values
     ends = sizes.cumsum(-1)
@@ -64,7 +64,7 @@ def pava_bc_loop(n: int = 50_000_000) -> Sides:
 
 def tce_of_classes(n: int = 50_000, num_classes: int = 1_000) -> Sides:
     preds, target = softmax_outputs(n, num_classes)
-    return Sides(lambda: tc.tce(preds, target, task="multiclass"))
+    return Sides(lambda: F.tce(preds, target, task="multiclass"))
 
 
 def of_binary(
@@ -82,7 +82,7 @@ def of_binary(
     return Sides(partial(function, preds, target, task="binary", **options), theirs)
 
 
-ace = partial(of_binary, tc.ace, QUANTILE_CURVE, partial(peers.quantile_calibration_curve, n_bins=15), n_bins=15)
+ace = partial(of_binary, F.ace, QUANTILE_CURVE, partial(peers.quantile_calibration_curve, n_bins=15), n_bins=15)
 
 TCE = Job(
     "TCE, 50,000",
@@ -105,17 +105,17 @@ JOBS = [
     ),
     Job("ACE, 1 million, float64", ace, (Peer(QUANTILE_CURVE, needs=SKLEARN),)),
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),
-    Job("KS, 1 million", partial(of_binary, tc.ks)),
+    Job("KS, 1 million", partial(of_binary, F.ks)),
     Job(
         "CORP, 1 million",
-        partial(of_binary, tc.corp, ISOTONIC_FIT, peers.isotonic_fit),
+        partial(of_binary, F.corp, ISOTONIC_FIT, peers.isotonic_fit),
         (Peer(ISOTONIC_FIT, needs=SKLEARN),),
     ),
     Job(
         "smECE, 1 million",
-        partial(of_binary, tc.smece, SMOOTH, peers.relplot_smece),
+        partial(of_binary, F.smece, SMOOTH, peers.relplot_smece),
         (Peer(SMOOTH, 1 / 10, needs=("relplot",)),),
     ),
-    Job("ICI, 1 million", partial(of_binary, tc.ici), seconds=1),
-    Job("Cox slope and intercept, 1 million", partial(of_binary, tc.cox, eps=1e-12), seconds=1),
+    Job("ICI, 1 million", partial(of_binary, F.ici), seconds=1),
+    Job("Cox slope and intercept, 1 million", partial(of_binary, F.cox, eps=1e-12), seconds=1),
 ]

@@ -27,7 +27,16 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import simulate
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+    cross_val_calibrate,
+    relative_calibration_loss,
+)
 from torchcalib.calibration.calibrator import Calibrator
 
 DATA = Path(os.environ.get("TORCHCALIB_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -106,15 +115,15 @@ def ecd_1() -> Iterator[Cell]:
         given = {"preds": preds, "target": target, "task": "binary"}
         answer = recorded_answer("sim_ecd.npz", f"ecd/fixture/{sigma:g}".replace(".", "p"))
         whole = {
-            "ECE": tc.ece(**given, n_bins=10).item(),
-            "ESCE": tc.esce(**given, n_bins=10).item(),
-            "ECD": tc.ecd(**given).item(),
+            "ECE": F.ece(**given, n_bins=10).item(),
+            "ESCE": F.esce(**given, n_bins=10).item(),
+            "ECD": F.ecd(**given).item(),
         }
         if printed is not None:
             yield Cell(f"sigma {sigma:g}", "ECE", whole["ECE"], printed, note="does not follow from the text")
         for name, value in whole.items():
             yield Cell(f"sigma {sigma:g}", name, value, answer and f"{answer[name]:.8f}", recorded=True)
-        table = tc.bin_table(**given, n_bins=10).to_dict()
+        table = F.calibration_curve(**given, n_bins=10).to_dict()
         for b in range(10):
             for name, column, key in (("n", "n", "cnt"), ("ESCE", "gap", "esce"), ("ECD", "ecd", "ecd")):
                 row = f"sigma {sigma:g}, bin {b / 10:.1f}-{(b + 1) / 10:.1f}"
@@ -143,12 +152,12 @@ def published(preds: Tensor, target: Tensor) -> dict[str, float]:
     given = {"preds": preds, "target": target, "task": "binary"}
     split = {**given, "ties": "split"}
     values = {
-        "TCE": tc.tce(**split),
-        "TCE(Q)": tc.tce(**split, bins="equal_mass", n_bins=10),
-        "ECE": tc.ece(**given, n_bins=10),
-        "ACE": tc.ace(**split, n_bins=10),
-        "MCE": tc.mce(**given, n_bins=10),
-        "MCE(Q)": tc.mce(**given, n_bins=10, bins="equal_mass"),
+        "TCE": F.tce(**split),
+        "TCE(Q)": F.tce(**split, bins="equal_mass", n_bins=10),
+        "ECE": F.ece(**given, n_bins=10),
+        "ACE": F.ace(**split, n_bins=10),
+        "MCE": F.mce(**given, n_bins=10),
+        "MCE(Q)": F.mce(**given, n_bins=10, bins="equal_mass"),
     }
     return {name: value.item() for name, value in values.items()}
 
@@ -189,9 +198,9 @@ EPSR_1 = {  # 100 (NCE - semi-empirical NCE) / NCE, for 200, 2,000 and 20,000 sa
 }
 
 CALIBRATORS: dict[str, Calibrator[Any]] = {
-    "aff": tc.DPCalibration(),
-    "tem": tc.Temperature(),
-    "his": tc.HistogramBinning(n_bins=15, right=True, empty="zero"),
+    "aff": AffineScaling(),
+    "tem": TemperatureScaling(),
+    "his": HistogramBinning(n_bins=15, right=True, empty="zero"),
 }
 
 
@@ -217,7 +226,7 @@ def published_folds(num_classes: int, n: int) -> dict[tuple[str, str], Tensor]:
 
 
 def calibration(log_q: Tensor, target: Tensor, calibrator: str, **trained: Any) -> dict[str, Any]:
-    """Return arguments of `tc.calibrated`. Histogram binning takes the log-odds of the second class."""
+    """Return arguments of `cross_val_calibrate`. Histogram binning takes the log-odds of the second class."""
     preds, task = (log_q[:, 1] - log_q[:, 0], "binary") if calibrator == "his" else (log_q, "multiclass")
     given = {"preds": preds, "target": target, "task": task, "from_logits": True}
     return given | {"calibrator": CALIBRATORS[calibrator], **trained}
@@ -230,13 +239,13 @@ def fitted_on(how: str, num_classes: int, n: int, system: str, calibrator: str) 
 
 def posteriors(**given: Any) -> Tensor:
     """Return calibrated posteriors of all classes."""
-    after = tc.calibrated(**given)
+    after = cross_val_calibrate(**given)
     return after.exp() if given["task"] == "multiclass" else torch.stack((-after, after), -1).sigmoid()
 
 
 def nce(log_q: Tensor, target: Tensor) -> float:
     """Return the NLL divided by that of the mean target; with posteriors as targets the semi-empirical NCE."""
-    return tc.nll(log_q, target, task="multiclass", from_logits=True, normalize="prior").item()
+    return F.nll(log_q, target, task="multiclass", from_logits=True, normalize="prior").item()
 
 
 def epsr_1() -> Iterator[Cell]:
@@ -276,8 +285,8 @@ def epsr_curves() -> Iterator[Cell]:
         scores = {"task": "binary", "from_logits": True}
         log_odds, prior_log_odds = log_q[:, 1] - log_q[:, 0], torch.tensor([0.6, 0.4], dtype=log_q.dtype).logit()[1]
         for column, weight in (("nce", "uniform"), ("nbs", "beta22")):
-            area = tc.bayes_risk_area(log_odds, systems.target, weight=weight, **scores)
-            naive = tc.bayes_risk_area(prior_log_odds.expand_as(log_odds), systems.target, weight=weight, **scores)
+            area = F.bayes_risk_area(log_odds, systems.target, weight=weight, **scores)
+            naive = F.bayes_risk_area(prior_log_odds.expand_as(log_odds), systems.target, weight=weight, **scores)
             wanted = f"{answers[name][column]:.6f}"
             yield Cell(name, column, (area / naive).item(), wanted, recorded=True, tolerance=1e-6)
 
@@ -294,16 +303,16 @@ def score(name: str, log_q: Tensor, target: Tensor) -> float:
     """Return a score by its name in the recorded answers."""
     given = {"preds": log_q, "target": target, "task": "multiclass", "from_logits": True}
     if match := re.fullmatch(r"nrisk(01r?|imb)", name):
-        return tc.bayes_risk(**given, cost=costs(match[1], log_q.shape[-1]), normalize="prior").item()
+        return F.bayes_risk(**given, cost=costs(match[1], log_q.shape[-1]), normalize="prior").item()
     if name == "nce":
         return nce(log_q, target)
     if name == "nbs":
-        return tc.brier_score(**given, normalize="prior").item()
+        return F.brier_score(**given, normalize="prior").item()
     if match := re.fullmatch(r"eceMC(\d+)", name):
-        return 100 * tc.ece(**given, n_bins=int(match[1]), right=True).item()
+        return 100 * F.ece(**given, n_bins=int(match[1]), right=True).item()
     if match := re.fullmatch(r"eceBIN(\d+)", name):
         probs = log_q.log_softmax(-1)[:, 1].exp()
-        return 100 * tc.ece(probs, target, task="binary", n_bins=int(match[1]), right=True).item()
+        return 100 * F.ece(probs, target, task="binary", n_bins=int(match[1]), right=True).item()
     raise KeyError(name)
 
 
@@ -333,7 +342,11 @@ def epsr_scores() -> Iterator[Cell]:
                 what, of, calibrator, how = trained.groups()
                 fitted = fitted_on(how, classes, 200 * classes, system, calibrator)
                 given = calibration(log_q, target, calibrator, **fitted)
-                value = tc.rcl(**given, score=SCORES[of]).item() if what == "rcl" else nce(log_q, posteriors(**given))
+                value = (
+                    relative_calibration_loss(**given, score=SCORES[of]).item()
+                    if what == "rcl"
+                    else nce(log_q, posteriors(**given))
+                )
                 tolerance = FLOAT32_FIT if what == "rcl" else 5e-4
             yield Cell(f"C = {classes}, {system}", name, value, f"{float(wanted):.4f}", True, tolerance)
 
@@ -343,12 +356,14 @@ def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor) -
     given = {"target": target, "from_logits": True}
     if kind == "calp":
         log_odds = log_q[:, 1] - log_q[:, 0]
-        after = tc.calibrated(log_odds, task="binary", calibrator=tc.Isotonic(), train_on_test=True, **given)
+        after = cross_val_calibrate(
+            log_odds, task="binary", calibrator=IsotonicCalibration(), train_on_test=True, **given
+        )
         return torch.nn.functional.logsigmoid(torch.stack((-after, after), -1))
     if kind == "raw":
         return log_q
-    calibrator = {"cal": tc.DPCalibration(), "calt": tc.Temperature()}[kind]
-    return tc.calibrated(log_q, task="multiclass", calibrator=calibrator, folds=folds, **given)
+    calibrator = {"cal": AffineScaling(), "calt": TemperatureScaling()}[kind]
+    return cross_val_calibrate(log_q, task="multiclass", calibrator=calibrator, folds=folds, **given)
 
 
 def epsr_systems() -> Iterator[Cell]:
@@ -367,7 +382,9 @@ def epsr_systems() -> Iterator[Cell]:
         # The published softmax has the precision of the file.
         log_q, target = data.get("logits", data.get("log_probs")).log_softmax(-1).double(), data["targets"].long()
         if name == "rcl_ce_dxv":
-            value = tc.rcl(log_q, target, task="multiclass", from_logits=True, folds=data["fold_seed0"]).item()
+            value = relative_calibration_loss(
+                log_q, target, task="multiclass", from_logits=True, folds=data["fold_seed0"]
+            ).item()
         else:
             key = entry["file"], kind
             if key not in systems:

@@ -9,6 +9,7 @@ import torch
 from oracles.input import MODES
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 N_CLASSES = 4
 COSTS = {  # more decisions than classes, one with a cost in every class, and a negative cost
@@ -74,29 +75,29 @@ class Case:
 OWN = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}, "binary": {}}
 PRIORS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 SCORES = [
-    ("nll", tc.nll, tc.NLL, {}),
-    ("nce", tc.nll, tc.NLL, {"normalize": "prior"}),
-    ("nll-eps", tc.nll, tc.NLL, {"eps": 0.05}),
-    ("brier", tc.brier_score, tc.Brier, {}),
-    ("nbs", tc.brier_score, tc.Brier, {"normalize": "prior"}),
-    ("brier-classes", tc.brier_score, tc.Brier, {"normalize": "classes"}),
-    ("ecd", tc.ecd, tc.ECD, {}),
-    ("risk", tc.bayes_risk, tc.BayesRisk, {}),
-    ("nrisk", tc.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
-    ("accuracy", tc.accuracy, tc.Accuracy, {}),
+    ("nll", F.nll, tc.NLL, {}),
+    ("nce", F.nll, tc.NLL, {"normalize": "prior"}),
+    ("nll-eps", F.nll, tc.NLL, {"eps": 0.05}),
+    ("brier", F.brier_score, tc.BrierScore, {}),
+    ("nbs", F.brier_score, tc.BrierScore, {"normalize": "prior"}),
+    ("brier-classes", F.brier_score, tc.BrierScore, {"normalize": "classes"}),
+    ("ecd", F.ecd, tc.ECD, {}),
+    ("risk", F.bayes_risk, tc.BayesRisk, {}),
+    ("nrisk", F.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
+    ("accuracy", F.accuracy, tc.Accuracy, {}),
 ]
 BINNED = [
-    ("ece", tc.ece, tc.ECE, {"n_bins": 7}),
-    ("esce", tc.esce, tc.ESCE, {"n_bins": 7}),
-    ("mce", tc.mce, tc.MCE, {"n_bins": 7}),
-    ("rmsce", tc.rmsce, tc.RMSCE, {"n_bins": 7}),
-    ("rmsce-debiased", tc.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
+    ("ece", F.ece, tc.ECE, {"n_bins": 7}),
+    ("esce", F.esce, tc.ESCE, {"n_bins": 7}),
+    ("mce", F.mce, tc.MCE, {"n_bins": 7}),
+    ("rmsce", F.rmsce, tc.RMSCE, {"n_bins": 7}),
+    ("rmsce-debiased", F.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
 ]
 VOTES = [
-    ("tv", tc.total_variation, tc.TotalVariation),
-    ("kl", tc.kl_divergence, tc.KLDivergence),
-    ("entropy", tc.entropy_difference, tc.EntropyDifference),
-    ("votes", tc.votes_distance, tc.VotesDistance),
+    ("tv", F.total_variation, tc.TotalVariation),
+    ("kl", F.kl_divergence, tc.KLDivergence),
+    ("entropy", F.entropy_gap, tc.EntropyGap),
+    ("votes", F.squared_distance, tc.SquaredDistance),
 ]
 
 
@@ -112,7 +113,7 @@ def _cases():
                 kind = "logits" if from_logits else "probs"
                 yield _case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits})
     yield from _of_events(BINNED)
-    for name, function, cls in (("ece", tc.ece, tc.ECE), ("ace", tc.ace, tc.ACE)):
+    for name, function, cls in (("ece", F.ece, tc.ECE), ("ace", F.ace, tc.ACE)):
         for mode in (tc.TopK(2), tc.TopK(3, only=True)):
             options = {"n_bins": 5, "mode": mode, "from_logits": True}
             which = f"{'only' if mode.only else 'top'}_{mode.k}"
@@ -128,13 +129,13 @@ def _cases():
     for task in OWN:
         for name, normalize in (("risk", None), ("nrisk", "prior")):
             options = {"cost": COSTS[2 if task != "multiclass" else N_CLASSES], "normalize": normalize}
-            yield _case(f"{name}-costs-{task}", tc.bayes_risk, tc.BayesRisk, task, options)
+            yield _case(f"{name}-costs-{task}", F.bayes_risk, tc.BayesRisk, task, options)
             if task == "multiclass":
                 options = {**options, "priors": PRIORS, "from_logits": True}
-                yield _case(f"{name}-costs-priors", tc.bayes_risk, tc.BayesRisk, task, options)
+                yield _case(f"{name}-costs-priors", F.bayes_risk, tc.BayesRisk, task, options)
     options = {"cost": COSTS[2], "positive_classes": [1, 3], "from_logits": True}
-    yield _case("risk-costs-set", tc.bayes_risk, tc.BayesRisk, "multiclass", options)
-    for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE)):
+    yield _case("risk-costs-set", F.bayes_risk, tc.BayesRisk, "multiclass", options)
+    for name, function, cls in (("nll", F.nll, tc.NLL), ("ece", F.ece, tc.ECE)):
         yield _case(f"{name}-per-label", function, cls, "multilabel", {"average": None})
     yield from _ranked_cases()
     for task in OWN:
@@ -145,8 +146,8 @@ def _cases():
             yield _case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, in_blocks=True)
     yield from _binless_cases()
     per_class = {"average": None, "mode": "classwise"}
-    yield _case("smece-per-class", tc.smece, tc.SmECE, "multiclass", per_class)
-    yield _case("ece-per-class", tc.ece, tc.ECE, "multiclass", per_class)
+    yield _case("smece-per-class", F.smece, tc.SmECE, "multiclass", per_class)
+    yield _case("ece-per-class", F.ece, tc.ECE, "multiclass", per_class)
 
 
 def _of_events(table):
@@ -160,63 +161,63 @@ def _of_events(table):
 def _ranked_cases():
     yield from _of_events(
         [
-            ("ace", tc.ace, tc.ACE, {"n_bins": 5}),
-            ("mce-mass", tc.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
-            ("tce", tc.tce, tc.TCE, {"alpha": 0.3}),
-            ("ks", tc.ks, tc.KS, {}),
+            ("ace", F.ace, tc.ACE, {"n_bins": 5}),
+            ("mce-mass", F.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
+            ("tce", F.tce, tc.TCE, {"alpha": 0.3}),
+            ("ks", F.ks, tc.KS, {}),
             ("corp", corp_part, tc.CORP, {"component": "mcb"}),
         ]
     )
     for name, function, cls, options in (
-        ("rmsce-mass", tc.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
-        ("mce-pava", tc.mce, tc.MCE, {"bins": "pava"}),
-        ("tce-mass-l2", tc.tce, tc.TCE, {"bins": "equal_mass", "n_bins": 4, "norm": "l2", "alpha": 0.3}),
-        ("tce-width-max", tc.tce, tc.TCE, {"bins": "equal_width", "n_bins": 4, "norm": "max", "alpha": 0.3}),
-        ("tce-edges", tc.tce, tc.TCE, {"bins": (0.0, 0.3, 0.8, 1.0), "right": True, "alpha": 0.3}),
-        ("tce-pava", tc.tce, tc.TCE, {"bins": "pava", "alpha": 0.3}),
-        ("tce-paper", tc.tce, tc.TCE, {"variant": "paper", "alpha": 0.3}),
-        ("tce-t", tc.tce, tc.TCE, {"test": "t", "alpha": 0.3}),
-        ("gce-l2", tc.gce, tc.GCE, {"loss": squared_gap, "bins": "pava_bc", "norm": "l2"}),
-        ("gce-max", tc.gce, tc.GCE, {"loss": squared_gap, "bins": "equal_width", "norm": "max"}),
+        ("rmsce-mass", F.rmsce, tc.RMSCE, {"n_bins": 5, "bins": "equal_mass", "debiased": True}),
+        ("mce-pava", F.mce, tc.MCE, {"bins": "pava"}),
+        ("tce-mass-l2", F.tce, tc.TCE, {"bins": "equal_mass", "n_bins": 4, "norm": "l2", "alpha": 0.3}),
+        ("tce-width-max", F.tce, tc.TCE, {"bins": "equal_width", "n_bins": 4, "norm": "max", "alpha": 0.3}),
+        ("tce-edges", F.tce, tc.TCE, {"bins": (0.0, 0.3, 0.8, 1.0), "right": True, "alpha": 0.3}),
+        ("tce-pava", F.tce, tc.TCE, {"bins": "pava", "alpha": 0.3}),
+        ("tce-paper", F.tce, tc.TCE, {"variant": "paper", "alpha": 0.3}),
+        ("tce-t", F.tce, tc.TCE, {"test": "t", "alpha": 0.3}),
+        ("gce-l2", F.gce, tc.GCE, {"loss": squared_gap, "bins": "pava_bc", "norm": "l2"}),
+        ("gce-max", F.gce, tc.GCE, {"loss": squared_gap, "bins": "equal_width", "norm": "max"}),
         ("corp-nll", corp_part, tc.CORP, {"component": "mcb", "score": "nll", "from_logits": True}),
         ("corp-score", corp_part, tc.CORP, {"component": "score", "score": "nll"}),
         ("corp-dsc", corp_part, tc.CORP, {"component": "dsc"}),
         ("corp-unc", corp_part, tc.CORP, {"component": "unc"}),
     ):
         yield _case(f"{name}-binary", function, cls, "binary", options)
-    for name, function, cls in (("nll", tc.nll, tc.NLL), ("ece", tc.ece, tc.ECE), ("tce", tc.tce, tc.TCE)):
+    for name, function, cls in (("nll", F.nll, tc.NLL), ("ece", F.ece, tc.ECE), ("tce", F.tce, tc.TCE)):
         for from_logits in (False, True):
             options = {"positive_classes": [1, 3], "from_logits": from_logits}
             yield _case(f"{name}-set-{from_logits}", function, cls, "multiclass", options)
-    yield _case("ks-per-class", tc.ks, tc.KS, "multiclass", {"average": None, "mode": "classwise"})
+    yield _case("ks-per-class", F.ks, tc.KS, "multiclass", {"average": None, "mode": "classwise"})
 
 
 def _binless_cases():
     for name, function, cls, options in (
-        ("smece", tc.smece, tc.SmECE, {}),
+        ("smece", F.smece, tc.SmECE, {}),
         ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
         ("cox", cox_part, tc.Cox, {"component": "slope"}),
-        ("ici", tc.ici, tc.ICI, {}),
+        ("ici", F.ici, tc.ICI, {}),
     ):
         for task in OWN:
             # A search for the width of every class takes its time.
             width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
             yield _case(f"{name}-{task}", function, cls, task, {**options, **width, "from_logits": task != "binary"})
     for name, function, cls, options in (
-        ("smece-wide", tc.smece, tc.SmECE, {"bandwidth": 0.2}),
-        ("smece-narrow", tc.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
+        ("smece-wide", F.smece, tc.SmECE, {"bandwidth": 0.2}),
+        ("smece-narrow", F.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
         ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
         ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
         ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),
-        ("ici-e90", tc.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
-        ("ici-emax", tc.ici, tc.ICI, {"component": "emax", "n_points": 64}),
-        ("ks-kuiper", tc.ks, tc.KS, {"norm": "range"}),
+        ("ici-e90", F.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
+        ("ici-emax", F.ici, tc.ICI, {"component": "emax", "n_points": 64}),
+        ("ks-kuiper", F.ks, tc.KS, {"norm": "range"}),
     ):
         yield _case(f"{name}-binary", function, cls, "binary", options)
 
 
 def skce_in_blocks(*args, estimator="linear", **options):
-    return tc.skce(*args, estimator=estimator, **options)
+    return F.skce(*args, estimator=estimator, **options)
 
 
 def part_of(function, default):
@@ -229,9 +230,9 @@ def part_of(function, default):
 
 
 spiegelhalter_part, cox_part, corp_part = (
-    part_of(tc.spiegelhalter, "z"),
-    part_of(tc.cox, "slope"),
-    part_of(tc.corp, "mcb"),
+    part_of(F.spiegelhalter, "z"),
+    part_of(F.cox, "slope"),
+    part_of(F.corp, "mcb"),
 )
 
 

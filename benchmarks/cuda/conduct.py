@@ -15,7 +15,16 @@ from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.softmax_stats import rows
 
-MEMBERS: tuple[Callable[..., Any], ...] = (tc.NLL, tc.Brier, tc.ECD, tc.Accuracy, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE)
+MEMBERS: tuple[Callable[..., Any], ...] = (
+    tc.NLL,
+    tc.BrierScore,
+    tc.ECD,
+    tc.Accuracy,
+    tc.ECE,
+    tc.ESCE,
+    tc.MCE,
+    tc.RMSCE,
+)
 N_BINS = 15
 
 

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks.cuda.check import Check, guarded, label_of, relative_error
 from benchmarks.cuda.conduct import without_waiting
+from torchcalib.calibration import AffineScaling, TemperatureScaling, calibration_loss, relative_calibration_loss
+from torchcalib.inference import bootstrap
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.ops.counter_rng import random_words
 
@@ -43,28 +46,28 @@ def field(function: Callable[..., Any], name: str, **fixed: Any) -> Function:
 
 
 PAIRS: dict[str, tuple[Function, Callable[..., CalibrationMetric[Any]]]] = {
-    "nll": (tc.nll, tc.NLL),
-    "brier": (tc.brier_score, tc.Brier),
-    "ecd": (tc.ecd, tc.ECD),
-    "bayesrisk": (tc.bayes_risk, tc.BayesRisk),
-    "accuracy": (tc.accuracy, tc.Accuracy),
-    "total variation": (tc.total_variation, tc.TotalVariation),
-    "kl": (tc.kl_divergence, tc.KLDivergence),
-    "entropy difference": (tc.entropy_difference, tc.EntropyDifference),
-    "votes distance": (tc.votes_distance, tc.VotesDistance),
-    "ece": (tc.ece, tc.ECE),
-    "esce": (tc.esce, tc.ESCE),
-    "mce": (tc.mce, tc.MCE),
-    "rmsce": (tc.rmsce, tc.RMSCE),
-    "ace": (tc.ace, tc.ACE),
-    "tce": (tc.tce, tc.TCE),
-    "ks": (tc.ks, tc.KS),
-    "corp": (field(tc.corp, "mcb"), tc.CORP),
-    "skce": (partial(tc.skce, estimator="linear"), tc.SKCE),
-    "ici": (tc.ici, tc.ICI),
-    "cox": (field(tc.cox, "slope", eps=EPS), partial(tc.Cox, eps=EPS)),
-    "smece": (tc.smece, tc.SmECE),
-    "spiegelhalter": (field(tc.spiegelhalter, "z"), tc.Spiegelhalter),
+    "nll": (F.nll, tc.NLL),
+    "brier": (F.brier_score, tc.BrierScore),
+    "ecd": (F.ecd, tc.ECD),
+    "bayesrisk": (F.bayes_risk, tc.BayesRisk),
+    "accuracy": (F.accuracy, tc.Accuracy),
+    "total variation": (F.total_variation, tc.TotalVariation),
+    "kl": (F.kl_divergence, tc.KLDivergence),
+    "entropy difference": (F.entropy_gap, tc.EntropyGap),
+    "votes distance": (F.squared_distance, tc.SquaredDistance),
+    "ece": (F.ece, tc.ECE),
+    "esce": (F.esce, tc.ESCE),
+    "mce": (F.mce, tc.MCE),
+    "rmsce": (F.rmsce, tc.RMSCE),
+    "ace": (F.ace, tc.ACE),
+    "tce": (F.tce, tc.TCE),
+    "ks": (F.ks, tc.KS),
+    "corp": (field(F.corp, "mcb"), tc.CORP),
+    "skce": (partial(F.skce, estimator="linear"), tc.SKCE),
+    "ici": (F.ici, tc.ICI),
+    "cox": (field(F.cox, "slope", eps=EPS), partial(tc.Cox, eps=EPS)),
+    "smece": (F.smece, tc.SmECE),
+    "spiegelhalter": (field(F.spiegelhalter, "z"), tc.Spiegelhalter),
 }
 ORDERED = ("ace", "tce", "ks", "corp", "ici", "cox")
 VOTES = ("total variation", "kl", "entropy difference", "votes distance")
@@ -173,14 +176,14 @@ def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check
     preds, target = sample("multiclass", from_logits, torch.float64)
     options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
     name = f"calibrators {'logits' if from_logits else 'probs'}"
-    for calibrator in (tc.Temperature(), tc.DPCalibration()):
+    for calibrator in (TemperatureScaling(), AffineScaling()):
         what = type(calibrator).__name__
         here = calibrator.fit(preds, target, **options)
         there = calibrator.fit(preds.to(device), target.to(device), **options)
         yield Check(name, "float64", f"{what} scale", relative_error(there.alpha, here.alpha), 1e-8)
         yield Check(name, "float64", f"{what} gradient", float(there.grad_norm.max()), 1e-9)
-        loss = tc.calibration_loss(preds, target, calibrator=calibrator, **options)
-        on_gpu = tc.calibration_loss(preds.to(device), target.to(device), calibrator=calibrator, **options)
+        loss = calibration_loss(preds, target, calibrator=calibrator, **options)
+        on_gpu = calibration_loss(preds.to(device), target.to(device), calibrator=calibrator, **options)
         yield Check(name, "float64", f"{what} loss", relative_error(on_gpu, loss), 1e-8)
 
 
@@ -191,10 +194,10 @@ def check_bootstrap(device: torch.device) -> Iterator[Check]:
     yield Check("bootstrap", "int64", "words", int((words != random_words(7, streams, counters)).sum()), 0)
     preds, target = sample("multiclass", True, torch.float64)
     options: dict[str, Any] = {"task": "multiclass", "from_logits": True, "n_replicates": 40}
-    for function in (tc.nll, tc.ece, tc.ks, tc.rcl):
-        expected = tc.bootstrap(function, preds, target, **options).replicates
-        found = tc.bootstrap(function, preds.to(device), target.to(device), **options).replicates
-        tolerance = 1e-8 if function is tc.rcl else VALUE_TOLERANCE
+    for function in (F.nll, F.ece, F.ks, relative_calibration_loss):
+        expected = bootstrap(function, preds, target, **options).replicates
+        found = bootstrap(function, preds.to(device), target.to(device), **options).replicates
+        tolerance = 1e-8 if function is relative_calibration_loss else VALUE_TOLERANCE
         yield Check("bootstrap", "float64", function.__name__, relative_error(found, expected), tolerance)
     here = tc.Bootstrapped(tc.ECE(task="multiclass", from_logits=True), n_replicates=40)
     there = deepcopy(here).to(device)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import peers
 from benchmarks.cuda.check import label_of
 from benchmarks.cuda.conduct import captured, collection
@@ -206,15 +206,15 @@ def of_collections(values: Tensor, target: Tensor) -> list[Job]:
 
 
 def of_functions(values: Tensor, target: Tensor) -> list[Job]:
-    """Return the alternatives in torch and torchmetrics, and `torchcalib.ece`."""
+    """Return the alternatives in torch and torchmetrics, and `torchcalib.functional.ece`."""
     options: dict[str, Any] = {"n_bins": N_BINS, "validate_args": False}
-    ece = partial(tc.ece, values, target, task="multiclass", from_logits=True, **options)
+    ece = partial(F.ece, values, target, task="multiclass", from_logits=True, **options)
     theirs = partial(peers.torchmetrics_ece, values, target, **options)
     return [
         Job("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True),
         Job("torch.nn.functional.cross_entropy", lambda: cross_entropy(values, target)),
         Job("torchmetrics: multiclass_calibration_error", theirs, eager=True),
-        Job("torchcalib.ece", ece, eager=True),
+        Job("torchcalib.functional.ece", ece, eager=True),
     ]
 
 

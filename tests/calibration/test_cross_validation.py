@@ -8,7 +8,15 @@ import torch
 from helpers.fits import data, multi, turns
 from helpers.refusals import assert_refused
 
-import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import (
+    TemperatureScaling,
+    calibration_loss,
+    cross_val_calibrate,
+    recommend,
+    relative_calibration_loss,
+    score_divergence,
+)
 from torchcalib.calibration.cross_validation import folds_of
 from torchcalib.core.inputs import read_input
 
@@ -32,7 +40,7 @@ CALLS = [
     ("calibration of no weight", {"calibration": (P, Y, 0 * P)}, ValueError, "`calibration` must have samples"),
     ("calibration of another shape", {"calibration": (P[None], Y[None])}, ValueError, "`calibration` must have"),
     ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
-    ("calibrator is a class", {"calibrator": tc.Temperature}, TypeError, "`calibrator` must be"),
+    ("calibrator is a class", {"calibrator": TemperatureScaling}, TypeError, "`calibrator` must be"),
     ("unknown score", {"score": "log"}, ValueError, "`score` must be 'nll', 'brier'"),
     ("soft targets", {"target": P}, TypeError, "`target` must be integer labels"),
 ]  # fmt: skip
@@ -42,23 +50,28 @@ CALLS = [
 def test_separable_labels_are_warned_of_where_the_function_was_called(trained):
     separable = torch.tensor([0, 1, 0, 1, 0, 1])  # by 0.5: no scale is too large
     given = {"preds": P, "target": separable, "task": "binary", **trained}
-    for function in (tc.rcl, tc.calibration_loss, tc.calibrated, lambda **g: tc.score_divergence(**g).divergence):
+    for function in (
+        relative_calibration_loss,
+        calibration_loss,
+        cross_val_calibrate,
+        lambda **g: score_divergence(**g).divergence,
+    ):
         with pytest.warns(UserWarning, match="can be separated without error") as warned:
-            found = function(calibrator=tc.Temperature(), **given)
+            found = function(calibrator=TemperatureScaling(), **given)
         assert [warning.filename for warning in warned] == [__file__]
-        assert torch.equal(found, P if function is tc.calibrated else torch.zeros_like(found))
+        assert torch.equal(found, P if function is cross_val_calibrate else torch.zeros_like(found))
     with pytest.warns(UserWarning, match="can be separated without error") as warned:
-        assert tc.recommend(**given).best is None
+        assert recommend(**given).best is None
     assert len(warned) == 2  # temperature and DP calibration
 
 
 def test_separable_replicates_are_not_warned_of():
     weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])  # without the two samples that overlap
-    rcl = partial(tc.rcl, P, Y, task="binary", train_on_test=True)
+    rcl = partial(relative_calibration_loss, P, Y, task="binary", train_on_test=True)
     assert rcl(weights=weights).tolist() == pytest.approx([rcl().item(), 0])
 
 
-@pytest.mark.parametrize("function", [tc.calibration_loss, tc.rcl, tc.score_divergence])
+@pytest.mark.parametrize("function", [calibration_loss, relative_calibration_loss, score_divergence])
 def test_wrong_calls(function):
     rows = []
     for what, options, error, part in CALLS:
@@ -69,21 +82,23 @@ def test_wrong_calls(function):
 
 
 def test_wrong_calls_of_one_function():
-    labels = {"preds": P[:, None], "target": Y[:, None], "task": "multilabel", "score": tc.nll, "train_on_test": True}
+    labels = {"preds": P[:, None], "target": Y[:, None], "task": "multilabel", "score": F.nll, "train_on_test": True}
     wrong = [
-        (tc.rcl, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
-        (tc.recommend, {"calibrators": []}, "`calibrators` must hold"),
-        (tc.recommend, {"preds": P[None], "target": Y[None]}, "`preds` must have no batch axes"),
-        (tc.score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
+        (relative_calibration_loss, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
+        (recommend, {"calibrators": []}, "`calibrators` must hold"),
+        (recommend, {"preds": P[None], "target": Y[None]}, "`preds` must have no batch axes"),
+        (score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
     ]
     given = {"preds": P, "target": Y, "task": "binary"}
     assert_refused((row, partial(call, **{**given, **row}), ValueError, [part]) for call, row, part in wrong)
 
 
-@pytest.mark.parametrize("function", [tc.calibrated, tc.calibration_loss, tc.rcl, tc.recommend, tc.score_divergence])
+@pytest.mark.parametrize(
+    "function", [cross_val_calibrate, calibration_loss, relative_calibration_loss, recommend, score_divergence]
+)
 def test_every_option_is_in_the_signature_and_documented(function):
     parameters = inspect.signature(function).parameters
-    assert {"n_folds", "seed", "groups", "folds", "train_on_test", "calibration", *tc.InputOptions.__annotations__} <= {
+    assert {"n_folds", "seed", "groups", "folds", "train_on_test", "calibration", *F.InputOptions.__annotations__} <= {
         *parameters
     }
     entries = function.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
@@ -128,5 +143,7 @@ def test_groups_are_kept_whole_and_spread():
 def test_folds_may_have_any_numbers():
     logits, target = data(60, 3)
     numbers = torch.tensor([-7, 3, 900])[turns(60, 3)]
-    found = tc.rcl(logits, target, folds=numbers, **multi)
-    assert found.item() == pytest.approx(tc.rcl(logits, target, folds=turns(60, 3), **multi).item(), abs=1e-12)
+    found = relative_calibration_loss(logits, target, folds=numbers, **multi)
+    assert found.item() == pytest.approx(
+        relative_calibration_loss(logits, target, folds=turns(60, 3), **multi).item(), abs=1e-12
+    )

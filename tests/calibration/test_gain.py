@@ -8,6 +8,14 @@ import torch
 from helpers.fits import ALL, D, T, binary, data, multi, name, single, turns
 
 import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import (
+    HistogramBinning,
+    calibration_loss,
+    cross_val_calibrate,
+    relative_calibration_loss,
+    score_divergence,
+)
 from torchcalib.ops.newton.fits import fit_dp
 
 
@@ -20,20 +28,22 @@ def test_cross_validated_loss_is_a_loop_over_folds(calibrator, score):
     for f in range(5):
         fit = calibrator.fit(logits[folds != f], target[folds != f], **binary)
         after[folds == f] = fit(logits[folds == f])
-    function = {"nll": tc.nll, "brier": tc.brier_score}[score]
+    function = {"nll": F.nll, "brier": F.brier_score}[score]
     raw, cal = function(logits, target, **binary), function(after, target, **binary)
     given = {"score": score, "calibrator": calibrator, "folds": folds, **binary}
-    assert tc.calibrated(logits, target, calibrator=calibrator, folds=folds, **binary).allclose(after, atol=1e-8)
-    assert tc.calibration_loss(logits, target, **given).item() == pytest.approx((raw - cal).item(), abs=1e-9)
-    assert tc.rcl(logits, target, **given).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-7)
+    assert cross_val_calibrate(logits, target, calibrator=calibrator, folds=folds, **binary).allclose(after, atol=1e-8)
+    assert calibration_loss(logits, target, **given).item() == pytest.approx((raw - cal).item(), abs=1e-9)
+    assert relative_calibration_loss(logits, target, **given).item() == pytest.approx(
+        (100 * (1 - cal / raw)).item(), abs=1e-7
+    )
 
 
 def test_losses_without_folds_are_one_fit():
     """To the test set itself, or to another set with or without weights; the gradient is at a fixed transform."""
     logits, target = data(100, 3)
     x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    loss = tc.calibration_loss(x, target, train_on_test=True, **multi)
-    expected = tc.nll(y, target, **multi) - tc.nll(D.fit(logits, target, **multi)(y), target, **multi)
+    loss = calibration_loss(x, target, train_on_test=True, **multi)
+    expected = F.nll(y, target, **multi) - F.nll(D.fit(logits, target, **multi)(y), target, **multi)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-14)
     assert loss >= 0
     loss.backward()
@@ -43,29 +53,31 @@ def test_losses_without_folds_are_one_fit():
     for weights in ((), (torch.arange(50.0),)):
         given = {"calibration": (other, labels, *weights), "weights": torch.rand(100)}
         expected = D.fit(other, labels, weights=weights[0] if weights else None, **multi)(logits)
-        assert tc.calibrated(logits, target, **given, **multi).allclose(expected, atol=1e-12)
+        assert cross_val_calibrate(logits, target, **given, **multi).allclose(expected, atol=1e-12)
 
 
 def test_infinite_scores_have_a_relative_loss():
     preds = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5])
     target = torch.tensor([0, 1, 1, 1, 0, 1])
     given = {"task": "binary", "train_on_test": True}
-    assert tc.rcl(preds, target, calibrator=tc.HistogramBinning(n_bins=3), **given) == 100  # only raw is infinite
-    assert tc.rcl(preds, target, **given).isnan()  # under DP the sample that was excluded stays so
+    assert (
+        relative_calibration_loss(preds, target, calibrator=HistogramBinning(n_bins=3), **given) == 100
+    )  # only raw is infinite
+    assert relative_calibration_loss(preds, target, **given).isnan()  # under DP the sample that was excluded stays so
     halves = torch.tensor([0.1, 0.1, 0.2, 0.9, 0.9, 0.8])
     labels, folds = torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 1, 2])
-    found = tc.rcl(halves, labels, task="binary", calibrator=tc.HistogramBinning(n_bins=2), folds=folds)
+    found = relative_calibration_loss(halves, labels, task="binary", calibrator=HistogramBinning(n_bins=2), folds=folds)
     assert found == -math.inf  # only calibrated is infinite: 0 of 2 in the bin of the one that is 1
 
 
-@pytest.mark.parametrize("score", ["nll", "brier", tc.nll, tc.bayes_risk])
+@pytest.mark.parametrize("score", ["nll", "brier", F.nll, F.bayes_risk])
 @pytest.mark.parametrize("n", [0, 6])
 def test_no_data_give_nan(score, n):
     preds, target = torch.full((n,), 0.3), torch.zeros(n, dtype=torch.int64)
     given = {"task": "binary", "weights": torch.zeros(n), "score": score}
-    assert tc.calibration_loss(preds, target, **given).isnan()
-    assert tc.rcl(preds, target, **given).isnan()
-    assert all(value.isnan() for value in tc.score_divergence(preds, target, **given))
+    assert calibration_loss(preds, target, **given).isnan()
+    assert relative_calibration_loss(preds, target, **given).isnan()
+    assert all(value.isnan() for value in score_divergence(preds, target, **given))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -74,21 +86,23 @@ def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype)
     logits, target = data(100)
     logits[0], target[0] = torch.tensor([30.0, 0, -1, 29]), 1  # P(class 0 or 3) rounds to 1
     probs = logits.softmax(-1).to(dtype)
-    of_logits = partial(tc.rcl, probs.double().log(), target, task="multiclass", from_logits=True, folds=turns(100))
-    of_probs = partial(tc.rcl, probs, target, task="multiclass", folds=turns(100))
+    of_logits = partial(
+        relative_calibration_loss, probs.double().log(), target, task="multiclass", from_logits=True, folds=turns(100)
+    )
+    of_probs = partial(relative_calibration_loss, probs, target, task="multiclass", folds=turns(100))
     tolerance = 100 * torch.finfo(dtype).eps  # rows of probabilities sum to 1 but for the rounding of their dtype
     for calibrator in ALL[:3]:
         for classes in ([0, 3], [1, 2]):
             given = {"positive_classes": classes, "calibrator": calibrator}
             assert of_probs(**given).item() == pytest.approx(of_logits(**given).item(), abs=tolerance)
     given = {"task": "multiclass", "positive_classes": [0, 3], "train_on_test": True}
-    calibrated = tc.calibrated(probs, target, **given)
+    calibrated = cross_val_calibrate(probs, target, **given)
     transform = D.fit(probs, target, task="multiclass", positive_classes=[0, 3])
     expected = transform(probs[1:, [0, 3]].double().sum(-1))
     torch.testing.assert_close(calibrated[1:].double(), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("function", [tc.calibration_loss, tc.rcl])
+@pytest.mark.parametrize("function", [calibration_loss, relative_calibration_loss])
 def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
     logits, target = data(80, 4, lead=(2,))
     expected = [function(*series, seed=3, **multi).item() for series in zip(logits, target, strict=True)]
@@ -101,7 +115,7 @@ def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
     of_set = function(logits[0], target[0], positive_classes=[1, 3], **given, **multi)
     assert of_set.item() == pytest.approx(function(inside, target[0] % 2, **given, **binary).item(), abs=1e-8)
     logits, target = single(80, lead=(3,))
-    for of in (tc.calibration_loss, lambda *data, **options: tc.score_divergence(*data, **options).divergence):
+    for of in (calibration_loss, lambda *data, **options: score_divergence(*data, **options).divergence):
         values = [of(*label, **given, **binary) for label in zip(logits, target, strict=True)]
         found = of(logits.T, target.T, task="multilabel", from_logits=True, **given)
         assert found.item() == pytest.approx(torch.stack(values).mean().item(), abs=1e-9)
@@ -111,18 +125,20 @@ def test_law_integer_weights_are_repeats_and_absent_rows_do_not_matter():
     logits, target = data(80, 3)
     counts, folds = torch.arange(80) * 7 % 4, turns(80)
     repeats, labels, of_repeats = (x.repeat_interleave(counts, 0) for x in (logits, target, folds))
-    expected = tc.rcl(repeats, labels, folds=of_repeats, **multi).item()
+    expected = relative_calibration_loss(repeats, labels, folds=of_repeats, **multi).item()
     gone = counts == 0
     unread, no_label = logits.masked_fill(gone[:, None], math.nan), target.masked_fill(gone, -1)
-    found = tc.rcl(unread, no_label, weights=counts, folds=folds, **multi)
+    found = relative_calibration_loss(unread, no_label, weights=counts, folds=folds, **multi)
     assert found.item() == pytest.approx(expected, abs=1e-8)
-    expected = tc.rcl(logits[~gone], target[~gone], folds=folds[~gone], **multi)
-    found = tc.rcl(logits, no_label, ignore_index=-1, folds=folds, **multi)
+    expected = relative_calibration_loss(logits[~gone], target[~gone], folds=folds[~gone], **multi)
+    found = relative_calibration_loss(logits, no_label, ignore_index=-1, folds=folds, **multi)
     assert found.item() == pytest.approx(expected.item(), abs=1e-8)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        value = tc.rcl(logits.to(dtype), target, **multi)
+        value = relative_calibration_loss(logits.to(dtype), target, **multi)
         assert value.dtype == torch.promote_types(dtype, torch.float32)
-        assert value.item() == pytest.approx(tc.rcl(logits.to(dtype).double(), target, **multi).item(), abs=2e-3)
+        assert value.item() == pytest.approx(
+            relative_calibration_loss(logits.to(dtype).double(), target, **multi).item(), abs=2e-3
+        )
 
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
@@ -130,7 +146,7 @@ def test_fits_map(calibrator):
     logits, target = single(60, lead=(3,))
 
     def loss(logits, target):
-        return tc.calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
+        return calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
 
     expected = loss(logits, target)
     assert torch.vmap(loss)(logits, target).allclose(expected, atol=1e-12)
@@ -161,26 +177,26 @@ def test_divergence_is_a_loop(score):
 
     logits, target = data(60, 3)
     q = logits.softmax(-1).tolist()
-    t = tc.calibrated(logits, target, train_on_test=True, **multi).exp().tolist()
+    t = cross_val_calibrate(logits, target, train_on_test=True, **multi).exp().tolist()
     drawn = [(row, at, k) for row, at in zip(q, t, strict=True) for k in range(3)]
     semi = sum(at[k] * of(row, k) for row, at, k in drawn) / 60
     least = sum(at[k] * of(at, k) for _, at, k in drawn) / 60
-    function = {"nll": tc.nll, "brier": tc.brier_score}[score]
+    function = {"nll": F.nll, "brier": F.brier_score}[score]
     for given in (score, function):
-        found = tc.score_divergence(logits, target, score=given, train_on_test=True, **multi)
+        found = score_divergence(logits, target, score=given, train_on_test=True, **multi)
         assert found.semi_empirical.item() == pytest.approx(semi, abs=1e-12)
         assert found.divergence.item() == pytest.approx(semi - least, abs=1e-12)
     logits, target = single(60)
     given = {"folds": turns(60), "weights": torch.rand(60), **binary}
-    by_name, by_function = (tc.score_divergence(logits, target, score=s, **given) for s in (score, function))
+    by_name, by_function = (score_divergence(logits, target, score=s, **given) for s in (score, function))
     assert torch.stack(by_name).allclose(torch.stack(by_function), atol=1e-12)
 
 
-@pytest.mark.parametrize("score", ["nll", "brier", tc.nll])
+@pytest.mark.parametrize("score", ["nll", "brier", F.nll])
 def test_law_divergences_of_replicates_are_a_loop(score):
     logits, target = data(60, 3)
     weights = 1 + torch.arange(180).reshape(3, 60) % 7
-    call = partial(tc.score_divergence, logits, target, score=score, folds=turns(60), **multi)
+    call = partial(score_divergence, logits, target, score=score, folds=turns(60), **multi)
     expected = zip(*(call(weights=row) for row in weights), strict=True)
     for found, loop in zip(call(weights=weights), expected, strict=True):
         assert found.allclose(torch.stack(loop), atol=1e-9)
@@ -195,14 +211,16 @@ def test_bayes_risk_is_a_score(task):
     after = torch.empty_like(logits)
     for f in range(5):
         after[folds == f] = T.fit(logits[folds != f], target[folds != f], **given)(logits[folds == f])
-    raw, cal = (tc.bayes_risk(preds, target, cost=cost, **given) for preds in (logits, after))
-    options = {"score": partial(tc.bayes_risk, cost=cost), "calibrator": T, "folds": folds, **given}
+    raw, cal = (F.bayes_risk(preds, target, cost=cost, **given) for preds in (logits, after))
+    options = {"score": partial(F.bayes_risk, cost=cost), "calibrator": T, "folds": folds, **given}
     assert raw != cal
-    assert tc.calibration_loss(logits, target, **options).item() == pytest.approx((raw - cal).item(), abs=1e-12)
-    assert tc.rcl(logits, target, **options).item() == pytest.approx((100 * (1 - cal / raw)).item(), abs=1e-9)
+    assert calibration_loss(logits, target, **options).item() == pytest.approx((raw - cal).item(), abs=1e-12)
+    assert relative_calibration_loss(logits, target, **options).item() == pytest.approx(
+        (100 * (1 - cal / raw)).item(), abs=1e-9
+    )
     seen = after.exp() if task == "multiclass" else after.sigmoid()
-    expected, least = (tc.bayes_risk(preds, seen, cost=cost, **given) for preds in (logits, after))
-    found = tc.score_divergence(logits, target, **options)
+    expected, least = (F.bayes_risk(preds, seen, cost=cost, **given) for preds in (logits, after))
+    found = score_divergence(logits, target, **options)
     assert found.semi_empirical.item() == pytest.approx(expected.item(), abs=1e-8)
     assert found.divergence.item() == pytest.approx((expected - least).item(), abs=1e-8)
     assert found.divergence >= 0  # a proper score
@@ -213,10 +231,10 @@ def test_closed_form_of_rare_costly_errors_at_saturated_logits(cost):
     """Separable, so that the predictions stay as they are: an error of probability e^-|z| costs 1e16."""
     logits = torch.tensor([40.0, -40, 40, -40, 38, -38], dtype=torch.float64)
     target = torch.tensor([1, 0, 1, 0, 1, 0])
-    options = {"score": partial(tc.bayes_risk, cost=cost), "train_on_test": True}
+    options = {"score": partial(F.bayes_risk, cost=cost), "train_on_test": True}
     with pytest.warns(UserWarning, match="separated without error"):
-        found = tc.score_divergence(logits, target, **options, **binary)
+        found = score_divergence(logits, target, **options, **binary)
     assert found.semi_empirical.item() == pytest.approx(1e16 * (2 * math.exp(-40) + math.exp(-38)) / 6, rel=1e-9)
     with pytest.warns(UserWarning, match="separated without error"):
-        classes = tc.score_divergence(torch.stack((0 * logits, logits), -1), target, **options, **multi)
+        classes = score_divergence(torch.stack((0 * logits, logits), -1), target, **options, **multi)
     assert classes.semi_empirical.item() == pytest.approx(found.semi_empirical.item(), rel=1e-9)

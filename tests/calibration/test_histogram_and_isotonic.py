@@ -8,7 +8,7 @@ from helpers.fits import ISO, H, single
 from helpers.refusals import assert_refused
 from sklearn.isotonic import IsotonicRegression
 
-import torchcalib as tc
+from torchcalib.calibration import HistogramBinning
 
 
 def test_histogram_is_the_slow_loop():
@@ -23,7 +23,7 @@ def test_empty_bins_keep_predictions_or_become_zero():
     preds, target = torch.tensor([0.1, 0.15, 0.9, 0.95]), torch.tensor([0, 1, 1, 1])
     new = torch.tensor([0.1, 0.5])
     assert H.fit(preds, target, task="binary")(new).tolist() == pytest.approx([0.5, 0.5])
-    zero = tc.HistogramBinning(n_bins=5, empty="zero").fit(preds, target, task="binary")
+    zero = HistogramBinning(n_bins=5, empty="zero").fit(preds, target, task="binary")
     assert zero(torch.tensor([0.1, 0.4])).tolist() == pytest.approx([0.5, 0])
 
 
@@ -48,7 +48,7 @@ def test_gradient_of_isotonic_is_the_slope_between_blocks():
 
 def test_wrong_settings_and_weights_are_refused():
     rows = [
-        (option, partial(tc.HistogramBinning, **{option: value}), (TypeError, ValueError), [f"`{option}` must"])
+        (option, partial(HistogramBinning, **{option: value}), (TypeError, ValueError), [f"`{option}` must"])
         for option, value in {"n_bins": 0, "right": 1, "empty": "mean"}.items()
     ]
     preds = torch.tensor([0.2, 0.7])

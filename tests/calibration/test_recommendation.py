@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers.fits import T, binary
 
-import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import HistogramBinning, recommend, relative_calibration_loss
 from torchcalib.calibration.recommendation import recommendation_of
 
 
@@ -19,23 +20,23 @@ def shifted(scale, shift, n=2000):
 
 
 def test_text_of_what_is_recommended():
-    found = tc.recommend(*shifted(2, 3), **binary)
+    found = recommend(*shifted(2, 3), **binary)
     temperature, dp = found.rcl["temperature scaling"], found.rcl["DP calibration"]
     assert found.best == "DP calibration"
     assert found.text == (
         f"Calibration would cut NLL by {dp:.1f} %: add DP calibration; temperature scaling gains {temperature:.1f} %."
     )
-    assert dp == pytest.approx(tc.rcl(*shifted(2, 3), **binary).item())
-    found = tc.recommend(*shifted(2, 3), score=partial(tc.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
+    assert dp == pytest.approx(relative_calibration_loss(*shifted(2, 3), **binary).item())
+    found = recommend(*shifted(2, 3), score=partial(F.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
     assert found.score == "bayes_risk"
     assert found.text.startswith("Calibration would cut Bayes risk by ")
-    few, many = tc.HistogramBinning(n_bins=2), tc.HistogramBinning(n_bins=20)
-    found = tc.recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
+    few, many = HistogramBinning(n_bins=2), HistogramBinning(n_bins=20)
+    found = recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
     assert found.best == "temperature scaling"
     assert found.text.startswith("Calibration would cut Brier score by ")
     assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
     for scale, words in ((1, ": leave"), (1.4, " % only (temperature scaling): leave")):
-        found = tc.recommend(*shifted(scale, 0), **binary)
+        found = recommend(*shifted(scale, 0), **binary)
         assert found.best is None
         assert found.text.endswith("leave the predictions as they are.")
         assert words in found.text

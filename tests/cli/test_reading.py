@@ -9,6 +9,7 @@ from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
 from torchcalib.cli import main
+from torchcalib.reporting import load_report_state
 
 RNG = np.random.default_rng(0)
 N = 17
@@ -49,7 +50,7 @@ def agrees_with_report(folder, suffix, task, preds, target, **weights):
     saved = folder / "state.pt"
     options = ["--task", task, *QUICK_COMMAND, "--save-state", str(saved)]
     assert main(["report", str(folder / f"a.{suffix}"), *options]) == 0
-    found = tc.load_report_state(saved).report()
+    found = load_report_state(saved).report()
     given = {name: torch.from_numpy(values) for name, values in weights.items()}
     expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **QUICK, **given)
     values_are(found, expected)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from oracles import input as slow
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # besides what conftest sets
 at_length = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="at_length")
@@ -40,18 +41,18 @@ def binned_options(function):
 
 
 KINDS = [
-    (tc.nll, tc.NLL, {"eps": [None, 0.05], "normalize": [None, "prior"], **PRIORS}),
-    (tc.brier_score, tc.Brier, {"normalize": [None, "prior", "classes"], **PRIORS}),
-    (tc.ecd, tc.ECD, PRIORS),
-    (tc.accuracy, tc.Accuracy, PRIORS),
+    (F.nll, tc.NLL, {"eps": [None, 0.05], "normalize": [None, "prior"], **PRIORS}),
+    (F.brier_score, tc.BrierScore, {"normalize": [None, "prior", "classes"], **PRIORS}),
+    (F.ecd, tc.ECD, PRIORS),
+    (F.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in VOTES),
-    (tc.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
+    (F.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
     *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if name != "rmsce-debiased"),
-    (tc.ace, tc.ACE, N_BINS),
-    (tc.ks, tc.KS, {}),
+    (F.ace, tc.ACE, N_BINS),
+    (F.ks, tc.KS, {}),
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),
-    (tc.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
-    (tc.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
+    (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
+    (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
 ]
 
 
@@ -267,7 +268,7 @@ def test_values_are_those_of_the_slow_loops_or_an_error_says_why(profile):
 
 SKETCHES = [
     Case(f"{cls.__name__}-sketch", function, cls, "binary", {}, {"resolution": 2048})
-    for function, cls in ((tc.ks, tc.KS), (tc.ace, tc.ACE))
+    for function, cls in ((F.ks, tc.KS), (F.ace, tc.ACE))
 ]
 READ_ALIKE = {}  # what may be in one collection: the same numbers mean the same
 for case in CASES:

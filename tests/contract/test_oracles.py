@@ -10,6 +10,7 @@ from cases import CASES, N_CLASSES, Case, differentiable
 from oracles import input as slow
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.state import SumsKind
 from torchcalib.core.sums import ScoreAccumulator
@@ -70,7 +71,7 @@ def test_slow_loop_gradients(cases):
 def test_slow_loop_bin_table(task, mode, from_logits):
     """Every column, with the mean ECD of whole predictions, class-wise of one class against the rest."""
     options = {"from_logits": from_logits, "mode": mode, "n_bins": 6}
-    case = Case("table", tc.bin_table, tc.ECE, task, options)
+    case = Case("table", F.calibration_curve, tc.ECE, task, options)
     preds, target = case.data(n=60)
     weights = torch.arange(60) % 3
     table = case.call(preds, target, weights=weights)

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 SIDE = {"left_closed": False, "right_closed": True}
 SHORT = {"with_intervals": False, "with_calibration": False}  # a report of values alone
-NORM = {"l1": tc.ece, "l2": tc.rmsce, "max": tc.mce}
+NORM = {"l1": F.ece, "l2": F.rmsce, "max": F.mce}
 
 
 def scores_of(arrays):
@@ -57,12 +58,12 @@ def absolute_gap(b):
 
 
 def over_their_bins(given, norm):
-    return tc.gce(**given, loss=absolute_gap, bins=array_split(given["preds"]), right=True, norm=norm)
+    return F.gce(**given, loss=absolute_gap, bins=array_split(given["preds"]), right=True, norm=norm)
 
 
 def debiased_over_their_bins(given):
     """From the table of bins, by the formula of the loops."""
-    table = tc.tce_table(**given, bins=array_split(given["preds"]), right=True)
+    table = F.tce_table(**given, bins=array_split(given["preds"]), right=True)
     columns = (table.n.tolist(), table.confidence.tolist(), table.frequency.tolist())
     rows = [(b, *row, None) for b, row in enumerate(zip(*columns, strict=True)) if row[0]]
     return torch.tensor(oracles.rmsce(rows, debiased=True), dtype=torch.float64)
@@ -87,44 +88,44 @@ def marginal(arrays):
 COVERED = [
     (r"bin/bin(10|15)_(l1|l2|max)_(left_closed|right_closed)",
      lambda a, b, norm, side: NORM[norm](**positive(a), n_bins=int(b), right=SIDE[side])),
-    (r"bin/uc_ece_eqwidth15", lambda a: tc.ece(**positive(a), n_bins=15)),
+    (r"bin/uc_ece_eqwidth15", lambda a: F.ece(**positive(a), n_bins=15)),
     (r"bin/base_rate", lambda a: positive(a)["target"].double().mean()),
     (r"bin/n_exact_(zero|one)",
      lambda a, which: (positive(a)["preds"] == ("zero", "one").index(which)).sum()),
-    (r"bin/smECE", lambda a: tc.smece(**positive(a))),
-    (r"bin/smECE_width", lambda a: tc.smece_width(**positive(a))),
-    (r"multi/smECE_top", lambda a: tc.smece(**scores_of(a))),
-    (r"bin/spiegelhalter_z", lambda a: tc.spiegelhalter(**positive(a)).z),
+    (r"bin/smECE", lambda a: F.smece(**positive(a))),
+    (r"bin/smECE_width", lambda a: F.smece_width(**positive(a))),
+    (r"multi/smECE_top", lambda a: F.smece(**scores_of(a))),
+    (r"bin/spiegelhalter_z", lambda a: F.spiegelhalter(**positive(a)).z),
     (r"bin/mean_p", lambda a: positive(a)["preds"].double().mean()),
-    (r"bin/brier_binary", lambda a: tc.brier_score(**positive(a))),
-    (r"bin/ecd_eq15", lambda a: tc.ecd(**positive(a))),
-    (r"bin/ecd_finite", lambda a: tc.ecd(**positive(a)).isfinite()),
-    (r"bin/esce_any_bins.*", lambda a: tc.esce(**positive(a), n_bins=3)),
+    (r"bin/brier_binary", lambda a: F.brier_score(**positive(a))),
+    (r"bin/ecd_eq15", lambda a: F.ecd(**positive(a))),
+    (r"bin/ecd_finite", lambda a: F.ecd(**positive(a)).isfinite()),
+    (r"bin/esce_any_bins.*", lambda a: F.esce(**positive(a), n_bins=3)),
     (r"multi/top_bin(10|15)_(l1|l2|max)_(left_closed|right_closed)",
      lambda a, b, norm, side: NORM[norm](**scores_of(a), n_bins=int(b), right=SIDE[side])),
-    (r"multi/classwise_ece15_mean", lambda a: tc.ece(**scores_of(a), mode="classwise")),
+    (r"multi/classwise_ece15_mean", lambda a: F.ece(**scores_of(a), mode="classwise")),
     (r"multi/classwise_ece15_mean_right_closed",
-     lambda a: tc.ece(**scores_of(a), mode="classwise", right=True)),
+     lambda a: F.ece(**scores_of(a), mode="classwise", right=True)),
     (r"multi/classwise_ece15_first5",
-     lambda a: tc.ece(**scores_of(a), mode="classwise", average=None)[:5]),
-    (r"multi/nll", lambda a: tc.nll(**scores_of(a))),
-    (r"multi/nce", lambda a: tc.nll(**scores_of(a), normalize="prior")),
-    (r"multi/brier_sum", lambda a: tc.brier_score(**scores_of(a))),
-    (r"multi/brier_over_K", lambda a: tc.brier_score(**scores_of(a), normalize="classes")),
-    (r"multi/nbs", lambda a: tc.brier_score(**scores_of(a), normalize="prior")),
-    (r"multi/nll_naive", lambda a: _naive(a, tc.nll)),
-    (r"multi/brier_naive_over_K", lambda a: _naive(a, tc.brier_score) / (a["targets"].max() + 1)),
-    (r"multi/ecd_eq12", lambda a: tc.ecd(**scores_of(a))),
+     lambda a: F.ece(**scores_of(a), mode="classwise", average=None)[:5]),
+    (r"multi/nll", lambda a: F.nll(**scores_of(a))),
+    (r"multi/nce", lambda a: F.nll(**scores_of(a), normalize="prior")),
+    (r"multi/brier_sum", lambda a: F.brier_score(**scores_of(a))),
+    (r"multi/brier_over_K", lambda a: F.brier_score(**scores_of(a), normalize="classes")),
+    (r"multi/nbs", lambda a: F.brier_score(**scores_of(a), normalize="prior")),
+    (r"multi/nll_naive", lambda a: _naive(a, F.nll)),
+    (r"multi/brier_naive_over_K", lambda a: _naive(a, F.brier_score) / (a["targets"].max() + 1)),
+    (r"multi/ecd_eq12", lambda a: F.ecd(**scores_of(a))),
     (r"multi/accuracy", lambda a: torch.tensor(tc.report(**scores_of(a), **SHORT)["accuracy"], dtype=torch.float64)),
-    (r"bin/ks_(?:stable|tie_safe)", lambda a: tc.ks(**positive(a))),
-    (r"bin/kuiper_tie_safe", lambda a: tc.ks(**positive(a), norm="range")),
-    (r"bin/corp_(brier|log)", lambda a, score: tc.corp(**positive(a), score={"log": "nll"}.get(score, score))),
+    (r"bin/ks_(?:stable|tie_safe)", lambda a: F.ks(**positive(a))),
+    (r"bin/kuiper_tie_safe", lambda a: F.ks(**positive(a), norm="range")),
+    (r"bin/corp_(brier|log)", lambda a, score: F.corp(**positive(a), score={"log": "nll"}.get(score, score))),
     (r"bin/uc_ece_eqmass15", lambda a: over_their_bins(positive(a), "l1")),
     (r"bin/uc_rmsce_plugin_eqmass15", lambda a: over_their_bins(positive(a), "l2")),
     (r"bin/uc_rmsce_debiased_eqmass15", lambda a: debiased_over_their_bins(positive(a))),
-    (r"multi/ks_top", lambda a: tc.ks(**scores_of(a))),
-    (r"multi/top_eqmass15", lambda a: tc.ace(**scores_of(a))),
-    (r"multi/classwise_eqmass15_mean", lambda a: tc.ace(**scores_of(a), mode="classwise")),
+    (r"multi/ks_top", lambda a: F.ks(**scores_of(a))),
+    (r"multi/top_eqmass15", lambda a: F.ace(**scores_of(a))),
+    (r"multi/classwise_eqmass15_mean", lambda a: F.ace(**scores_of(a), mode="classwise")),
     (r"multi/uc_top_rmsce_debiased15", lambda a: debiased_over_their_bins(top_label(a))),
     (r"multi/uc_marginal_rmsce_debiased15", marginal),
 ]  # fmt: skip
@@ -152,7 +153,7 @@ def test_recorded_real_systems(recorded, expected):
 def test_recorded_certain_predictions_are_not_nan(recorded):
     arrays = recorded("imagenet_dogs_alexnet.npz")
     assert (arrays["probs"] == 1).sum() == 27
-    assert tc.ecd(arrays["probs"], arrays["targets"], task="binary").item() == pytest.approx(-0.0109003639, abs=1e-10)
+    assert F.ecd(arrays["probs"], arrays["targets"], task="binary").item() == pytest.approx(-0.0109003639, abs=1e-10)
 
 
 @pytest.mark.parametrize("sigma", ["0", "0p5", "2"])
@@ -161,15 +162,15 @@ def test_recorded_ecd_table_of_bins(recorded, expected, sigma):
     arrays = recorded("sim_ecd.npz")
     answer = next(entry["value"] for entry in expected if entry["case"] == f"ecd/fixture/{sigma}")
     p, y = arrays[f"p_{sigma}"], arrays[f"y_{sigma}"]
-    table = tc.bin_table(p, y, task="binary", n_bins=10).to_dict()
+    table = F.calibration_curve(p, y, task="binary", n_bins=10).to_dict()
     assert table["n"].tolist() == answer["cnt"]
     assert abs(table["gap"]) == pytest.approx(answer["ece"], abs=1e-10)
     assert table["gap"] == pytest.approx(answer["esce"], abs=1e-10)
     assert table["ecd"] == pytest.approx(answer["ecd"], abs=1e-10)
     assert (table["share"] * table["ecd"]).sum() == pytest.approx(answer["ECD"], abs=1e-10)
-    assert tc.ece(p, y, task="binary", n_bins=10).item() == pytest.approx(answer["ECE"], abs=1e-10)
-    assert tc.esce(p, y, task="binary", n_bins=10).item() == pytest.approx(answer["ESCE"], abs=1e-10)
-    assert tc.ecd(p, y, task="binary").item() == pytest.approx(answer["ECD"], abs=1e-10)
+    assert F.ece(p, y, task="binary", n_bins=10).item() == pytest.approx(answer["ECE"], abs=1e-10)
+    assert F.esce(p, y, task="binary", n_bins=10).item() == pytest.approx(answer["ESCE"], abs=1e-10)
+    assert F.ecd(p, y, task="binary").item() == pytest.approx(answer["ECD"], abs=1e-10)
 
 
 @pytest.mark.parametrize("k", [2, 10])
@@ -179,14 +180,14 @@ def test_recorded_simulated_systems(recorded, expected, k, system):
     arrays = recorded(f"sim_ferrer_k{k}.npz")
     answer = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{k}|{system}")
     given = {"preds": arrays[system], "target": arrays["targets"], "task": "multiclass", "from_logits": True}
-    assert tc.nll(**given, normalize="prior").item() == pytest.approx(answer["nce"], abs=1e-6)
-    assert tc.brier_score(**given, normalize="prior").item() == pytest.approx(answer["nbs"], abs=1e-6)
-    assert 100 * tc.ece(**given, right=True).item() == pytest.approx(answer["eceMC15"], abs=2e-4)
+    assert F.nll(**given, normalize="prior").item() == pytest.approx(answer["nce"], abs=1e-6)
+    assert F.brier_score(**given, normalize="prior").item() == pytest.approx(answer["nbs"], abs=1e-6)
+    assert 100 * F.ece(**given, right=True).item() == pytest.approx(answer["eceMC15"], abs=2e-4)
     if k == 2:
-        of_class_1 = tc.ece(arrays[system][:, 1].exp(), arrays["targets"], task="binary", right=True)
+        of_class_1 = F.ece(arrays[system][:, 1].exp(), arrays["targets"], task="binary", right=True)
         assert 100 * of_class_1.item() == pytest.approx(answer["eceBIN15"], abs=2e-4)
     counts = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{k}|counts")
     assert arrays["targets"].bincount().tolist() == counts
     for costs, make in COSTS.items():
-        risk = tc.bayes_risk(**given, cost=make(k), normalize="prior")
+        risk = F.bayes_risk(**given, cost=make(k), normalize="prior")
         assert risk.item() == pytest.approx(answer[f"nrisk{costs}"], abs=1e-6)

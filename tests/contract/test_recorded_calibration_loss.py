@@ -13,13 +13,22 @@ import pytest
 import torch
 from contract.test_recorded import COSTS
 
-import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import tables
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+    cross_val_calibrate,
+    relative_calibration_loss,
+    score_divergence,
+)
 
 multi = {"task": "multiclass", "from_logits": True}
 SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "cifar100_resnet20"]
 FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
-CALIBRATORS = {"d": tc.DPCalibration(), "t": tc.Temperature()}
+CALIBRATORS = {"d": AffineScaling(), "t": TemperatureScaling()}
 FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
 # How many entries a system has.
 ENTRIES = {"raw": 18, "cal": 16, "calt": 16, "calp": 16, "raw_extra": 31}
@@ -45,7 +54,9 @@ def log_probs(arrays):
 def binary_fit(scores, target, calibrator):
     """Calibrate the log-odds of class 1 of a two-class system on the test set, and return both classes again."""
     log_odds = scores[:, 1] - scores[:, 0]
-    after = tc.calibrated(log_odds, target, task="binary", from_logits=True, calibrator=calibrator, train_on_test=True)
+    after = cross_val_calibrate(
+        log_odds, target, task="binary", from_logits=True, calibrator=calibrator, train_on_test=True
+    )
     return torch.stack((torch.zeros_like(after), after), -1).where(after.isfinite().unsqueeze(-1), certain(after))
 
 
@@ -56,16 +67,16 @@ def certain(log_odds):
 
 def measure(scores, target, name):
     if name in ("ce", "nce"):
-        return tc.nll(scores, target, normalize="prior" if name == "nce" else None, **multi)
+        return F.nll(scores, target, normalize="prior" if name == "nce" else None, **multi)
     if name in ("bs", "nbs"):
-        return tc.brier_score(scores, target, normalize="prior" if name == "nbs" else "classes", **multi)
+        return F.brier_score(scores, target, normalize="prior" if name == "nbs" else "classes", **multi)
     if match := re.fullmatch(r"(n?)risk(.*)", name):
         cost = COSTS[match[2]](scores.shape[-1])
-        return tc.bayes_risk(scores, target, cost=cost, normalize="prior" if match[1] else None, **multi)
+        return F.bayes_risk(scores, target, cost=cost, normalize="prior" if match[1] else None, **multi)
     kind, n_bins = re.fullmatch(r"ece(MC|BIN)(\d+)", name).groups()
     if kind == "MC":
-        return 100 * tc.ece(scores, target, n_bins=int(n_bins), right=True, **multi)
-    return 100 * tc.ece(scores.softmax(-1)[:, 1], target, task="binary", n_bins=int(n_bins), right=True)
+        return 100 * F.ece(scores, target, n_bins=int(n_bins), right=True, **multi)
+    return 100 * F.ece(scores.softmax(-1)[:, 1], target, task="binary", n_bins=int(n_bins), right=True)
 
 
 def relative(raw, after, target, name):
@@ -81,7 +92,7 @@ class System:
         self.raw, self.fits = raw, {}
         self.scores = {"raw": raw, "cal": self.after(raw, "d", "xv"), "calt": self.after(raw, "t", "xv")}
         if raw.shape[-1] == 2:
-            self.scores["calp"] = binary_fit(raw, self.target, tc.Isotonic())
+            self.scores["calp"] = binary_fit(raw, self.target, IsotonicCalibration())
 
     def training(self, how):
         return {"train_on_test": True} if how == "tt" else {"folds": self.folds}
@@ -90,9 +101,9 @@ class System:
         """Calibrate scores; those of the raw system once."""
         options = {"calibrator": CALIBRATORS[kind], **self.training(how), **multi}
         if scores is not self.raw:
-            return tc.calibrated(scores, self.target, **options)
+            return cross_val_calibrate(scores, self.target, **options)
         if (kind, how) not in self.fits:
-            self.fits[kind, how] = tc.calibrated(scores, self.target, **options)
+            self.fits[kind, how] = cross_val_calibrate(scores, self.target, **options)
         return self.fits[kind, how]
 
     def transform(self, kind):
@@ -114,7 +125,7 @@ class System:
             log_odds = raw[:, 1] - raw[:, 0]
             return torch.stack((log_odds.min(), log_odds.max()))
         if kind is None:
-            calibrator = tc.Isotonic() if name.endswith("pav") else tc.HistogramBinning(n_bins=15, right=True)
+            calibrator = IsotonicCalibration() if name.endswith("pav") else HistogramBinning(n_bins=15, right=True)
             after = binary_fit(raw, self.target, calibrator)
             short = what.removeprefix("rcl_")
             return measure(after, self.target, short) if short == what else relative(raw, after, self.target, short)
@@ -124,7 +135,9 @@ class System:
         if what.startswith("rcl"):
             score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
             calibrator = CALIBRATORS[kind]
-            return tc.rcl(raw, self.target, score=score, calibrator=calibrator, **self.training(how), **multi)
+            return relative_calibration_loss(
+                raw, self.target, score=score, calibrator=calibrator, **self.training(how), **multi
+            )
         return measure(self.after(raw, kind, how), self.target, what)
 
 
@@ -156,7 +169,7 @@ def test_recorded_semi_empirical_scores(recorded, expected, n_classes, calibrato
             for how, trained in (("tt", {"train_on_test": True}), ("xv", {"folds": folds[system, name]})):
                 given = tables.calibration(arrays[system], target, name, **trained)
                 prior = tables.posteriors(**given).mean(0)
-                found = tc.score_divergence(**given).semi_empirical / -(prior * prior.log()).sum()
+                found = score_divergence(**given).semi_empirical / -(prior * prior.log()).sum()
                 wanted = float(answers[f"semiemp_ce_{name}_{how}"])
                 assert found.item() == pytest.approx(wanted, abs=5e-4), (system, name, how)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import torchcalib as tc
+import torchcalib.functional as F
 
 DOGS = ["alexnet", "resnet18"]
 GDA = ["50-50", "50-40", "50-60", "01-01", "01-00", "01-02"]
@@ -33,12 +33,12 @@ def check_values(given, answers, ties="pool", **bounds):
     """Ten bins of equal width or of equal mass, and tested blocks."""
     mass = {"bins": "equal_mass", "n_bins": 10}
     found = {
-        "ece": tc.ece(**given, n_bins=10),
-        "mce": tc.mce(**given, n_bins=10),
-        "tce": tc.tce(**given, ties=ties, **bounds),
-        "tceq": tc.tce(**given, **mass, ties=ties),
-        "ace": tc.ace(**given, n_bins=10, ties=ties),
-        "mceq": tc.mce(**given, **mass),
+        "ece": F.ece(**given, n_bins=10),
+        "mce": F.mce(**given, n_bins=10),
+        "tce": F.tce(**given, ties=ties, **bounds),
+        "tceq": F.tce(**given, **mass, ties=ties),
+        "ace": F.ace(**given, n_bins=10, ties=ties),
+        "mceq": F.mce(**given, **mass),
     }
     for name, value in found.items():
         assert value.item() == pytest.approx(answers[name]["value"], abs=answers[name]["tolerance"]), name
@@ -69,11 +69,11 @@ def test_recorded_imagenet_dogs_values(recorded, expected, model, ties):
 def test_recorded_imagenet_dogs_blocks(recorded, expected, model):
     """The default bounds are those of the recording: N // 20 = 2,500 and N // 5 = 10,000."""
     given, answers = dogs(recorded, expected, model)
-    check_table(tc.tce_table(**given), answers["bins"]["value"])
-    check_table(tc.tce_table(**given, n_min=2500, n_max=10000, variant="paper"), answers["bins_alg3"]["value"])
-    merged = tc.tce(**given, variant="paper").item()
+    check_table(F.tce_table(**given), answers["bins"]["value"])
+    check_table(F.tce_table(**given, n_min=2500, n_max=10000, variant="paper"), answers["bins_alg3"]["value"])
+    merged = F.tce(**given, variant="paper").item()
     assert merged == pytest.approx(answers["bins_alg3"]["value"]["tce"], abs=answers["tce"]["tolerance"])
-    table = tc.tce_table(**given, bins="equal_mass", n_bins=10)
+    table = F.tce_table(**given, bins="equal_mass", n_bins=10)
     check_table(table, {"sizes": [5000] * 10, **answers["tceq_rej"]["value"]})
 
 
@@ -84,7 +84,7 @@ def test_recorded_values_of_other_tests_are_not_ours(recorded, expected, model, 
     given, answers = dogs(recorded, expected, model)
     given |= {"bins": "equal_mass", "n_bins": 10} if entry.startswith("tceq") else {"bins": "pava_bc"}
     others = answers[entry]["value"]
-    value = tc.tce(**given).item()
+    value = F.tce(**given).item()
     assert value == pytest.approx(others["exact"], abs=5e-4)
     for name in ("clopper_pearson", "ztest", "ttest_repo", "bin_mean_only"):
         assert abs(value - others[name]) > 5e-3, name
@@ -108,9 +108,9 @@ def test_slow_formula_of_the_t_test_and_what_the_published_code_makes_of_it(reco
     """The authors divide by the variance of the labels where the t-test divides by their standard deviation."""
     given, answers = dogs(recorded, expected, model)
     given |= {"bins": bins, "n_bins": 10}
-    table = tc.tce_table(**given, test="t")
+    table = F.tce_table(**given, test="t")
     value = t_rejections(given, table, lambda n, mean: np.sqrt(mean * (1 - mean) * n / (n - 1)))
-    assert tc.tce(**given, test="t").item() == pytest.approx(value, abs=1e-9)
+    assert F.tce(**given, test="t").item() == pytest.approx(value, abs=1e-9)
     assert table.rejected.sum().item() / 500 == pytest.approx(value, abs=1e-9)
     published = answers["tce_WRONG_tests" if bins == "pava_bc" else "tceq_WRONG_tests"]["value"]["ttest_repo"]
     assert t_rejections(given, table, lambda n, mean: mean * (1 - mean)) == pytest.approx(published, abs=5e-4)
@@ -123,18 +123,18 @@ def test_slow_formula_of_the_t_test_and_what_the_published_code_makes_of_it(reco
 def test_recorded_gaussian_discriminant_values(recorded, expected, case):
     given, answers = gda(recorded, expected, case)
     check_values(given, answers, n_min=300, n_max=1200)
-    check_table(tc.tce_table(**given), answers["bins"]["value"])
+    check_table(F.tce_table(**given), answers["bins"]["value"])
     literal = answers["tce_alg3_literal"]
-    check_table(tc.tce_table(**given, variant="paper"), literal["value"])
-    merged = tc.tce(**given, variant="paper").item()
+    check_table(F.tce_table(**given, variant="paper"), literal["value"])
+    merged = F.tce(**given, variant="paper").item()
     assert merged == pytest.approx(literal["value"]["tce"], abs=literal["tolerance"])
 
 
 def test_paper_value_that_tells_the_variants_apart(recorded, expected):
     """1 % positives against a model of 0 %: [TCE] Table 2 prints 95.5; merging equal means would give 100."""
     given, _ = gda(recorded, expected, "01-00")
-    assert tc.tce(**given).item() == pytest.approx(95.5, abs=1e-9)
-    assert tc.tce(**given, variant="paper").item() == pytest.approx(100, abs=1e-9)
+    assert F.tce(**given).item() == pytest.approx(95.5, abs=1e-9)
+    assert F.tce(**given, variant="paper").item() == pytest.approx(100, abs=1e-9)
 
 
 def test_no_recorded_entry_of_this_family_is_missed(expected):

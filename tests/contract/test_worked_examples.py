@@ -10,6 +10,7 @@ from oracles import bin_of
 from torch.distributions import Categorical, Exponential, Independent, MultivariateNormal, Normal, StudentT
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.ops.segments import bin_index
 
 F64 = torch.float64
@@ -28,27 +29,27 @@ def test_paper_example_binary_calibration_error():
     gaps = [1 / 2 - LOW, 4 / 5 - MIDDLE, 2 / 3 - HIGH]
     given = {"preds": ITEMS, "target": LABELS, "task": "binary", "n_bins": 3}
     expected = (2 * abs(gaps[0]) + 5 * abs(gaps[1]) + 3 * abs(gaps[2])) / 10
-    assert tc.ece(**given).item() == pytest.approx(expected, abs=1e-15)
+    assert F.ece(**given).item() == pytest.approx(expected, abs=1e-15)
     assert expected == pytest.approx(0.241, abs=1e-12)
-    assert tc.esce(**given).item() == pytest.approx((2 * gaps[0] + 5 * gaps[1] + 3 * gaps[2]) / 10, abs=1e-15)
-    assert tc.esce(**given).item() == pytest.approx(7 / 10 - ITEMS.mean().item(), abs=1e-15)
-    assert tc.mce(**given).item() == pytest.approx(4 / 5 - MIDDLE, abs=1e-15)
+    assert F.esce(**given).item() == pytest.approx((2 * gaps[0] + 5 * gaps[1] + 3 * gaps[2]) / 10, abs=1e-15)
+    assert F.esce(**given).item() == pytest.approx(7 / 10 - ITEMS.mean().item(), abs=1e-15)
+    assert F.mce(**given).item() == pytest.approx(4 / 5 - MIDDLE, abs=1e-15)
     squares = (2 * gaps[0] ** 2 + 5 * gaps[1] ** 2 + 3 * gaps[2] ** 2) / 10
-    assert tc.rmsce(**given).item() == pytest.approx(math.sqrt(squares), abs=1e-15)
+    assert F.rmsce(**given).item() == pytest.approx(math.sqrt(squares), abs=1e-15)
     noise = (2 * (1 / 2 * 1 / 2) / 1 + 5 * (4 / 5 * 1 / 5) / 4 + 3 * (2 / 3 * 1 / 3) / 2) / 10
     assert squares < noise, "the clamp at 0 is what is tested here"
-    assert tc.rmsce(**given, debiased=True).item() == 0
-    table = tc.bin_table(**given)
+    assert F.rmsce(**given, debiased=True).item() == 0
+    table = F.calibration_curve(**given)
     assert table.n.tolist() == [2, 5, 3]
     assert table.gap.tolist() == pytest.approx(gaps, abs=1e-15)
 
 
 def test_recorded_other_readings_of_the_same_items():
-    top = tc.ece(ITEMS, LABELS, task="binary", mode="top_label", n_bins=3)
+    top = F.ece(ITEMS, LABELS, task="binary", mode="top_label", n_bins=3)
     assert top.item() == pytest.approx(0.201, abs=1e-12)
-    assert tc.nll(ITEMS, LABELS, task="binary").item() == pytest.approx(0.7924975746213627, abs=1e-12)
-    assert tc.brier_score(ITEMS, LABELS, task="binary").item() == pytest.approx(0.26827, abs=1e-12)
-    assert tc.ecd(ITEMS, LABELS, task="binary").item() == pytest.approx(0.21187034267260557, abs=1e-12)
+    assert F.nll(ITEMS, LABELS, task="binary").item() == pytest.approx(0.7924975746213627, abs=1e-12)
+    assert F.brier_score(ITEMS, LABELS, task="binary").item() == pytest.approx(0.26827, abs=1e-12)
+    assert F.ecd(ITEMS, LABELS, task="binary").item() == pytest.approx(0.21187034267260557, abs=1e-12)
 
 
 # [TALK] Nine samples of three classes. Only the top label matters here: the rest is shared by the other classes.
@@ -68,7 +69,7 @@ def test_paper_example_three_classes_five_bins():
     expected = (2 * abs(gaps[0]) + 4 * abs(gaps[1]) + 3 * abs(gaps[2])) / 9
     assert expected == pytest.approx(0.94 / 9, abs=1e-12)  # 0.104444...
     preds, target = talk()
-    value = tc.ece(preds, target, task="multiclass", n_bins=5)
+    value = F.ece(preds, target, task="multiclass", n_bins=5)
     assert value.item() == pytest.approx(0.94 / 9, abs=1e-12)
 
 
@@ -84,13 +85,13 @@ def test_paper_example_three_classes_five_bins():
 def test_paper_example_three_classes_a_confidence_at_an_edge(dtype, right, n_at_six_tenths, expected):
     preds, target = talk()
     given = {"preds": preds.to(dtype), "target": target, "task": "multiclass", "n_bins": 10, "right": right}
-    assert tc.bin_table(**given).n[6].item() == n_at_six_tenths
-    assert tc.ece(**given).item() == pytest.approx(expected, abs=1e-7)
+    assert F.calibration_curve(**given).n[6].item() == n_at_six_tenths
+    assert F.ece(**given).item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_paper_example_three_classes_fifteen_bins():
     preds, target = talk()
-    assert tc.ece(preds, target, task="multiclass", n_bins=15).item() == pytest.approx(2.96 / 9, abs=1e-12)
+    assert F.ece(preds, target, task="multiclass", n_bins=15).item() == pytest.approx(2.96 / 9, abs=1e-12)
 
 
 # [ECD] bounds and special values.
@@ -101,10 +102,10 @@ def test_closed_form_lower_bound_of_one_binary_datum():
     w = 0.2784645427610738
     assert w * math.exp(w) == pytest.approx(1 / math.e, abs=1e-15)
     p = torch.linspace(1e-6, 1 - 1e-6, 200_001, dtype=F64)
-    lowest, where = tc.ecd(p, torch.ones_like(p), task="binary", reduction="none").min(0)
+    lowest, where = F.ecd(p, torch.ones_like(p), task="binary", reduction="none").min(0)
     assert lowest.item() == pytest.approx(-w, abs=1e-10)
     assert p[where].item() == pytest.approx(1 / (1 + w), abs=1e-5)
-    at_bound = tc.ecd(torch.tensor([1 / (1 + w)], dtype=F64), torch.tensor([1]), task="binary")
+    at_bound = F.ecd(torch.tensor([1 / (1 + w)], dtype=F64), torch.tensor([1]), task="binary")
     assert at_bound.item() == pytest.approx(-w, abs=1e-15)
 
 
@@ -116,20 +117,20 @@ def test_closed_form_lower_bound_of_one_binary_datum():
 def test_closed_form_lower_bound_of_many_classes(n_classes, p, bound):
     row = torch.full((1, n_classes), (1 - p) / (n_classes - 1), dtype=F64)
     row[0, 0] = p
-    assert tc.ecd(row, torch.tensor([0]), task="multiclass").item() == pytest.approx(bound, abs=1e-9)
+    assert F.ecd(row, torch.tensor([0]), task="multiclass").item() == pytest.approx(bound, abs=1e-9)
 
 
 def test_closed_form_certain_predictions():
     p, y = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([1, 0, 0, 1])
-    assert tc.ecd(p, y, task="binary", reduction="none").tolist() == [0, math.inf, 0, math.inf]
-    assert tc.nll(p, y, task="binary", reduction="none").tolist() == [0, math.inf, 0, math.inf]
-    assert tc.brier_score(p, y, task="binary", reduction="none").tolist() == [0, 1, 0, 1]
+    assert F.ecd(p, y, task="binary", reduction="none").tolist() == [0, math.inf, 0, math.inf]
+    assert F.nll(p, y, task="binary", reduction="none").tolist() == [0, math.inf, 0, math.inf]
+    assert F.brier_score(p, y, task="binary", reduction="none").tolist() == [0, 1, 0, 1]
     rows = torch.stack([1 - p, p], -1)
-    assert tc.ecd(rows, y, task="multiclass", reduction="none").tolist() == [0, math.inf, 0, math.inf]
-    assert tc.brier_score(rows, y, task="multiclass", reduction="none").tolist() == [0, 2, 0, 2]
+    assert F.ecd(rows, y, task="multiclass", reduction="none").tolist() == [0, math.inf, 0, math.inf]
+    assert F.brier_score(rows, y, task="multiclass", reduction="none").tolist() == [0, 2, 0, 2]
 
 
-@pytest.mark.parametrize("function", [tc.nll, tc.brier_score, tc.ecd])
+@pytest.mark.parametrize("function", [F.nll, F.brier_score, F.ecd])
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
 def test_closed_form_gradients_are_finite_at_certainty(function, from_logits, task):
@@ -139,7 +140,7 @@ def test_closed_form_gradients_are_finite_at_certainty(function, from_logits, ta
         leaf = preds.clone().requires_grad_()
         function(leaf, torch.tensor(target), task=task, from_logits=from_logits).backward()
         assert leaf.grad.isfinite().all(), (target, leaf.grad)
-    if function is tc.nll and task == "binary":  # where it is infinite: 0 in probabilities, (q - t) / N in logits
+    if function is F.nll and task == "binary":  # where it is infinite: 0 in probabilities, (q - t) / N in logits
         assert leaf.grad.tolist() == ([-0.5, 0.5] if from_logits else [0, 0])
 
 
@@ -148,7 +149,7 @@ def test_closed_form_saturated_logits_are_exact():
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         z, y = torch.tensor([200.0, -200.0, 200.0], dtype=dtype), torch.tensor([0, 1, 1])
         rows = torch.stack([torch.zeros_like(z), z], -1)
-        for score in (partial(tc.nll, reduction="none"), partial(tc.ecd, reduction="none")):
+        for score in (partial(F.nll, reduction="none"), partial(F.ecd, reduction="none")):
             assert score(z, y, **LOG_ODDS).tolist() == pytest.approx([200, 200, 0], abs=1e-30)
             assert score(rows, y, **LOGITS).tolist() == pytest.approx([200, 200, 0])
 
@@ -156,8 +157,8 @@ def test_closed_form_saturated_logits_are_exact():
 def test_closed_form_brier_of_a_confident_logit_does_not_cancel():
     z, rows, y = torch.tensor([20.0]), torch.tensor([[0.0, 20.0]]), torch.tensor([1])
     expected = 1 / (1 + math.exp(20)) ** 2
-    assert tc.brier_score(z, y, **LOG_ODDS).item() == pytest.approx(expected, rel=1e-5)
-    assert tc.brier_score(rows, y, **LOGITS).item() == pytest.approx(2 * expected, rel=1e-5)
+    assert F.brier_score(z, y, **LOG_ODDS).item() == pytest.approx(expected, rel=1e-5)
+    assert F.brier_score(rows, y, **LOGITS).item() == pytest.approx(2 * expected, rel=1e-5)
 
 
 def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
@@ -165,14 +166,14 @@ def test_closed_form_infinite_logits_are_probabilities_zero_and_one():
     z = torch.tensor([[inf, 0.0, 1.0], [-inf, 0.0, 0.0], [inf, inf, 5.0], [-inf, -inf, 3.0]])
     y = torch.tensor([0, 1, 1, 2])
     expected = [0, math.log(2), math.log(2), 0]
-    assert tc.nll(z, y, **LOGITS, reduction="none").tolist() == pytest.approx(expected, abs=1e-7)
-    assert tc.ece(z[:1], y[:1], **LOGITS).item() == 0
+    assert F.nll(z, y, **LOGITS, reduction="none").tolist() == pytest.approx(expected, abs=1e-7)
+    assert F.ece(z[:1], y[:1], **LOGITS).item() == 0
 
 
 def test_closed_form_class_wise_ecd_of_saturated_logits():
     """One against the rest: log(1 - q_k) is the log-sum of the others, not log of a rounded 0."""
     z, y = torch.tensor([[100.0, 0.0, 0.0]]), torch.tensor([1])
-    table = tc.bin_table(z, y, task="multiclass", from_logits=True, mode="classwise", n_bins=1)
+    table = F.calibration_curve(z, y, task="multiclass", from_logits=True, mode="classwise", n_bins=1)
     log_rest = math.log(2) - 100  # log(1 - q_0), as log-sum-exp of the logits is 100 to double precision
     assert table.ecd[0].item() == pytest.approx(-log_rest, rel=1e-6)
     assert table.ecd[1].item() == pytest.approx(100, rel=1e-6)
@@ -194,8 +195,8 @@ def test_closed_form_gaussian_ecd_is_half_of_nees_minus_dimension():
     error = value - mean
     nees = np.mean([e @ np.linalg.inv(c) @ e for e, c in zip(error, covariance, strict=True)])
     assert nees == pytest.approx(3.021529881386549, abs=1e-10)  # recorded from scipy's multivariate_normal
-    assert tc.nees(distribution, x).item() == pytest.approx(nees, abs=1e-10)
-    assert tc.ecd(distribution, x).item() == pytest.approx((nees - 3) / 2, abs=1e-10)
+    assert F.nees(distribution, x).item() == pytest.approx(nees, abs=1e-10)
+    assert F.ecd(distribution, x).item() == pytest.approx((nees - 3) / 2, abs=1e-10)
 
 
 @pytest.mark.parametrize("d", [1, 4])
@@ -205,29 +206,29 @@ def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
     x = torch.randn(7, d, generator=generator)
     independent = Independent(Normal(mean, scale), 1)
     full = MultivariateNormal(mean, torch.diag_embed(scale**2))
-    for function in (tc.nees, tc.ecd):
+    for function in (F.nees, F.ecd):
         torch.testing.assert_close(function(independent, x), function(full, x))
     first = Normal(mean[:, 0], scale[:, 0])
-    torch.testing.assert_close(tc.nees(first, x[:, 0]), ((x - mean) / scale)[:, 0].square().mean())
+    torch.testing.assert_close(F.nees(first, x[:, 0]), ((x - mean) / scale)[:, 0].square().mean())
     single = MultivariateNormal(torch.zeros(d), torch.eye(d))  # one distribution for all values
-    torch.testing.assert_close(tc.nees(single, x), x.square().sum(-1).mean())
+    torch.testing.assert_close(F.nees(single, x), x.square().sum(-1).mean())
     with pytest.raises(ValueError, match="`target` must have the distribution's batch and event shape"):
-        tc.nees(single, torch.zeros(7, d + 1))
+        F.nees(single, torch.zeros(7, d + 1))
 
 
 def test_closed_form_ecd_of_a_categorical_distribution_is_the_multiclass_ecd():
     preds = torch.softmax(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), -1)
     target = torch.arange(9) % 4
     for given in ({}, {"weights": torch.arange(9.0)}):
-        found = tc.ecd(Categorical(preds), target, **given)
-        torch.testing.assert_close(found, tc.ecd(preds, target, **MULTI, **given))
+        found = F.ecd(Categorical(preds), target, **given)
+        torch.testing.assert_close(found, F.ecd(preds, target, **MULTI, **given))
 
 
 def test_closed_form_ecd_of_other_distributions():
     """Exponential with rate 2: entropy 1 - log 2, -log p(x) = 2 x - log 2."""
     x = torch.tensor([0.5, 1.0])
-    assert tc.ecd(Exponential(torch.full((2,), 2.0)), x).item() == pytest.approx((1 + 2) / 2 - 1)
-    assert tc.ecd(StudentT(torch.tensor([3.0])), torch.tensor([0.0]), reduction="none").shape == (1,)
+    assert F.ecd(Exponential(torch.full((2,), 2.0)), x).item() == pytest.approx((1 + 2) / 2 - 1)
+    assert F.ecd(StudentT(torch.tensor([3.0])), torch.tensor([0.0]), reduction="none").shape == (1,)
 
 
 # Numbers that other packages get wrong.
@@ -247,7 +248,7 @@ def test_slow_loop_every_edge_and_its_neighbours_fall_in_their_bin(dtype, right,
 def test_closed_form_half_precision_sums_do_not_saturate():
     """70,000 predictions of 0.5 in float16, all wrong: the sum passes 65,504."""
     preds, target = torch.full((70_000,), 0.5, dtype=torch.float16), torch.zeros(70_000, dtype=torch.int64)
-    assert tc.ece(preds, target, **BINARY).item() == 0.5
+    assert F.ece(preds, target, **BINARY).item() == 0.5
 
 
 def test_closed_form_a_hundred_million_predictions():
@@ -265,20 +266,20 @@ def test_closed_form_normalised_scores_of_always_predicting_the_priors_are_one()
     target = torch.tensor([0, 0, 1, 2, 2, 2])
     priors = torch.tensor([2 / 6, 1 / 6, 3 / 6], dtype=F64)
     rows = priors.expand(6, 3)
-    for function in (tc.nll, tc.brier_score):
+    for function in (F.nll, F.brier_score):
         assert function(rows, target, task="multiclass", normalize="prior").item() == pytest.approx(1, abs=1e-14)
     other = torch.tensor([0.5, 0.25, 0.25], dtype=F64)
-    for function in (tc.nll, tc.brier_score):
+    for function in (F.nll, F.brier_score):
         given = function(other.expand(6, 3), target, task="multiclass", normalize="prior", priors=other)
         assert given.item() == pytest.approx(1, abs=1e-14)
-    assert tc.ecd(rows, target, task="multiclass").item() == pytest.approx(0, abs=1e-14)
+    assert F.ecd(rows, target, task="multiclass").item() == pytest.approx(0, abs=1e-14)
 
 
 def test_closed_form_a_class_without_samples():
     preds, target = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]], dtype=F64), torch.tensor([0, 1])
-    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.25, 0.25]).isnan()
+    assert F.nll(preds, target, task="multiclass", priors=[0.5, 0.25, 0.25]).isnan()
     expected = -0.5 * math.log(0.5) - 0.5 * math.log(0.6)
-    assert tc.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
+    assert F.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
 
 
 def test_closed_form_soft_targets():
@@ -286,20 +287,20 @@ def test_closed_form_soft_targets():
     q, t = torch.tensor([[0.5, 0.3, 0.2]], dtype=F64), torch.tensor([[0.6, 0.4, 0.0]], dtype=F64)
     nll = -0.6 * math.log(0.5) - 0.4 * math.log(0.3)
     entropy = -sum(p * math.log(p) for p in (0.5, 0.3, 0.2))
-    assert tc.nll(q, t, task="multiclass").item() == pytest.approx(nll)
-    assert tc.brier_score(q, t, task="multiclass").item() == pytest.approx(0.1**2 + 0.1**2 + 0.2**2)
-    assert tc.ecd(q, t, task="multiclass").item() == pytest.approx(nll - entropy)
-    assert tc.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
-    assert tc.ece(q, t, task="multiclass", mode="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
-    naive = tc.brier_score(q, t, task="multiclass", normalize="prior")
+    assert F.nll(q, t, task="multiclass").item() == pytest.approx(nll)
+    assert F.brier_score(q, t, task="multiclass").item() == pytest.approx(0.1**2 + 0.1**2 + 0.2**2)
+    assert F.ecd(q, t, task="multiclass").item() == pytest.approx(nll - entropy)
+    assert F.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
+    assert F.ece(q, t, task="multiclass", mode="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
+    naive = F.brier_score(q, t, task="multiclass", normalize="prior")
     assert naive.isinf(), "with one sample the prior is its votes, and the prior's Brier score is 0"
 
 
 def test_closed_form_infinite_score_stays_in_its_class():
     preds, target = torch.tensor([0.0, 0.5, 0.5], dtype=F64), torch.tensor([1, 0, 1])
-    assert tc.nll(preds, target, task="binary").item() == math.inf
-    assert tc.nll(preds, target, task="binary", priors=[1.0, 0.0]).item() == pytest.approx(math.log(2))
-    assert tc.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
+    assert F.nll(preds, target, task="binary").item() == math.inf
+    assert F.nll(preds, target, task="binary", priors=[1.0, 0.0]).item() == pytest.approx(math.log(2))
+    assert F.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
 
 
 def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch():
@@ -308,8 +309,8 @@ def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch
     z = torch.cat([z, z + 0.05])
     y = (torch.arange(2048) >= 1024).long()
     given = {"task": "binary", "from_logits": True, "n_bins": 20}
-    whole = tc.ece(z, y, **given)
-    assert tc.ece(torch.stack([z, z], 1)[:, 0], y, **given) == whole
+    whole = F.ece(z, y, **given)
+    assert F.ece(torch.stack([z, z], 1)[:, 0], y, **given) == whole
     metric = tc.ECE(**given)
     for k in range(0, 2048, 5):
         metric.update(z[k : k + 5], y[k : k + 5])
@@ -319,10 +320,10 @@ def test_closed_form_a_confidence_at_an_edge_falls_in_one_bin_whatever_the_batch
 def test_closed_form_an_8_bit_label_is_not_an_ignored_one():
     rows = torch.full((3, 200), 1 / 200)
     labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 in 8 bits
-    assert not tc.nll(rows, labels, task="multiclass", ignore_index=-100, reduction="none").isnan().any()
+    assert not F.nll(rows, labels, task="multiclass", ignore_index=-100, reduction="none").isnan().any()
 
 
 def test_closed_form_large_and_small_weights_scale_nothing():
     for scale in (1e-140, 1e140):
-        weighted = tc.ece(ITEMS, LABELS, task="binary", n_bins=3, weights=torch.full((10,), scale, dtype=F64))
+        weighted = F.ece(ITEMS, LABELS, task="binary", n_bins=3, weights=torch.full((10,), scale, dtype=F64))
         assert weighted.item() == pytest.approx(0.241, abs=1e-12)

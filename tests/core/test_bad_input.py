@@ -11,6 +11,7 @@ from processes import run_python
 from torch.distributions import Laplace, Normal
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.cli import main
 
 P2, Y2 = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
@@ -85,21 +86,21 @@ BINNED = [
 ]
 
 SCORES = [
-    ("eps too large", lambda: tc.nll(P2, Y2, eps=1.0, **binary), ValueError, ["`eps`", "(0, 1)", "1.0"]),
-    ("eps is text", lambda: tc.nll(P2, Y2, eps="a", **binary), ValueError, ["`eps`", "'a'"]),
-    ("debiased is no bool", lambda: tc.rmsce(P2, Y2, debiased="no", **binary), TypeError, ["`debiased`", "'no'"]),
-    ("priors of each", lambda: tc.nll(P2, Y2, priors=[0.2, 0.8], **binary, reduction="none"), ValueError, ["`priors`"]),
-    ("unknown reduction", lambda: tc.nll(P2, Y2, reduction="sum", **binary), ValueError, ["`reduction`", "'sum'"]),
-    ("ecd table", lambda: tc.ecd(Normal(P2[:, None], 1), P2), ValueError, ["event shape", "(2, 1)", "(2,)"]),
-    ("priors of 3 for 2", lambda: tc.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
-    ("priors sum to 2", lambda: tc.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
-    ("negative priors", lambda: tc.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
-    ("votes and priors", lambda: tc.nll(Q, VOTES, priors=[0.5, 0.5], **multi), TypeError, ["labels", "votes (3, 2)"]),
-    ("ecd without task", lambda: tc.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
-    ("ecd of distribution as logits", lambda: tc.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),
-    ("distribution weights", lambda: tc.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
-    ("nees of a Laplace", lambda: tc.nees(Laplace(P2, 1), P2), TypeError, ["`distribution`", "Laplace", "use ecd"]),
-    ("table index", lambda: tc.bin_table(P2, Y2, **binary)[0], IndexError, ["no batch axis"]),
+    ("eps too large", lambda: F.nll(P2, Y2, eps=1.0, **binary), ValueError, ["`eps`", "(0, 1)", "1.0"]),
+    ("eps is text", lambda: F.nll(P2, Y2, eps="a", **binary), ValueError, ["`eps`", "'a'"]),
+    ("debiased is no bool", lambda: F.rmsce(P2, Y2, debiased="no", **binary), TypeError, ["`debiased`", "'no'"]),
+    ("priors of each", lambda: F.nll(P2, Y2, priors=[0.2, 0.8], **binary, reduction="none"), ValueError, ["`priors`"]),
+    ("unknown reduction", lambda: F.nll(P2, Y2, reduction="sum", **binary), ValueError, ["`reduction`", "'sum'"]),
+    ("ecd table", lambda: F.ecd(Normal(P2[:, None], 1), P2), ValueError, ["event shape", "(2, 1)", "(2,)"]),
+    ("priors of 3 for 2", lambda: F.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
+    ("priors sum to 2", lambda: F.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
+    ("negative priors", lambda: F.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
+    ("votes and priors", lambda: F.nll(Q, VOTES, priors=[0.5, 0.5], **multi), TypeError, ["labels", "votes (3, 2)"]),
+    ("ecd without task", lambda: F.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
+    ("ecd of distribution as logits", lambda: F.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),
+    ("distribution weights", lambda: F.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
+    ("nees of a Laplace", lambda: F.nees(Laplace(P2, 1), P2), TypeError, ["`distribution`", "Laplace", "use ecd"]),
+    ("table index", lambda: F.calibration_curve(P2, Y2, **binary)[0], IndexError, ["no batch axis"]),
 ]  # fmt: skip
 
 CLASSES = [
@@ -120,17 +121,17 @@ CLASSES = [
 
 
 def test_wrong_calls():
-    for function in (tc.nll, tc.brier_score, tc.ecd, tc.ece, tc.mce):
+    for function in (F.nll, F.brier_score, F.ecd, F.ece, F.mce):
         assert_refused((what, partial(call, function), *expected) for what, call, *expected in CALLS)
-    for function in (tc.ece, tc.esce, tc.mce, tc.rmsce, tc.bin_table):
+    for function in (F.ece, F.esce, F.mce, F.rmsce, F.calibration_curve):
         assert_refused((what, partial(call, function), *expected) for what, call, *expected in BINNED)
     assert_refused(SCORES + CLASSES)
 
 
 def test_validate_args_false_checks_shapes_and_no_values():
-    assert tc.brier_score(torch.tensor([2.0]), torch.tensor([1]), task="binary", validate_args=False) == 1
+    assert F.brier_score(torch.tensor([2.0]), torch.tensor([1]), task="binary", validate_args=False) == 1
     with pytest.raises(ValueError, match="`target` must have the shape"):
-        tc.brier_score(P2, H, task="binary", validate_args=False)
+        F.brier_score(P2, H, task="binary", validate_args=False)
 
 
 def save(path, **arrays):

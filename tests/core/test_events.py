@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.events import reduce_to_events, reduce_to_scores
 from torchcalib.core.inputs import read_input
 
@@ -51,7 +52,7 @@ def test_parity_top_1_is_the_top_label(which, from_logits):
     preds, target = data()
     preds = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) if from_logits else preds
     given = {"task": "multiclass", "from_logits": from_logits}
-    for function in (tc.ece, tc.mce, tc.ace, tc.ks):
+    for function in (F.ece, F.mce, F.ace, F.ks):
         assert function(preds, target, mode=which, **given) == function(preds, target, **given)
 
 
@@ -77,21 +78,21 @@ def test_closed_form_logits_that_are_certain_or_infinite():
 
 def test_rows_are_compared_in_pieces(monkeypatch):
     preds, target = data(100)
-    expected = tc.ece(preds, target, task="multiclass", mode=tc.TopK(3))
+    expected = F.ece(preds, target, task="multiclass", mode=tc.TopK(3))
     monkeypatch.setattr("torchcalib.core.events._PIECE", 50)
-    assert tc.ece(preds, target, task="multiclass", mode=tc.TopK(3)) == expected
+    assert F.ece(preds, target, task="multiclass", mode=tc.TopK(3)) == expected
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda p, y: tc.ece(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
-        (lambda p, y: tc.ks(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
-        (lambda p, y: tc.ece(p[:, 0], y % 2, task="binary", mode=tc.TopK(1)), ValueError, "for task='binary'"),
+        (lambda p, y: F.ece(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
+        (lambda p, y: F.ks(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
+        (lambda p, y: F.ece(p[:, 0], y % 2, task="binary", mode=tc.TopK(1)), ValueError, "for task='binary'"),
         (lambda *_: tc.TopK(0), ValueError, "`k` must be at least 1, got 0"),
         (lambda *_: tc.TopK(2.0), TypeError, "`k` must be an int, got 2.0"),
         (lambda *_: tc.TopK(2, only=1), TypeError, "`only` must be True or False, got 1"),
-        (lambda p, y: tc.ece(p, y, task="multiclass", mode="top_5"), ValueError, "or TopK\\(k\\)"),
+        (lambda p, y: F.ece(p, y, task="multiclass", mode="top_5"), ValueError, "or TopK\\(k\\)"),
     ],
 )  # fmt: skip
 def test_wrong_modes_are_refused(call, error, message):
@@ -144,7 +145,7 @@ def test_mpmath_log_loss_of_certain_logits_whole_merged_saved_and_sketched(dtype
     for mode in MODES:
         expected = log_loss(logits.tolist(), target.tolist(), partial(claimed, mode=mode))
         given = {"task": "multiclass", "mode": mode, "from_logits": True, "score": "nll"}
-        found = tc.corp(logits, target, **given).score
+        found = F.corp(logits, target, **given).score
         assert found.item() == pytest.approx(expected, rel=4 * torch.finfo(found.dtype).eps), mode
         for resolution in (None, 2048):
             streamed = streamed_log_loss(logits, target, mode, resolution)
@@ -156,7 +157,7 @@ def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
     logits, target = torch.tensor([[60.0, 0, 59, 0], [0, 1, 0, 3], [2, 0, 1, 0]]), torch.tensor([1, 3, 0])
     given = {"task": "multiclass", "positive_classes": [0, 2], "from_logits": True, "score": "nll"}
     expected = log_loss(logits.tolist(), target.tolist(), lambda row: [[0, 2]])
-    assert tc.corp(logits, target, **given).score.item() == pytest.approx(expected, rel=1e-6)
+    assert F.corp(logits, target, **given).score.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -166,7 +167,7 @@ def test_float32_logits_are_as_accurate_as_the_same_in_float64(mode):
     logits, target = 16 * torch.randn(4000, 10, generator=generator), torch.randint(0, 10, (4000,), generator=generator)
     for score in ("brier", "nll"):
         given = {"task": "multiclass", "mode": mode, "from_logits": True, "score": score}
-        narrow, wide = (torch.stack(tc.corp(z, target, **given)) for z in (logits, logits.double()))
+        narrow, wide = (torch.stack(F.corp(z, target, **given)) for z in (logits, logits.double()))
         assert wide.isfinite().all()
         torch.testing.assert_close(narrow.double(), wide, rtol=1e-6, atol=1e-7)
 
@@ -190,7 +191,7 @@ def test_closed_form_uniform_rows_lie_on_the_edge_of_their_bin(n_classes, right)
     """Probability 1 / C of logits, and of the k largest k / C, belong where the edge of equal-width bins belongs."""
     logits, target = torch.zeros(6, n_classes), torch.arange(6) % n_classes
     for k in range(1, n_classes):
-        table = tc.tce_table(
+        table = F.tce_table(
             logits, target, task="multiclass", mode=tc.TopK(k), from_logits=True, bins="equal_width",
             n_bins=n_classes, right=right,
         )  # fmt: skip
@@ -205,7 +206,7 @@ def test_gradients_of_ranked_metrics_in_saturated_logits_are_those_of_finite_dif
     given = {"task": "multiclass", "mode": mode, "from_logits": True, "validate_args": False}
 
     def values(z):
-        parts = [tc.corp(z, target, score=score, **given).score for score in ("brier", "nll")]
-        return torch.stack([*parts, tc.ks(z, target, **given), tc.ace(z, target, n_bins=3, **given)])
+        parts = [F.corp(z, target, score=score, **given).score for score in ("brier", "nll")]
+        return torch.stack([*parts, F.ks(z, target, **given), F.ace(z, target, n_bins=3, **given)])
 
     assert torch.autograd.gradcheck(values, logits.requires_grad_())

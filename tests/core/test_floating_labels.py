@@ -13,6 +13,7 @@ from helpers.null_distribution import F64, FEW
 from helpers.streams import updated
 
 import torchcalib as tc
+from torchcalib.inference import calibration_test
 from torchcalib.metrics.base import CalibrationMetric
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, F64]
@@ -20,7 +21,7 @@ same = partial(null_distribution.same, rtol=1e-9)
 TESTED = [
     case
     for case in CASES
-    if case.cls.evidence_from is not CalibrationMetric.evidence_from
+    if case.cls.test_from is not CalibrationMetric.test_from
     and case.cls is not tc.Cox
     and not case.format.hard_targets
     and case.options.get("component", "ici") == "ici"
@@ -45,21 +46,21 @@ def noise_of(metric):
 def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on_rows_that_are_left_out(case):
     """Rows that are shares of votes, but count nowhere: of weight 0, or missing."""
     preds, target = case.data(n=60)
-    expected = tc.evidence(case.metric(), preds, target, **FEW)
-    same(tc.evidence(case.metric(), preds, floating(case, target), **FEW), expected)
+    expected = calibration_test(case.metric(), preds, target, **FEW)
+    same(calibration_test(case.metric(), preds, floating(case, target), **FEW), expected)
     metric = case.metric()
     for rows, dtype in zip(torch.arange(60).split(13), (*FLOATING, None), strict=True):
         metric.update(preds[rows], target[rows] if dtype is None else floating(case, target[rows], dtype))
-    same(metric.evidence(**FEW), expected)
+    same(metric.test(**FEW), expected)
     if case.task != "multiclass":
-        same(tc.evidence(case.metric(), preds, target.bool(), **FEW), expected)
+        same(calibration_test(case.metric(), preds, target.bool(), **FEW), expected)
     copies = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
     shares = floating(case, target)
     shares[copies == 0] = torch.full_like(shares[copies == 0], 1 / N_CLASSES)
     preds[0], shares[0], copies[0] = torch.nan, 1 / N_CLASSES, 1
     drops = replace(case, own={**case.own, "nan_policy": "drop"})
-    expected = tc.evidence(drops.metric(), preds, target, weights=copies, **FEW)
-    same(tc.evidence(drops.metric(), preds, shares, weights=copies, **FEW), expected)
+    expected = calibration_test(drops.metric(), preds, target, weights=copies, **FEW)
+    same(calibration_test(drops.metric(), preds, shares, weights=copies, **FEW), expected)
 
 
 @pytest.mark.parametrize("weighing", ["plain", "copies", "weights"])
@@ -134,7 +135,7 @@ def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, ha
 
     def same_chance(found, expected):
         if isinstance(found, tc.KS):
-            same(found.evidence(**FEW), expected.evidence(**FEW))
+            same(found.test(**FEW), expected.test(**FEW))
         else:
             torch.testing.assert_close(noise_of(found), noise_of(expected), rtol=1e-12, atol=1e-14)
 

@@ -15,8 +15,17 @@ from helpers.streams import updated
 from torchmetrics import MetricCollection
 
 import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    calibration_loss,
+    cross_val_calibrate,
+)
 from torchcalib.cli import main
 from torchcalib.core.inputs import InputFormat
+from torchcalib.inference import bootstrap
 
 NAN, INF = torch.nan, torch.inf
 P, Y = torch.tensor([0.2, NAN, 0.7, 0.9]), torch.tensor([0, 1, 1, 0])
@@ -83,7 +92,7 @@ def test_of_labels_the_single_entry_is_dropped_as_ignore_index_drops_it():
     bad, ignored = preds.clone(), target.clone()
     bad[4, 1], bad[5, 2], bad[4, 2] = NAN, INF, -INF
     ignored[[4, 5, 4], [1, 2, 2]] = -100
-    for function in (tc.nll, tc.ece, tc.ks):
+    for function in (F.nll, F.ece, F.ks):
         options = {"task": "multilabel", "average": None, "weights": torch.arange(30)}
         found = function(bad, target, nan_policy="drop", **options)
         close(found, function(preds, ignored, ignore_index=-100, **options))
@@ -99,7 +108,7 @@ def test_soft_targets_may_be_missing_too(task):
         preds, target = preds / preds.sum(-1, keepdim=True), target / target.sum(-1, keepdim=True)
     left = torch.arange(20) != 4
     own = {"num_labels": 3} if task == "multilabel" else {}
-    metrics = (tc.brier_score, tc.Brier), (tc.ece, tc.ECE), (tc.ks, tc.KS)
+    metrics = (F.brier_score, tc.BrierScore), (F.ece, tc.ECE), (F.ks, tc.KS)
     for missing, (function, cls) in product((NAN, INF, -INF), metrics):
         bad, leaf = target.clone(), preds.clone().requires_grad_()
         bad[4] = torch.tensor([missing, 0, 0]) if task == "multiclass" else missing
@@ -128,7 +137,7 @@ def test_rows_without_weight_or_label_are_not_counted_and_infinite_logits_are_le
     binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
     binary.update(torch.tensor([INF, -INF, NAN]), torch.tensor([1, 0, 1]))
     assert (binary.compute(), binary.n_dropped()) == (0, 1)
-    scores = tc.nll(P, Y, task="binary", nan_policy="drop", reduction="none")
+    scores = F.nll(P, Y, task="binary", nan_policy="drop", reduction="none")
     assert scores.isnan().tolist() == [False, True, False, False]
 
 
@@ -146,15 +155,15 @@ def test_all_else_that_is_bad_is_an_error_still():
         assert (metric.n_dropped(), metric.update_count) == (0, 0)
     rows, target = torch.tensor([[0.5, 0.5], [NAN, 7.0], [0.5, 0.6]]), torch.tensor([0, 9, 1])
     with pytest.raises(ValueError, match=r"`preds` must sum to 1 over the class axis .* got 1\.1 \(1 of 3 rows\)"):
-        tc.ece(rows, target, task="multiclass", nan_policy="drop")
+        F.ece(rows, target, task="multiclass", nan_policy="drop")
     # Nothing of the row that is dropped is an error, its label and its weight neither.
     given = {"task": "multiclass", "weights": torch.tensor([1.0, -5.0]), "nan_policy": "drop"}
-    assert tc.ece(rows[:2], target[:2], **given) == 0.5
+    assert F.ece(rows[:2], target[:2], **given) == 0.5
     with pytest.raises(ValueError, match="`nan_policy` must be one of 'raise', 'drop', got 'skip'"):
         tc.ECE(task="binary", nan_policy="skip")
 
 
-@pytest.mark.parametrize("function", [tc.nll, tc.ece])
+@pytest.mark.parametrize("function", [F.nll, F.ece])
 def test_traced_and_unchecked_functions_drop_rows_instead_of_returning_nan(function):
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(3, 20, 4, generator=generator).softmax(-1)
@@ -200,22 +209,22 @@ def test_functions_that_resample_and_fit_take_the_option():
     bad, weights = preds.clone(), torch.ones(60)
     bad[7], weights[7] = NAN, 0
     drawn, expected = (
-        tc.bootstrap(tc.ece, p, target, task="binary", n_replicates=39, **how)
+        bootstrap(F.ece, p, target, task="binary", n_replicates=39, **how)
         for p, how in ((bad, {"nan_policy": "drop"}), (preds, {"weights": weights}))
     )
     close(drawn.replicates, expected.replicates)
-    after = tc.calibrated(bad, target, task="binary", nan_policy="drop")
+    after = cross_val_calibrate(bad, target, task="binary", nan_policy="drop")
     assert after.isnan().nonzero().flatten().tolist() == [7]
     of_set = {"task": "multiclass", "positive_classes": [1]}
     rows, some = (torch.stack((1 - p, p), -1) for p in (bad, preds))
     for bad_rows, good_rows, options in (
-        (bad, preds, {"task": "binary", "calibrator": tc.DPCalibration()}),
-        (bad, preds, {"task": "binary", "calibrator": tc.Isotonic()}),
-        (bad, preds, {"task": "binary", "calibrator": tc.HistogramBinning()}),
+        (bad, preds, {"task": "binary", "calibrator": AffineScaling()}),
+        (bad, preds, {"task": "binary", "calibrator": IsotonicCalibration()}),
+        (bad, preds, {"task": "binary", "calibrator": HistogramBinning()}),
         (rows, some, of_set),
     ):
-        found = tc.calibration_loss(bad_rows, target, nan_policy="drop", score="brier", **options)
-        expected = tc.calibration_loss(good_rows, target, weights=weights, score="brier", **options)
+        found = calibration_loss(bad_rows, target, nan_policy="drop", score="brier", **options)
+        expected = calibration_loss(good_rows, target, weights=weights, score="brier", **options)
         torch.testing.assert_close(found, expected)
 
 

@@ -10,19 +10,20 @@ import torch
 from helpers.streams import updated
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 F64 = torch.float64
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, F64]
 CERTAIN = {"task": "multiclass", "positive_classes": [0]}
 DOUBTED = {"task": "multiclass", "positive_classes": [1, 2]}
 SCORES = [
-    (tc.nll, tc.NLL),
-    (tc.ecd, tc.ECD),
-    (tc.brier_score, tc.Brier),
-    (tc.bayes_risk, tc.BayesRisk),
-    (tc.accuracy, tc.Accuracy),
-    (tc.total_variation, tc.TotalVariation),
-    (tc.kl_divergence, tc.KLDivergence),
+    (F.nll, tc.NLL),
+    (F.ecd, tc.ECD),
+    (F.brier_score, tc.BrierScore),
+    (F.bayes_risk, tc.BayesRisk),
+    (F.accuracy, tc.Accuracy),
+    (F.total_variation, tc.TotalVariation),
+    (F.kl_divergence, tc.KLDivergence),
 ]
 
 
@@ -45,7 +46,7 @@ def test_law_scores_of_a_set_are_those_of_its_complement(function, cls):
         for side in sides:
             metric = updated(cls(task="multiclass", positive_classes=side), (preds, target))
             torch.testing.assert_close(metric.compute().to(of_set.dtype), of_set)
-        if function is tc.nll:  # the log of the sum over the side that occurred
+        if function is F.nll:  # the log of the sum over the side that occurred
             inside, wide = torch.isin(target, torch.tensor(sides[0])), preds.double()
             expected = -torch.where(inside, wide[:, :3].sum(-1), wide[:, 3:].sum(-1)).clamp(max=1).log().mean()
             torch.testing.assert_close(of_set.double(), expected, rtol=1e-6, atol=0)
@@ -55,14 +56,14 @@ def test_closed_form_a_set_that_is_all_but_certain():
     row, y = torch.tensor([[30.0, 0.0, -1.0]]).softmax(-1).bfloat16(), torch.tensor([1])
     rest = row[0, 1:].double().sum().item()  # about 1.3e-13, where 1 - P(set) is 0
     for side in (CERTAIN, DOUBTED):
-        assert tc.nll(row, y, **side).item() == pytest.approx(-math.log(rest), rel=1e-6)
-        assert tc.ecd(row, y, **side).item() == pytest.approx(-math.log(rest) * (1 - rest), rel=1e-6)
-        assert tc.brier_score(row, torch.tensor([0]), **side).item() == pytest.approx(rest**2, rel=1e-6)
+        assert F.nll(row, y, **side).item() == pytest.approx(-math.log(rest), rel=1e-6)
+        assert F.ecd(row, y, **side).item() == pytest.approx(-math.log(rest) * (1 - rest), rel=1e-6)
+        assert F.brier_score(row, torch.tensor([0]), **side).item() == pytest.approx(rest**2, rel=1e-6)
     # An alarm costs 1, a missed y=0 costs 1e15: the alarm is cheaper where P(rest) > 1e-15.
     for side, cost in ((CERTAIN, [[0.0, 1e15], [1.0, 0.0]]), (DOUBTED, [[0.0, 1.0], [1e15, 0.0]])):
-        assert tc.bayes_risk(row, torch.tensor([0]), cost=cost, **side) == 1
+        assert F.bayes_risk(row, torch.tensor([0]), cost=cost, **side) == 1
     row = torch.tensor([[1.0, 1e-20]], dtype=F64)
-    assert tc.nll(row, torch.tensor([1]), **CERTAIN).item() == pytest.approx(20 * math.log(10), rel=1e-12)
+    assert F.nll(row, torch.tensor([1]), **CERTAIN).item() == pytest.approx(20 * math.log(10), rel=1e-12)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -74,9 +75,9 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
     for side in (CERTAIN, DOUBTED):
         for mode in ("positive", "top_label"):
             given = {**side, "from_logits": from_logits, "mode": mode}
-            assert tc.spiegelhalter(preds, y, **given).z.item() == pytest.approx(z, rel=1e-9)
+            assert F.spiegelhalter(preds, y, **given).z.item() == pytest.approx(z, rel=1e-9)
             weights = torch.ones(2, 1)
-            assert tc.spiegelhalter(preds, y, weights=weights, **given).z.tolist() == pytest.approx([z, z], rel=1e-9)
+            assert F.spiegelhalter(preds, y, weights=weights, **given).z.tolist() == pytest.approx([z, z], rel=1e-9)
             metric = updated(tc.Spiegelhalter(**given), (preds, y))
             assert metric.compute().item() == pytest.approx(z, rel=1e-9)
 
@@ -85,7 +86,7 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
 def test_slow_loop_soft_targets_of_a_batch(from_logits):
     logits = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
     q, t = logits.softmax(-1), logits.flip(1).softmax(-1)
-    found = tc.nll(logits if from_logits else q, t, from_logits=from_logits, task="multiclass", positive_classes=[0, 2])
+    found = F.nll(logits if from_logits else q, t, from_logits=from_logits, task="multiclass", positive_classes=[0, 2])
     expected = []
     for rows_of_series, targets in zip(q.tolist(), t.tolist(), strict=True):
         pairs = [(p[0] + p[2], y[0] + y[2]) for p, y in zip(rows_of_series, targets, strict=True)]
@@ -99,10 +100,10 @@ def test_rows_are_not_normalised():
     q, preds = row[0].double(), row.expand(2, 3)
     rest = (q[1] + q[2]).item()
     scores = [-math.log(0.5), -math.log(rest)]
-    assert tc.nll(preds, y, **CERTAIN, reduction="none").tolist() == pytest.approx(scores, rel=1e-6)
+    assert F.nll(preds, y, **CERTAIN, reduction="none").tolist() == pytest.approx(scores, rel=1e-6)
     squares = [rest**2, 0.25]
-    assert tc.brier_score(preds, y, **CERTAIN).item() == pytest.approx(sum(squares) / 2, rel=1e-6)
-    assert tc.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side
+    assert F.brier_score(preds, y, **CERTAIN).item() == pytest.approx(sum(squares) / 2, rel=1e-6)
+    assert F.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side
 
 
 def test_sets_compile_map_and_have_gradients():
@@ -111,7 +112,7 @@ def test_sets_compile_map_and_have_gradients():
 
     def score(p, t):
         given = {"task": "multiclass", "positive_classes": [0, 1, 2], "validate_args": False}
-        return tc.nll(p, t, **given) + tc.brier_score(p, t, **given) + tc.ecd(p, t, **given)
+        return F.nll(p, t, **given) + F.brier_score(p, t, **given) + F.ecd(p, t, **given)
 
     expected = score(preds, target)
     torch.testing.assert_close(torch.vmap(score)(preds, target), expected)

@@ -8,19 +8,20 @@ import torch
 from helpers.streams import updated
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.ranked import LogitCells
 
 METRICS = {
-    "ACE": (tc.ACE, tc.ace, {}),
-    "TCE": (tc.TCE, tc.tce, {}),
-    "TCE equal-mass": (tc.TCE, tc.tce, {"bins": "equal_mass"}),
-    "TCE t": (tc.TCE, tc.tce, {"test": "t"}),
-    "MCE pava": (tc.MCE, tc.mce, {"bins": "pava"}),
-    "RMSCE equal-mass": (tc.RMSCE, tc.rmsce, {"bins": "equal_mass", "debiased": True}),
-    "KS": (tc.KS, tc.ks, {}),
-    "CORP": (tc.CORP, lambda *args, **options: tc.corp(*args, **options).mcb, {}),
-    "ICI": (tc.ICI, tc.ici, {"n_points": 256}),
-    "Cox": (tc.Cox, lambda *args, **options: tc.cox(*args, **options).slope, {"eps": 1e-6}),
+    "ACE": (tc.ACE, F.ace, {}),
+    "TCE": (tc.TCE, F.tce, {}),
+    "TCE equal-mass": (tc.TCE, F.tce, {"bins": "equal_mass"}),
+    "TCE t": (tc.TCE, F.tce, {"test": "t"}),
+    "MCE pava": (tc.MCE, F.mce, {"bins": "pava"}),
+    "RMSCE equal-mass": (tc.RMSCE, F.rmsce, {"bins": "equal_mass", "debiased": True}),
+    "KS": (tc.KS, F.ks, {}),
+    "CORP": (tc.CORP, lambda *args, **options: F.corp(*args, **options).mcb, {}),
+    "ICI": (tc.ICI, F.ici, {"n_points": 256}),
+    "Cox": (tc.Cox, lambda *args, **options: F.cox(*args, **options).slope, {"eps": 1e-6}),
 }
 
 
@@ -64,7 +65,7 @@ def test_rows_that_are_left_out_take_no_room():
     p, y = data(100)
     metric = streamed(tc.KS, (p, y.masked_fill(torch.arange(100) < 60, -100)), ignore_index=-100)
     assert state_bytes(metric) == 40 * 5
-    torch.testing.assert_close(metric.compute(), tc.ks(p[60:], y[60:], task="binary").double())
+    torch.testing.assert_close(metric.compute(), F.ks(p[60:], y[60:], task="binary").double())
 
 
 def test_few_chunks_and_each_sample_is_copied_few_times():
@@ -75,7 +76,7 @@ def test_few_chunks_and_each_sample_is_copied_few_times():
         sizes = [len(chunk) for chunk in metric.state.scores]
         assert all(a > 2 * b for a, b in pairwise(sizes))
     assert len(sizes) <= math.log2(1000) + 1
-    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary"), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary"), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -110,7 +111,7 @@ def test_members_of_a_collection_share_their_samples():
     for other in others:
         assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
     p, y = joined(data(n, seed) for k in range(6) for n, seed in ((50, k), (20, k + 10)))
-    torch.testing.assert_close(metrics.compute()["TCE"], tc.tce(p, y, task="binary").double())
+    torch.testing.assert_close(metrics.compute()["TCE"], F.tce(p, y, task="binary").double())
     metrics["ACE"].reset()  # a member that was reset alone counts alone
     metrics.update(*data(30))
     assert [sum(map(len, m.state.scores)) for m in metrics.values()] == [30, 450, 450, 450]
@@ -126,7 +127,7 @@ def test_chunks_of_different_kinds_join():
     p = torch.cat([part[0].double() for part in parts])
     y = torch.cat([parts[0][1].double(), parts[1][1].double(), parts[2][1].double() * 0.75])
     weights = torch.cat([torch.ones(30), torch.arange(30) % 3, torch.ones(30)])
-    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary", weights=weights), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary", weights=weights), rtol=1e-12, atol=1e-12)
 
 
 def test_samples_may_wait_on_the_cpu():
@@ -134,7 +135,7 @@ def test_samples_may_wait_on_the_cpu():
     metric = streamed(tc.ACE, pieces[0], compute_on_cpu=True)
     metric(*pieces[1])
     p, y = joined(pieces)
-    torch.testing.assert_close(metric.compute(), tc.ace(p, y, task="binary").double())
+    torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary").double())
 
 
 # The sketch
@@ -198,11 +199,11 @@ def test_sketch_keeps_its_bounds(seed, resolution):
 
     given = {"task": "binary"}
     slack = 1e-12
-    assert -slack <= tc.ks(p, y, **given).item() - sketched(tc.KS) <= share + slack
-    assert abs(tc.ace(p, y, n_bins=10, **given).item() - sketched(tc.ACE, n_bins=10)) <= 2 * 9 * share + slack
-    assert -slack <= tc.corp(p, y, **given).dsc.item() - sketched(tc.CORP, component="dsc") <= share / 2 + slack
+    assert -slack <= F.ks(p, y, **given).item() - sketched(tc.KS) <= share + slack
+    assert abs(F.ace(p, y, n_bins=10, **given).item() - sketched(tc.ACE, n_bins=10)) <= 2 * 9 * share + slack
+    assert -slack <= F.corp(p, y, **given).dsc.item() - sketched(tc.CORP, component="dsc") <= share / 2 + slack
     edges = [0, 0.1, 0.4, 1]
-    tce = tc.tce(p, y, bins=edges, **given).item()
+    tce = F.tce(p, y, bins=edges, **given).item()
     # Edges move cells as well: one for each inner edge, and with it the counts of the two bins beside it.
     moved, _ = moved_to_means(p, resolution)
     counts = [((side >= a) & (side < b)).sum() for side in (p, moved) for a, b in pairwise(edges)]
@@ -218,7 +219,7 @@ def test_a_billion_samples_fit_in_a_few_megabytes():
     assert metrics["KS"].statistic().n.sum() == 10**9
     assert all(metric.state.nbytes < 8e6 for metric in metrics.values())
     moved, _ = moved_to_means(p, 2048)
-    for name, function in (("ACE", tc.ace), ("TCE", tc.tce), ("KS", tc.ks)):
+    for name, function in (("ACE", F.ace), ("TCE", F.tce), ("KS", F.ks)):
         expected = function(moved, y, task="binary", weights=weights)
         torch.testing.assert_close(metrics.compute()[name], expected, rtol=1e-9, atol=1e-12)
 
@@ -233,7 +234,7 @@ def test_ends_of_the_sketch(from_logits):
     assert cells.n.sum() == 8
     assert (cells.score.diff() > 0).all()
     assert (cells.score[0], cells.score[-1]) == ((-math.inf, math.inf) if from_logits else (0, 1))
-    torch.testing.assert_close(metric.compute(), tc.ks(p, y, task="binary"), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(metric.compute(), F.ks(p, y, task="binary"), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("mode", ["classwise", "top_label", tc.TopK(2)], ids=str)

@@ -2,9 +2,9 @@
 
 import torch
 
-import torchcalib as tc
+from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
 
-T, D, H, ISO = tc.Temperature(), tc.DPCalibration(), tc.HistogramBinning(n_bins=5), tc.Isotonic()
+T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
 AFFINE = [T, D]
 ALL = [T, D, H, ISO]
 binary = {"task": "binary", "from_logits": True}

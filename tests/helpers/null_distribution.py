@@ -11,7 +11,7 @@ import torchcalib as tc
 from torchcalib.core.sums import BinStats
 
 F64 = torch.float64
-FIELDS = ("value", "noise_floor", "p_value", "low", "high")
+FIELDS = ("statistic", "noise_floor", "p_value", "low", "high")
 FEW = {"n_replicates": 39}
 
 CONFIDENCES = {

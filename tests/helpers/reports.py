@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.reporting.building import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
@@ -14,8 +15,8 @@ TASKS = ("binary", "multiclass", "multilabel")
 MODES = {"binary": ("positive", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
 IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
 # Functions of scores, by the keys of a report
-SCORES = {"nll": tc.nll, "brier": tc.brier_score, "ecd": tc.ecd, "accuracy": tc.accuracy}
-SCORES |= {"nce": partial(tc.nll, normalize="prior"), "nbs": partial(tc.brier_score, normalize="prior")}
+SCORES = {"nll": F.nll, "brier": F.brier_score, "ecd": F.ecd, "accuracy": F.accuracy}
+SCORES |= {"nce": partial(F.nll, normalize="prior"), "nbs": partial(F.brier_score, normalize="prior")}
 QUICK = {"with_calibration": False, "with_intervals": False}
 QUICK_COMMAND = ("--no-calibration", "--no-intervals")
 # Two orders of summing n float64 numbers differ by at most n eps sum |x|: 2e-13 of the mean for n = 1,000.
@@ -83,10 +84,10 @@ def values_in_order(preds, target, n_bins=15, names=IN_ORDER, **given):
     values = {}
     for mode in MODES[given["task"]]:
         of = {**given, "mode": mode}
-        found = {"ace": tc.ace(preds, target, n_bins=n_bins, **of), "ks": tc.ks(preds, target, **of)}
+        found = {"ace": F.ace(preds, target, n_bins=n_bins, **of), "ks": F.ks(preds, target, **of)}
         if "tce" in names:
-            parts = tc.corp(preds, target, **of)
-            found |= {"tce": tc.tce(preds, target, **of), "mcb": parts.mcb, "dsc": parts.dsc, "unc": parts.unc}
+            parts = F.corp(preds, target, **of)
+            found |= {"tce": F.tce(preds, target, **of), "mcb": parts.mcb, "dsc": parts.dsc, "unc": parts.unc}
         values |= {f"{name}/{mode}": value.item() for name, value in found.items()}
     return values
 

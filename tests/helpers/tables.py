@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import torch
 
-from torchcalib import BinTable, TCETable, bin_table, binomial_test, plots
+from torchcalib import plots
+from torchcalib.functional import BinTable, TCETable, calibration_curve
+from torchcalib.special import binomial_test
 
 
 def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
     probs = torch.tensor(probs, dtype=torch.float64)
-    return bin_table(probs, torch.tensor(outcomes, dtype=torch.int64), task="binary", n_bins=n_bins, **options)
+    return calibration_curve(probs, torch.tensor(outcomes, dtype=torch.int64), task="binary", n_bins=n_bins, **options)
 
 
 @cache

@@ -9,8 +9,9 @@ from helpers.null_distribution import F64, FEW, calibrated, check_covers, check_
 from scipy import stats
 
 import torchcalib as tc
-from torchcalib.inference.evidence import cauchy_combination
+from torchcalib.inference import calibration_test
 from torchcalib.inference.inversion import widening
+from torchcalib.inference.testing import cauchy_combination
 
 
 def test_cauchy_combination_closed_form():
@@ -63,10 +64,10 @@ def test_evidence_of_two_classes_equals_that_of_one():
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(1_000, generator=generator, dtype=F64)
     y = (torch.rand(1_000, generator=generator, dtype=F64) < (0.9 * p.logit() + 0.1).sigmoid()).long()
-    one = tc.evidence(tc.ECE(task="binary"), p, y, n_replicates=4_999)
+    one = calibration_test(tc.ECE(task="binary"), p, y, n_replicates=4_999)
     how = tc.ECE(task="multiclass", num_classes=2, mode="classwise")
-    two = tc.evidence(how, torch.stack((1 - p, p), -1), y, n_replicates=4_999)
-    assert float(two.value) == pytest.approx(float(one.value))
+    two = calibration_test(how, torch.stack((1 - p, p), -1), y, n_replicates=4_999)
+    assert float(two.statistic) == pytest.approx(float(one.statistic))
     for name in ("noise_floor", "low", "high"):
         assert float(getattr(two, name)) == pytest.approx(float(getattr(one, name)), rel=0.1, abs=1e-3)
     assert float(two.p_value) == pytest.approx(float(one.p_value), abs=0.02)
@@ -74,7 +75,7 @@ def test_evidence_of_two_classes_equals_that_of_one():
 
 def test_p_value_of_two_classes_of_four_equal_rows_is_that_of_one_closed_form():
     metric = tc.ECE(task="multiclass", num_classes=2, mode="classwise")
-    found = tc.evidence(metric, torch.full((4, 2), 0.5), torch.ones(4, dtype=torch.int64), n_replicates=9_999)
+    found = calibration_test(metric, torch.full((4, 2), 0.5), torch.ones(4, dtype=torch.int64), n_replicates=9_999)
     # 5 deviations of the share of replicates; each class has its own.
     assert float(found.p_value) == pytest.approx(1 / 8, abs=5 * math.sqrt(1 / 8 * 7 / 8 / 9_999))
 
@@ -86,11 +87,11 @@ def test_p_values_of_signed_averages_over_labels_are_uniform():
     y = (torch.rand(1_000, 100, 3, generator=generator, dtype=F64) < p).long()
     metric = tc.ESCE(task="multilabel", num_labels=3, batch_shape=(1_000,))
     metric.update(p, y)
-    found = metric.evidence(n_replicates=99, with_interval=False)
+    found = metric.test(n_replicates=99, with_interval=False)
     check_uniform(found.p_value, 99)
-    size = found.value.abs()
+    size = found.statistic.abs()
     assert float(found.noise_floor.mean()) == pytest.approx(float(size.mean()), abs=4 * float(size.std()) / 1_000**0.5)
-    some = tc.evidence(tc.ESCE(task="multilabel", num_labels=3, batch_shape=(100,)), p[:100], y[:100], **FEW)
+    some = calibration_test(tc.ESCE(task="multilabel", num_labels=3, batch_shape=(100,)), p[:100], y[:100], **FEW)
     holds = (some.low <= 0) & (some.high >= 0)
     assert bool(holds[some.p_value >= 0.05].all())
     assert int(holds.sum()) >= 89  # of 95: 2.75 standard deviations
@@ -101,14 +102,14 @@ def test_signed_average_over_classes_that_exclude_each_other_is_0_for_every_mode
     preds = torch.randn(500, 4, generator=generator, dtype=F64).softmax(-1)
     how = {"task": "multiclass", "num_classes": 4, "mode": "classwise"}
     for target in (torch.zeros(500, dtype=torch.int64), torch.multinomial(preds, 1, generator=generator).squeeze(-1)):
-        found = tc.evidence(tc.ESCE(**how), preds, target)
-        assert abs(float(found.value)) < 1e-12
+        found = calibration_test(tc.ESCE(**how), preds, target)
+        assert abs(float(found.statistic)) < 1e-12
         assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
         assert float(found.low) == float(found.high) == 0
-    apart = tc.evidence(tc.ESCE(**how, average=None), preds, torch.zeros(500, dtype=torch.int64))
+    apart = calibration_test(tc.ESCE(**how, average=None), preds, torch.zeros(500, dtype=torch.int64))
     assert bool((apart.p_value < 0.01).all())
     with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
-        tc.evidence(tc.ESCE(**how), preds, target, level=95)
+        calibration_test(tc.ESCE(**how), preds, target, level=95)
 
 
 SETTINGS = [(2, 8, 1_000, 99), (5, 8, 1_000, 99)]
@@ -122,7 +123,7 @@ def test_p_values_of_class_wise_averages_are_valid_and_intervals_cover_0(n_class
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_data, n)
     metric = tc.ECE(task="multiclass", num_classes=n_classes, mode="classwise", batch_shape=(n_data,))
     metric.update(preds, target)
-    found = metric.evidence(n_replicates=n_replicates, with_interval=n > 8)
+    found = metric.test(n_replicates=n_replicates, with_interval=n > 8)
     check_valid(found.p_value)
     if n > 8:
         check_covers(found.low == 0)
@@ -133,4 +134,4 @@ def test_p_values_of_averages_over_labels_of_few_rows_are_valid(reading):
     p, y, _ = calibrated("beta(1,12)", 4 * 10, 1_000)
     metric = reading(task="multilabel", num_labels=4, batch_shape=(1_000,))
     metric.update(p.reshape(1_000, 10, 4), y.reshape(1_000, 10, 4))
-    check_valid(metric.evidence(n_replicates=99, with_interval=False).p_value)
+    check_valid(metric.test(n_replicates=99, with_interval=False).p_value)

@@ -6,10 +6,11 @@ from helpers.null_distribution import F64, MOVED, calibrated, close, miscalibrat
 from scipy import stats
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 
 def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
-    table = tc.bin_table(torch.full((100,), 0.8), torch.ones(100, dtype=torch.int64), task="binary", n_bins=2)
+    table = F.calibration_curve(torch.full((100,), 0.8), torch.ones(100, dtype=torch.int64), task="binary", n_bins=2)
     quantiles = stats.binom.ppf([0.025, 0.975], 100, float(torch.tensor(0.8))) / 100
     assert [float(table.band_low[1]), float(table.band_high[1])] == pytest.approx(quantiles, abs=1e-6)
     assert table.band_low[0].isnan()
@@ -18,7 +19,7 @@ def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
 @pytest.mark.parametrize("bins", ["equal_width", "equal_mass"])
 def test_bands_hold_the_frequencies_of_calibrated_models(bins):
     p, y, _ = calibrated("uniform", 1_000, 200)
-    table = tc.bin_table(p, y, task="binary", bins=bins, n_bins=10)
+    table = F.calibration_curve(p, y, task="binary", bins=bins, n_bins=10)
     inside = (table.band_low <= table.frequency) & (table.frequency <= table.band_high)
     assert 0.94 < float(inside.double().mean()) < 0.98  # of 2,000 bins; above 95 %, for counts are whole
 
@@ -27,18 +28,18 @@ def test_bands_stream_and_are_nan_for_isotonic_bins():
     p, y, _ = calibrated("uniform", 500, 1)
     metric = tc.ECE(task="binary")
     metric.update(p[0], y[0])
-    plain = tc.bin_table(p[0], y[0], task="binary")
+    plain = F.calibration_curve(p[0], y[0], task="binary")
     close(metric.bin_table().band_low, plain.band_low)
     close(metric.bin_table().band_high, plain.band_high)
-    assert tc.bin_table(p[0], y[0], task="binary", bins="pava").band_low.isnan().all()
-    assert tc.tce_table(p[0], y[0], task="binary").band_high.isnan().all()
-    assert not tc.tce_table(p[0], y[0], task="binary", bins="equal_mass").band_high.isnan().any()
+    assert F.calibration_curve(p[0], y[0], task="binary", bins="pava").band_low.isnan().all()
+    assert F.tce_table(p[0], y[0], task="binary").band_high.isnan().all()
+    assert not F.tce_table(p[0], y[0], task="binary", bins="equal_mass").band_high.isnan().any()
 
 
 def test_corp_curve_is_the_isotonic_regression_of_scikit_learn():
     regression = pytest.importorskip("sklearn.isotonic").IsotonicRegression()
     p, y, _ = calibrated("beta(8,1)", 300, 1)
-    curve = tc.corp_curve(p[0], y[0], task="binary", n_replicates=39)
+    curve = F.corp_curve(p[0], y[0], task="binary", n_replicates=39)
     order = p[0].argsort()
     close(curve.confidence, p[0][order])
     expected = regression.fit_transform(p[0][order].numpy(), y[0][order].numpy())
@@ -49,7 +50,7 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
     p, y, _ = calibrated("uniform", 300, 40)
     wrong, outcomes, _ = miscalibrated("uniform", 300, 10, MOVED["temperature 1.4"])
     for preds, target, least, most in ((p, y, 0.92, 0.98), (wrong.square(), outcomes, 0, 0.5)):
-        curve = tc.corp_curve(preds, target, task="binary", n_replicates=99)
+        curve = F.corp_curve(preds, target, task="binary", n_replicates=99)
         inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
         assert (
             least < float(inside.double().mean()) < most
@@ -58,11 +59,11 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
 
 def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
     p, y, _ = calibrated("uniform", 3_000, 2)
-    many = tc.corp_curve(p, y, task="binary", n_replicates=39)
+    many = F.corp_curve(p, y, task="binary", n_replicates=39)
     assert many.n.shape == (2, 1_024)
     assert many.n.sum(-1).tolist() == [3_000, 3_000]
     close(many[1].frequency, many.frequency[1])
-    assert tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39).frequency.isnan().all()
+    assert F.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39).frequency.isnan().all()
     with pytest.raises(IndexError, match="no batch axis"):
         many[0][0]
 
@@ -70,16 +71,16 @@ def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
 def test_diagrams_draw_curve_and_bands():
     plots = pytest.importorskip("torchcalib.plots")
     p, y, _ = calibrated("uniform", 200, 2)
-    curve = tc.corp_curve(p, y, task="binary", n_replicates=39)
+    curve = F.corp_curve(p, y, task="binary", n_replicates=39)
     ax = plots.corp_diagram(curve[0], style=plots.DARK, title="one")
     drawn = torch.from_numpy(ax.lines[1].get_xydata())
     close(drawn, torch.stack((curve[0].confidence, curve[0].frequency), -1))
     assert len(ax.collections) == 2  # the band and the points
     with pytest.raises(ValueError, match="`curve` must have no batch axes"):
         plots.corp_diagram(curve)
-    empty = tc.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
+    empty = F.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
     assert "no data" in [text.get_text() for text in plots.corp_diagram(empty).texts]
-    table = tc.bin_table(p[0], y[0], task="binary", n_bins=10)
+    table = F.calibration_curve(p[0], y[0], task="binary", n_bins=10)
     boxes = plots.reliability_diagram(table).containers[0]
     edges = [[box.get_y(), box.get_y() + box.get_height()] for box in boxes]
     close(torch.tensor(edges, dtype=F64), torch.stack((table.band_low, table.band_high), -1))

@@ -9,15 +9,24 @@ from helpers.bootstrap import BINARY, counts_of
 from helpers.numbers import close
 from helpers.refusals import assert_refused
 
-import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+    calibration_loss,
+    relative_calibration_loss,
+)
 from torchcalib.core import predictions
+from torchcalib.inference import Interval, bootstrap
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
 
 
 def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):
     preds, target = path.data(n=25)
-    found = tc.bootstrap(path.function, preds, target, task=path.task, n_replicates=39, seed=1, **path.options)
+    found = bootstrap(path.function, preds, target, task=path.task, n_replicates=39, seed=1, **path.options)
     close(found.value, path.call(preds, target))
     for r, times in enumerate(counts_of(39, 25, seed=1)[:2].long()):
         drawn = path.call(preds.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
@@ -30,25 +39,25 @@ def test_few_replicates_at_a_time_are_the_same(monkeypatch):
 
     def spy(*args, **options):
         sizes.append(options["weights"].numel() if options["weights"] is not None else 0)
-        return tc.tce(*args, **options)
+        return F.tce(*args, **options)
 
     case = next(case for case in CASES if case.name == "nll-multiclass-logits")
-    loss = partial(tc.rcl, score="brier")
+    loss = partial(relative_calibration_loss, score="brier")
     given = {"task": "multiclass", "from_logits": True}
     for metric, (preds, target), options, most in (
         (spy, BINARY.data(n=50), {"task": "binary"}, 200),
         (loss, case.data(n=60), given, 60 * 4 * 6 * 3),
         (loss, (case.data(n=60)[0].T, case.data(n=60)[1]), {**given, "class_axis": 0}, 60 * 4 * 6 * 3),
     ):
-        whole = tc.bootstrap(metric, preds, target, n_replicates=45, **options)
+        whole = bootstrap(metric, preds, target, n_replicates=45, **options)
         sizes.clear()
         with monkeypatch.context() as patch:
             patch.setattr(predictions, "_MOST_AT_ONCE", most)
-            pieces = tc.bootstrap(metric, preds, target, n_replicates=45, **options)
+            pieces = bootstrap(metric, preds, target, n_replicates=45, **options)
         close(pieces.replicates, whole.replicates, rtol=1e-8, atol=1e-8)
         if metric is spy:
             assert max(sizes) == 200
-            other = tc.bootstrap(metric, preds, target, n_replicates=45, seed=1, **options)
+            other = bootstrap(metric, preds, target, n_replicates=45, seed=1, **options)
             assert not torch.equal(other.replicates, whole.replicates)
 
 
@@ -56,17 +65,17 @@ def test_left_out_samples_are_not_drawn_and_weights_apply_to_every_draw():
     preds, target = BINARY.data(n=30)
     keep = ~torch.isin(torch.arange(30), torch.tensor([2, 5, 11]))
     given = {"task": "binary", "n_replicates": 50}
-    expected = tc.bootstrap(tc.nll, preds[keep], target[keep], **given)
-    ignoring = tc.bootstrap(tc.nll, preds, target.masked_fill(~keep, -100), ignore_index=-100, **given)
-    weighing = tc.bootstrap(tc.nll, preds, target, weights=keep.double(), **given)
+    expected = bootstrap(F.nll, preds[keep], target[keep], **given)
+    ignoring = bootstrap(F.nll, preds, target.masked_fill(~keep, -100), ignore_index=-100, **given)
+    weighing = bootstrap(F.nll, preds, target, weights=keep.double(), **given)
     for found in (ignoring, weighing):
         close(found.replicates, expected.replicates)
     weights = BINARY.weights(30)
-    found = tc.bootstrap(tc.brier_score, preds, target, weights=weights, **given)
-    close(found.replicates, tc.brier_score(preds, target, task="binary", weights=weights * counts_of(50, 30)))
+    found = bootstrap(F.brier_score, preds, target, weights=weights, **given)
+    close(found.replicates, F.brier_score(preds, target, task="binary", weights=weights * counts_of(50, 30)))
     nothing = (preds, target, torch.zeros(30)), (preds[:0], target[:0], None)
     for preds, target, weights in nothing:
-        found = tc.bootstrap(tc.nll, preds, target, weights=weights, **given)
+        found = bootstrap(F.nll, preds, target, weights=weights, **given)
         assert found.low.isnan()
         assert found.value.isnan()
 
@@ -74,7 +83,7 @@ def test_left_out_samples_are_not_drawn_and_weights_apply_to_every_draw():
 def test_batch_axes_and_labels_share_their_draws():
     case = next(case for case in CASES if case.name == "nll-per-label")
     preds, target = case.data(n=30, lead=(2,))
-    draw = partial(tc.bootstrap, tc.nll, task="multilabel", n_replicates=40)
+    draw = partial(bootstrap, F.nll, task="multilabel", n_replicates=40)
     found = draw(preds, target, average=None)
     assert found.replicates.shape == (40, 2, 4)
     close(found.replicates[:, 1], draw(preds[1], target[1], average=None).replicates)
@@ -90,34 +99,38 @@ def test_groups_are_drawn_whole_and_share_a_fold_in_every_replicate():
     def no_signature(_):
         raise ValueError("no signature found")
 
-    Builtin = type("Builtin", (), {"__call__": staticmethod(tc.nll), "__signature__": property(no_signature)})
-    for metric in (tc.nll, Builtin()):  # which take no groups
-        found = tc.bootstrap(metric, preds, target, **given)
-        close(found.replicates, tc.nll(preds, target, task="binary", weights=weights))
-    found = tc.bootstrap(tc.rcl, preds, target, **given)
-    close(found.replicates, tc.rcl(preds, target, task="binary", weights=weights, groups=groups))
-    assert not torch.allclose(found.replicates, tc.rcl(preds, target, task="binary", weights=weights))
+    Builtin = type("Builtin", (), {"__call__": staticmethod(F.nll), "__signature__": property(no_signature)})
+    for metric in (F.nll, Builtin()):  # which take no groups
+        found = bootstrap(metric, preds, target, **given)
+        close(found.replicates, F.nll(preds, target, task="binary", weights=weights))
+    found = bootstrap(relative_calibration_loss, preds, target, **given)
+    close(found.replicates, relative_calibration_loss(preds, target, task="binary", weights=weights, groups=groups))
+    assert not torch.allclose(
+        found.replicates, relative_calibration_loss(preds, target, task="binary", weights=weights)
+    )
 
 
 def test_named_tuples_are_intervals_of_each_part():
     preds, target = BINARY.data(n=60)
-    draw = partial(tc.bootstrap, preds=preds, target=target, task="binary", n_replicates=40)
-    found = draw(tc.corp)
-    assert isinstance(found, tc.CORPDecomposition)
-    close(found.mcb.replicates, draw(lambda *a, **options: tc.corp(*a, **options).mcb).replicates)
+    draw = partial(bootstrap, preds=preds, target=target, task="binary", n_replicates=40)
+    found = draw(F.corp)
+    assert isinstance(found, F.CORPDecomposition)
+    close(found.mcb.replicates, draw(lambda *a, **options: F.corp(*a, **options).mcb).replicates)
 
 
-@pytest.mark.parametrize("calibrator", [tc.DPCalibration(), tc.Temperature(), tc.HistogramBinning(5), tc.Isotonic()])
+@pytest.mark.parametrize(
+    "calibrator", [AffineScaling(), TemperatureScaling(), HistogramBinning(5), IsotonicCalibration()]
+)
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
 def test_calibration_loss_of_replicates_equals_that_of_resampled_data_with_copies_in_one_fold(calibrator, task):
     case = next(case for case in CASES if case.name == f"nll-{task}-logits")
     preds, target = case.data(n=40)
     folds = torch.arange(40) % 3
     options = {"task": task, "from_logits": True, "calibrator": calibrator, "score": "brier"}
-    found = tc.bootstrap(tc.calibration_loss, preds, target, n_replicates=39, folds=folds, **options)
+    found = bootstrap(calibration_loss, preds, target, n_replicates=39, folds=folds, **options)
     for r, times in enumerate(counts_of(39, 40)[:3].long()):
         drawn = [x.repeat_interleave(times, 0) for x in (preds, target, folds)]
-        expected = tc.calibration_loss(drawn[0], drawn[1], folds=drawn[2], **options)
+        expected = calibration_loss(drawn[0], drawn[1], folds=drawn[2], **options)
         close(found.replicates[r], expected, rtol=1e-8, atol=1e-8)
 
 
@@ -129,31 +142,31 @@ def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent_of_1000_data_s
         logits = torch.randn(*shape, generator=generator, dtype=torch.float64)
         return 2 * logits, (torch.rand(*shape, generator=generator, dtype=torch.float64) < logits.sigmoid()).long()
 
-    truth = tc.nll(*drawn(4_000_000), task="binary", from_logits=True)
-    found = tc.bootstrap(tc.nll, *drawn(1000, 300), task="binary", from_logits=True, n_replicates=199)
+    truth = F.nll(*drawn(4_000_000), task="binary", from_logits=True)
+    found = bootstrap(F.nll, *drawn(1000, 300), task="binary", from_logits=True, n_replicates=199)
     covered = (found.low <= truth) & (truth <= found.high)
     assert 0.93 <= float(covered.double().mean()) <= 0.97
 
 
 def test_ends_of_intervals_are_replicates_at_their_ranks_also_infinite_ones_and_nan():
     replicates = torch.arange(1, 1000.0)[torch.randperm(999, generator=torch.Generator().manual_seed(0))]
-    found = tc.Interval(torch.tensor(400.0), replicates, 0.95)
+    found = Interval(torch.tensor(400.0), replicates, 0.95)
     assert (float(found.low), float(found.high)) == (25, 975)  # 25 of 1000 at or below, 25 at or above
     assert float(found.bias) == 100
     close(found.standard_error, replicates.std())
     assert "low=25.0" in repr(found)
-    least = tc.Interval(torch.tensor(0.0), torch.arange(39.0), 0.95)
+    least = Interval(torch.tensor(0.0), torch.arange(39.0), 0.95)
     assert (float(least.low), float(least.high)) == (0, 38)
     replicates = torch.arange(1, 40.0).repeat(2, 1).T.contiguous()
     replicates[[3, 7, 12], 0] = torch.inf
     replicates[5, 1] = torch.nan
-    found = tc.Interval(torch.zeros(2), replicates, 0.9)
+    found = Interval(torch.zeros(2), replicates, 0.9)
     close(found.low, torch.tensor([2.0, torch.nan]))
     close(found.high, torch.tensor([torch.inf, torch.nan]))
 
 
 BAD_INPUT = [
-    ({"metric": "ece"}, TypeError, "`metric` must be a function such as torchcalib.ece, got 'ece'"),
+    ({"metric": "ece"}, TypeError, "`metric` must be a function such as torchcalib.functional.ece, got 'ece'"),
     ({"metric": lambda *a, **k: 0.5}, TypeError, "`metric` must return a tensor"),
     ({"metric": lambda *a, **k: torch.zeros(())}, ValueError, "`metric` must return (40,) for weights of 40"),
     ({"metric": lambda *a, **k: torch.zeros((), dtype=torch.int64)}, TypeError, "must return floating values, got"),
@@ -168,7 +181,7 @@ BAD_INPUT = [
     ({"groups": torch.zeros(3, dtype=torch.int64)}, ValueError, "`groups` must have one number per sample, shape"),
     ({"weights": torch.ones(40, 4)}, ValueError, "`weights` must have one value per sample, got shape (40, 4)"),
     (
-        {"metric": tc.rcl, "weights": None, "calibration": (P, Y, torch.ones(3, 4))},
+        {"metric": relative_calibration_loss, "weights": None, "calibration": (P, Y, torch.ones(3, 4))},
         ValueError,
         "`calibration` must have one weight per sample, got (3,) of them",
     ),
@@ -176,7 +189,7 @@ BAD_INPUT = [
 
 
 def test_bad_input_is_refused_before_anything_is_computed():
-    given = {"metric": tc.nll, "preds": P, "target": Y, "task": "binary", "n_replicates": 40}
+    given = {"metric": F.nll, "preds": P, "target": Y, "task": "binary", "n_replicates": 40}
     assert_refused(
-        (change, partial(tc.bootstrap, **{**given, **change}), error, [message]) for change, error, message in BAD_INPUT
+        (change, partial(bootstrap, **{**given, **change}), error, [message]) for change, error, message in BAD_INPUT
     )

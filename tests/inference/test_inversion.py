@@ -22,9 +22,10 @@ from scipy import stats
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import ErrorTest, evidence_of
+from torchcalib.inference import calibration_test
 from torchcalib.inference.inversion import N_STEPS, Reached, bisected, first_reached, rising
 from torchcalib.inference.simulation import BinCells
+from torchcalib.inference.testing import ErrorTest, evidence_of
 
 
 def mean_gap(b):
@@ -45,7 +46,7 @@ def test_interval_of_the_signed_error_covers_for_very_unequal_confidences():
     p = torch.distributions.Beta(torch.tensor(0.05, dtype=F64), 5.0).sample((1000, 50))
     metric = tc.ESCE(task="binary", batch_shape=(1000,))
     metric.update(p, (torch.rand(1000, 50, dtype=F64) < p).long())
-    found = metric.evidence(n_replicates=199)
+    found = metric.test(n_replicates=199)
     assert ((found.low <= 0) & (found.high >= 0)).double().mean() > 0.93
 
 
@@ -55,8 +56,8 @@ def test_intervals_of_certain_and_right_rows_closed_form(error, n):
     """None of n is wrong with a probability of at least 0.025 up to a rate of 1 - 0.025^(1/n)."""
     for confidence in (0, 1):
         p = torch.full((n,), float(confidence), dtype=F64)
-        found = tc.evidence(error(task="binary"), p, p.long())
-        assert (float(found.value), float(found.noise_floor), float(found.low)) == (0, 0, 0)
+        found = calibration_test(error(task="binary"), p, p.long())
+        assert (float(found.statistic), float(found.noise_floor), float(found.low)) == (0, 0, 0)
         assert float(found.high) > 1 - 0.05 ** (1 / n)
         assert float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
 
@@ -66,13 +67,13 @@ def test_intervals_of_almost_certain_rows_closed_form():
     always = evidence_of(ErrorTest(mean_gap, signed=True), one_bin(0.98, 100, 100))
     assert -0.03 < float(always.low) < 0.0
     assert float(always.high) == pytest.approx(0.02, abs=1e-3)
-    signed = tc.evidence(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
+    signed = calibration_test(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))
     assert -0.7 < signed.low < -0.3  # two of two: no rate above 1 - 0.025^(1/2) = 0.84 of failures is excluded
     assert signed.low <= 0 <= signed.high
     error, ones = tc.ECE(task="binary"), torch.ones(100, dtype=F64)
-    rare = tc.evidence(error, 0.998 * ones, ones.long())
+    rare = calibration_test(error, 0.998 * ones, ones.long())
     assert 1 - 0.05 ** (1 / 100) - 0.002 < float(rare.high) < 1.2 * (1 - 0.025 ** (1 / 100))
-    wrong = tc.evidence(error, ones[:50], (torch.arange(50) > 0).long())
+    wrong = calibration_test(error, ones[:50], (torch.arange(50) > 0).long())
     assert float(wrong.p_value) <= 2 / 1000
     exact = stats.binomtest(1, 50).proportion_ci(0.95, "exact")
     assert 0 < float(wrong.low) < 10 * exact.low
@@ -82,8 +83,10 @@ def test_intervals_of_almost_certain_rows_closed_form():
 def test_certain_rows_do_not_shrink_the_interval_of_other_rows():
     """Half of the rows are certain and right. The upper end for the other half is that without them."""
     (p,), (y,), _ = calibrated("uniform", 200, 1)
-    alone = tc.evidence(tc.ECE(task="binary"), p, y)
-    both = tc.evidence(tc.ECE(task="binary"), torch.cat((p, torch.ones_like(p))), torch.cat((y, torch.ones_like(y))))
+    alone = calibration_test(tc.ECE(task="binary"), p, y)
+    both = calibration_test(
+        tc.ECE(task="binary"), torch.cat((p, torch.ones_like(p))), torch.cat((y, torch.ones_like(y)))
+    )
     assert float(both.high) > 0.9 * float(alone.high) / 2
 
 
@@ -94,7 +97,7 @@ def test_certain_rows_do_not_shrink_the_interval_of_other_rows():
 )
 def test_interval_holds_0_where_the_test_does_not_reject_and_only_there_unless_signed(cls, n, n_data, moved):
     p, y, _ = miscalibrated("uniform", n, n_data, moved)
-    found = metric_of(cls, p, y).evidence(n_replicates=199)
+    found = metric_of(cls, p, y).test(n_replicates=199)
     kept, holds = found.p_value >= 0.05 - 1e-9, (found.low <= 0) & (found.high >= 0)
     assert 20 < int(kept.sum()) < n_data
     assert bool(holds[kept].all())
@@ -123,7 +126,7 @@ def test_intervals_of_tce_and_mcb_cover_their_expected_values(cls, kind, n, move
         y = (torch.rand(10 * n_data, n, generator=torch.Generator().manual_seed(2), dtype=F64) < frequency).long()
         truth = metric_of(tc.TCE, p.expand(len(y), -1), y).compute().mean()
         p, y = p.expand(n_data, -1), y[:n_data]
-    found = metric_of(cls, p, y).evidence(n_replicates=n_replicates)
+    found = metric_of(cls, p, y).test(n_replicates=n_replicates)
     if cls is tc.TCE:
         assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
     assert covers(found, truth) > level - 3 * math.sqrt(level * (1 - level) / n_data)
@@ -134,7 +137,7 @@ def test_errors_over_isotonic_bins_have_intervals_of_their_expected_value(bins):
     p, y, _ = calibrated("uniform", 150, 20)
     metric = tc.GCE(task="binary", loss=lambda b: b.gap.abs(), bins=bins, batch_shape=(20,))
     metric.update(p, y)
-    found = metric.evidence(**FEW)
+    found = metric.test(**FEW)
     assert torch.equal(found.low == found.noise_floor, found.p_value >= 0.05 - 1e-9)
     assert bool((found.high > found.noise_floor).all())
     assert int((found.low == found.noise_floor).sum()) >= 16  # of 19: three standard deviations
@@ -152,7 +155,7 @@ def test_intervals_cover_the_error_of_a_miscalibrated_model(name, moved, n, kind
     """At least 90 %, not 95 %, because the distribution of the error over the bins is unknown; see `inversion`."""
     p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
     error = ERRORS[name][0]
-    assert covers(metric_of(error, p, y).evidence(n_replicates=199), metric_of(error, p, frequency).compute()) > 0.9
+    assert covers(metric_of(error, p, y).test(n_replicates=199), metric_of(error, p, frequency).compute()) > 0.9
 
 
 def test_best_rising_frequencies_pool_falling_ones_closed_form():

@@ -9,7 +9,8 @@ from cases import CASES
 from helpers.bootstrap import BINARY, counts_of
 from helpers.numbers import close
 
-import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import AffineScaling, score_divergence
 from torchcalib.core import predictions
 from torchcalib.metrics import risk_curve
 from torchcalib.ops.segments import bin_sums_of_replicates
@@ -36,19 +37,19 @@ def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
 def test_few_replicates_equal_those_of_many():
     preds, target = BINARY.data(n=60)
     weights = counts_of(40, 60)
-    whole = tc.ece(preds, target, task="binary", weights=weights)
+    whole = F.ece(preds, target, task="binary", weights=weights)
     for n_ways in (1, 3, 15, 16):
-        close(tc.ece(preds, target, task="binary", weights=weights[:n_ways]), whole[:n_ways])
+        close(F.ece(preds, target, task="binary", weights=weights[:n_ways]), whole[:n_ways])
 
 
 @pytest.mark.parametrize(
     ("function", "options"),
     [
-        (partial(tc.optimal_threshold_cost, average="macro"), {"task": "multilabel"}),
-        (partial(tc.optimal_threshold_cost, average=None), {"task": "multilabel"}),
-        (partial(tc.bayes_risk_area, average="macro"), {"task": "multilabel"}),
-        (partial(tc.score_divergence, score="brier"), {"task": "binary"}),
-        (partial(tc.score_divergence, score=tc.nll), {"task": "binary"}),
+        (partial(F.optimal_threshold_cost, average="macro"), {"task": "multilabel"}),
+        (partial(F.optimal_threshold_cost, average=None), {"task": "multilabel"}),
+        (partial(F.bayes_risk_area, average="macro"), {"task": "multilabel"}),
+        (partial(score_divergence, score="brier"), {"task": "binary"}),
+        (partial(score_divergence, score=F.nll), {"task": "binary"}),
     ],
 )
 def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
@@ -57,10 +58,10 @@ def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
     weights = 1 + counts_of(5, 60)
     call = partial(function, preds, target, **options)
     expected = [call(weights=w) for w in weights]
-    sizes, in_order, fit_to = [], risk_curve._in_order, tc.DPCalibration.fit_to
+    sizes, in_order, fit_to = [], risk_curve._in_order, AffineScaling.fit_to
     monkeypatch.setattr(risk_curve, "_in_order", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors))
     monkeypatch.setattr(
-        tc.DPCalibration, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)
+        AffineScaling, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)
     )
     monkeypatch.setattr(predictions, "_MOST_AT_ONCE", 60 * 2 * (4 if case is not BINARY else 6))
     found = call(weights=weights)
@@ -74,7 +75,7 @@ def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
 def test_expected_cost_takes_replicate_weights_and_refuses_bad_decisions():
     decisions, target, cost = torch.tensor([0, 1, 1, 5]), torch.tensor([0, 1, 0, 1]), [[0, 1], [1, 0]]
     weights = torch.tensor([[1.0, 2, 1, 0], [0, 1, 3, 0]])
-    close(tc.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())
+    close(F.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())
     weights[1, 3] = 1
     with pytest.raises(ValueError, match=r"`decisions` must be a column of `cost` in \[0, 1\], got 5 \(1 of 4 rows\)"):
-        tc.expected_cost(decisions, target, cost=cost, weights=weights)
+        F.expected_cost(decisions, target, cost=cost, weights=weights)

@@ -7,6 +7,7 @@ import torch
 from processes import SCRIPTS, environments_of_ranks, run_together
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -16,7 +17,7 @@ from processes.huggingface_rank import GPT2, Rows, bert, outputs, sentences, tra
 from torchcalib.integrations.huggingface import CalibrationMetrics  # noqa: E402
 
 MULTICLASS = {"task": "multiclass", "from_logits": True}
-FUNCTIONS = {"nll": tc.nll, "brier": tc.brier_score, "ecd": tc.ecd, "ece": tc.ece, "accuracy": tc.accuracy}
+FUNCTIONS = {"nll": F.nll, "brier": F.brier_score, "ecd": F.ecd, "ece": F.ece, "accuracy": F.accuracy}
 # A row alone and in a padded batch goes through other matrix products: double-precision sums of some 8 terms, weights
 # scaled by 30 in a few layers. Rounding errors of 1e-16 may grow by 30 in each of four: 1e-16 * 30^4 is 1e-10.
 ROUNDING = 1e-10
@@ -153,7 +154,7 @@ def test_heads_of_labels_that_do_not_exclude_each_other(labels, tmp_path):
     members = tc.CalibrationCollection({"tce": tc.TCE(**options, **each)})
     values = trainer(model, CalibrationMetrics(members), tmp_path).evaluate(rows)
     found = [value for name, value in values.items() if name.startswith("eval_tce")]
-    expected = tc.tce(logits, target.long(), task=of["task"], from_logits=True, **each)
+    expected = F.tce(logits, target.long(), task=of["task"], from_logits=True, **each)
     close(found, expected.reshape(-1))
 
 
@@ -162,7 +163,7 @@ def test_one_logit_in_a_row_is_that_of_a_positive():
     logits, labels = torch.tensor([[0.5], [-1.0], [2.0]]), torch.tensor([1, 0, 1])
     kept = calibration.preprocess_logits_for_metrics(logits, labels)
     values = calibration.compute_metrics(transformers.EvalPrediction(kept.numpy(), labels.numpy()))
-    close(values["nll"], tc.nll(logits[:, 0].double(), labels, task="binary", from_logits=True))
+    close(values["nll"], F.nll(logits[:, 0].double(), labels, task="binary", from_logits=True))
 
 
 @pytest.mark.extended

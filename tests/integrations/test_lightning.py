@@ -13,6 +13,8 @@ import torch
 from processes import SCRIPTS, run_python
 
 import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import AffineScaling, IsotonicCalibration, TemperatureScaling, load_calibrator
 
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 pytestmark = [
@@ -122,7 +124,7 @@ def model(pl):
 
 
 def monitor(**options):
-    return tc.CalibrationMonitor(**GIVEN, num_classes=N_CLASSES, **{"threshold": math.inf, **options})
+    return tc.integrations.CalibrationMonitor(**GIVEN, num_classes=N_CLASSES, **{"threshold": math.inf, **options})
 
 
 def trainer(pl, tmp_path, *callbacks, **options):
@@ -132,8 +134,8 @@ def trainer(pl, tmp_path, *callbacks, **options):
 
 
 def functions(logits, target):
-    of = {name: getattr(tc, name) for name in ("accuracy", "ecd", "ece", "esce", "mce")}
-    of |= {"nce": partial(tc.nll, normalize="prior"), "brier": tc.brier_score}
+    of = {name: getattr(F, name) for name in ("accuracy", "ecd", "ece", "esce", "mce")}
+    of |= {"nce": partial(F.nll, normalize="prior"), "brier": F.brier_score}
     values = {name: float(function(logits, target, **GIVEN)) for name, function in of.items()}
     nll = torch.nn.functional.cross_entropy(logits.double(), target).item()
     return values | {"nll": nll, "confidence": logits.double().softmax(-1).amax(-1).mean().item()}
@@ -194,9 +196,9 @@ def test_logged_metrics_are_the_functions_of_the_logits(pl, tmp_path, precision)
         for logged, name in {"own/ece": "ece", "all/NLL": "nll", "all/MCE": "mce"}.items():
             assert found[logged] == pytest.approx(expected[name], abs=1e-7)
     for value, logits, target in steps:
-        assert value == pytest.approx(float(tc.ece(logits, target, **GIVEN)), abs=1e-7)
+        assert value == pytest.approx(float(F.ece(logits, target, **GIVEN)), abs=1e-7)
     _, logits, target = zip(*steps[3:], strict=True)
-    whole = float(tc.ece(torch.cat(logits), torch.cat(target), **GIVEN))
+    whole = float(F.ece(torch.cat(logits), torch.cat(target), **GIVEN))
     assert run.callback_metrics["train/ece_epoch"].item() == pytest.approx(whole, abs=1e-7), "each epoch for itself"
     assert net.ece.state.dtype == watched.monitors[0]._metrics["ece"].state.dtype == torch.float64
     assert net.ece.state.sum() == 0, "Lightning resets what it logs"
@@ -206,7 +208,7 @@ def test_logged_metrics_are_the_functions_of_the_logits(pl, tmp_path, precision)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_path):
     def fitted(checkpoint=None):
-        watched, net = monitor(calibrate=tc.DPCalibration(), diagrams_every=0), model(pl)
+        watched, net = monitor(calibrate=AffineScaling(), diagrams_every=0), model(pl)
         keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, monitor="val/nll")
         run = trainer(pl, tmp_path, watched, keep, enable_checkpointing=True, val_check_interval=0.34)
         run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1), ckpt_path=checkpoint)
@@ -221,10 +223,10 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     assert resumed.history == whole.history, "no step twice, none left out, and the same model"
 
     logits, target = net.validation(4)
-    expected, loaded = tc.DPCalibration().fit(logits, target, **GIVEN), tc.load_calibrator(path)
+    expected, loaded = AffineScaling().fit(logits, target, **GIVEN), load_calibrator(path)
     assert loaded.alpha.item() == pytest.approx(expected.alpha.item(), rel=1e-9)
     torch.testing.assert_close(loaded(logits), expected(logits))
-    again = monitor(calibrate=tc.DPCalibration())
+    again = monitor(calibrate=AffineScaling())
     again.on_load_checkpoint(None, None, saved)
     assert again.transform.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
@@ -236,7 +238,9 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
 def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(pl, monkeypatch):
     from torchcalib.integrations.lightning import _callback_classes
 
-    assert all(issubclass(tc.CalibrationMonitor, importlib.import_module(name).Callback) for name in PACKAGES)
+    assert all(
+        issubclass(tc.integrations.CalibrationMonitor, importlib.import_module(name).Callback) for name in PACKAGES
+    )
     for name, other in (PACKAGES, PACKAGES[::-1]):
         with monkeypatch.context() as patched:
             patched.setitem(sys.modules, name, None)
@@ -253,10 +257,10 @@ def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(p
 
 def test_arguments_that_do_not_fit_are_refused_before_a_training_begins(pl, tmp_path):
     with pytest.raises(ValueError, match="`calibrate` must be a calibrator for task='multiclass', got Isotonic"):
-        monitor(calibrate=tc.Isotonic())
+        monitor(calibrate=IsotonicCalibration())
     with pytest.raises(ValueError, match="`diagrams_every` must be at least 0, got -1"):
         monitor(diagrams_every=-1)
-    two = [monitor(calibrate=tc.Temperature(), prefix=prefix) for prefix in ("a/", "b/")]
+    two = [monitor(calibrate=TemperatureScaling(), prefix=prefix) for prefix in ("a/", "b/")]
     with pytest.raises(ValueError, match="`calibrate` must be given to one CalibrationMonitor at most, got 2"):
         trainer(pl, tmp_path, *two).fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
 

@@ -59,7 +59,7 @@ def test_pictures_are_logged_by_every_supported_logger():
         def log_figure(self, *args, **kwargs):
             self.given = args, kwargs
 
-    ax = tc.ecd_curve()
+    ax = tc.plots.ecd_curve()
     comet, mlflow = SimpleNamespace(experiment=Files()), SimpleNamespace(experiment=Files(), run_id="run")
     assert log_picture(comet, "val/reliability", ax, 7)
     assert comet.experiment.given == ((), {"figure_name": "val/reliability", "figure": ax.figure, "step": 7})

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchcalib as tc
+from torchcalib.calibration import load_calibrator
 from torchcalib.io.errors import InputError
 from torchcalib.io.opening import open_predictions
 from torchcalib.io.saved import load_tensors
@@ -49,7 +50,7 @@ def test_no_pickle_in_any_format_runs(tmp_path):
             list(open_predictions(paths, from_logits=True).chunks())
         if paths[0].suffix in (".pt", ".pth"):
             with pytest.raises(ValueError, match="must be a file that `save_calibrator` wrote"):
-                tc.load_calibrator(paths[0])
+                load_calibrator(paths[0])
         assert not made.exists(), paths
     pickle.loads((tmp_path / "bare.pt").read_bytes())
     assert made.exists(), "the detector can fail"
@@ -111,4 +112,4 @@ def test_tensors_are_never_larger_in_memory_than_in_their_file(tmp_path):
     with pytest.raises(ValueError, match="is compressed"):
         load_tensors(tmp_path / "b.pt")
     with pytest.raises(ValueError, match="must be a file that `save_calibrator` wrote"):
-        tc.load_calibrator(tmp_path / "b.pt")
+        load_calibrator(tmp_path / "b.pt")

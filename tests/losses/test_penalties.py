@@ -15,19 +15,21 @@ from oracles import losses as slow
 from oracles.ranked import events
 
 import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.losses import CanonicalLoss, ECELoss, MMCELoss, SKCELoss, SoftBinnedECELoss, mmce, soft_binned_ece
 
 TASKS = ("binary", "multiclass", "multilabel")
 PENALTIES = {  # function, module, options; and for functions of this package the loop over claims and its arguments
-    "soft l1": (tc.soft_binned_ece, tc.SoftBinnedECELoss, {"n_bins": 7, "norm": "l1"},
+    "soft l1": (soft_binned_ece, SoftBinnedECELoss, {"n_bins": 7, "norm": "l1"},
                 partial(slow.soft_binned_ece, n_bins=7, temperature=0.01, norm="l1")),
-    "soft l2": (tc.soft_binned_ece, tc.SoftBinnedECELoss, {"temperature": 0.002},
+    "soft l2": (soft_binned_ece, SoftBinnedECELoss, {"temperature": 0.002},
                 partial(slow.soft_binned_ece, n_bins=15, temperature=0.002, norm="l2")),
-    "mmce": (tc.mmce, tc.MMCELoss, {}, partial(slow.mmce, bandwidth=0.4, weighted=False)),
-    "mmce weighted": (tc.mmce, tc.MMCELoss, {"bandwidth": 0.05, "weighted": True},
+    "mmce": (mmce, MMCELoss, {}, partial(slow.mmce, bandwidth=0.4, weighted=False)),
+    "mmce weighted": (mmce, MMCELoss, {"bandwidth": 0.05, "weighted": True},
                       partial(slow.mmce, bandwidth=0.05, weighted=True)),
-    "ece": (tc.ece, tc.ECELoss, {"n_bins": 6}, None),
-    "canonical": (tc.canonical_error, tc.CanonicalLoss, {"bandwidth": 0.1, "p": 2}, None),
-    "skce": (partial(tc.skce, estimator="biased"), tc.SKCELoss, {"bandwidth": 0.5}, None),
+    "ece": (F.ece, ECELoss, {"n_bins": 6}, None),
+    "canonical": (F.canonical_error, CanonicalLoss, {"bandwidth": 0.1, "p": 2}, None),
+    "skce": (partial(F.skce, estimator="biased"), SKCELoss, {"bandwidth": 0.5}, None),
 }  # fmt: skip
 KINDS = [
     *(("binary", mode) for mode in ("positive", "top_label")),
@@ -49,7 +51,7 @@ def new_penalty(request):
 
 
 def data(task, n=24, **how):
-    return Case("", tc.mmce, tc.MMCELoss, task, {"from_logits": True}).data(n, **how)
+    return Case("", mmce, MMCELoss, task, {"from_logits": True}).data(n, **how)
 
 
 def probabilities(task, logits):
@@ -87,13 +89,13 @@ def test_default_kernel_of_mmce_is_that_of_the_authors_code():
     confidences, residuals = (0.9, 0.8, 0.6), (0 - 0.9, 1 - 0.8, 1 - 0.6)
     claims = list(zip(confidences, residuals, strict=True))
     square = sum(d * e * math.exp(-abs(a - b) / (2 * 0.2)) for a, d in claims for b, e in claims)
-    for found in (tc.mmce(probs, target, task="multiclass"), tc.MMCELoss(task="multiclass")(probs, target)):
+    for found in (mmce(probs, target, task="multiclass"), MMCELoss(task="multiclass")(probs, target)):
         assert found.item() == pytest.approx(math.sqrt(square) / 3, rel=1e-12)
         assert found.item() == pytest.approx(0.2325, abs=5e-5)
 
 
 def test_closed_form_of_mmce_without_mistakes():
-    hits = tc.mmce(torch.tensor([0.8, 0.8]), torch.tensor([1, 1]), task="binary", weighted=True)
+    hits = mmce(torch.tensor([0.8, 0.8]), torch.tensor([1, 1]), task="binary", weighted=True)
     assert float(hits) == pytest.approx(0.2)
 
 
@@ -106,7 +108,7 @@ def test_a_narrow_kernel_of_many_samples_is_that_of_all_pairs():
     for bandwidth in (0.001, 0.03, 5.0):
         kernel = ((p[:, None] - p).abs() / -bandwidth).exp()
         expected = ((y - p) @ kernel @ (y - p)).sqrt() / 3000
-        torch.testing.assert_close(tc.mmce(p, y, task="binary", bandwidth=bandwidth), expected, rtol=1e-11, atol=0)
+        torch.testing.assert_close(mmce(p, y, task="binary", bandwidth=bandwidth), expected, rtol=1e-11, atol=0)
 
 
 # Laws that the streaming metrics keep too.
@@ -196,7 +198,7 @@ def test_modules_compile_whole_and_there_a_bad_row_gives_nan(name):
         loss(logits, target)
 
 
-@pytest.mark.parametrize("cls", [tc.SKCELoss, tc.CanonicalLoss, tc.MMCELoss])
+@pytest.mark.parametrize("cls", [SKCELoss, CanonicalLoss, MMCELoss])
 def test_instances_with_equal_arguments_share_what_was_compiled(cls):
     torch.compiler.reset()
     logits, target = data("multiclass")
@@ -277,9 +279,9 @@ def test_modules_and_functions_document_every_option(penalty):
 def test_wrong_settings_and_inputs_are_refused():
     given = {"preds": torch.tensor([0.2, 0.7]), "target": torch.tensor([0, 1]), "task": "binary"}
     wrong = {"bandwidth": [1e-4], "weighted": ["yes"], "mode": ["classwise"], "average": [None]}
-    assert_named(partial(tc.mmce, **given), wrong)
+    assert_named(partial(mmce, **given), wrong)
     wrong = {"temperature": [0.0, "cold"], "norm": ["max"], "n_bins": [0]}
-    assert_named(partial(tc.soft_binned_ece, **given), wrong)
+    assert_named(partial(soft_binned_ece, **given), wrong)
     for function, module, options, _ in PENALTIES.values():
         for call in (partial(module, **options), partial(function, **given, **options)):
             assert_named(call, {"task": ["any"]})

@@ -11,6 +11,7 @@ from helpers.numbers import close
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.state import SumsKind
 from torchcalib.ops import counter_rng
 
@@ -95,7 +96,7 @@ def test_merging_adds_other_draws():
         one.merge_state(same)
     one.merge_state(other)
     drawn = poisson(39, 25), poisson(39, 35, seed=1)
-    ece = partial(tc.ece, preds, target, task="binary", n_bins=5)
+    ece = partial(F.ece, preds, target, task="binary", n_bins=5)
     close(one.compute(), ece())
     close(one.interval().replicates, ece(weights=torch.cat(drawn, -1)))
     for different in ({"n_bins": 6}, {"n_replicates": 40}):
@@ -127,7 +128,7 @@ def test_members_of_a_collection_have_their_own_intervals_and_ks_uses_a_sketch()
 def test_bad_metrics_are_refused():
     nll = tc.NLL(task="binary")
     wrong = [
-        ({"metric": tc.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),
+        ({"metric": F.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),
         ({"metric": tc.TCE(task="binary")}, ValueError, "Pass `resolution`"),
         ({"metric": tc.Bootstrapped(nll)}, ValueError, "`metric` must have sums"),
         ({"metric": nll, "n_replicates": 10}, ValueError, "`n_replicates` must be at least 39"),

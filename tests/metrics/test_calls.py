@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 PACKAGE = str(Path(tc.__file__).parent)
 LOGITS, TARGET = torch.randn(64, 10, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 10
@@ -14,7 +15,7 @@ METRIC = tc.ECE(task="multiclass", num_classes=10, from_logits=True)
 
 
 def ece():
-    tc.ece(LOGITS, TARGET, task="multiclass", from_logits=True)
+    F.ece(LOGITS, TARGET, task="multiclass", from_logits=True)
 
 
 def update():

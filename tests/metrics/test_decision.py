@@ -12,6 +12,7 @@ import torch
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 F64 = torch.float64
 binary, multi = {"task": "binary"}, {"task": "multiclass"}
@@ -55,11 +56,11 @@ def test_closed_form_decisions_of_two_classes():
     Of two columns that cost nothing for class 0 the second is better, by 1e-20 times 1/2.
     """
     p, cost = torch.tensor([0.0, 0.1875, 0.2, 0.21, 1.0], dtype=F64), [[0, 1], [4, 0]]
-    assert tc.bayes_decisions(p, cost=cost, **binary).tolist() == [0, 0, 0, 1, 1]
-    assert tc.bayes_decisions(p.logit(), cost=cost, from_logits=True, **binary).tolist()[3:] == [1, 1]
+    assert F.bayes_decisions(p, cost=cost, **binary).tolist() == [0, 0, 0, 1, 1]
+    assert F.bayes_decisions(p.logit(), cost=cost, from_logits=True, **binary).tolist()[3:] == [1, 1]
     cost = [[0, 0], [1, 0.5]]
-    assert tc.bayes_decisions(torch.tensor([1e-20], dtype=F64), cost=cost, **binary).item() == 1
-    assert tc.bayes_decisions(torch.tensor([-90.0]), cost=cost, from_logits=True, **binary).item() == 1
+    assert F.bayes_decisions(torch.tensor([1e-20], dtype=F64), cost=cost, **binary).item() == 1
+    assert F.bayes_decisions(torch.tensor([-90.0]), cost=cost, from_logits=True, **binary).item() == 1
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7, 60])
@@ -70,24 +71,24 @@ def test_ties_go_to_the_first_decision_whatever_the_batch_size(n_classes):
     costs = torch.cat((costs, costs[torch.randperm(n_classes, generator=generator)]), -1)  # each column has a twin
     uniform = torch.full((37, n_classes), 1 / n_classes, dtype=F64)
     first = costs.mean(0)[:5].argmin().item()
-    decisions = tc.bayes_decisions(uniform, cost=costs, **multi)
+    decisions = F.bayes_decisions(uniform, cost=costs, **multi)
     assert set(decisions.tolist()) == {first}
-    assert tc.bayes_decisions(uniform[:1], cost=costs, **multi).item() == first
+    assert F.bayes_decisions(uniform[:1], cost=costs, **multi).item() == first
 
 
 def test_decisions_keep_the_shape_of_the_samples():
     images = torch.rand(2, 3, 4, 5, dtype=F64).softmax(1)
-    decisions = tc.bayes_decisions(images, class_axis=1, cost=tc.CostMatrix.zero_one(3), **multi)
+    decisions = F.bayes_decisions(images, class_axis=1, cost=tc.CostMatrix.zero_one(3), **multi)
     assert torch.equal(decisions, images.argmax(1))
     labels = torch.rand(2, 3, 4, dtype=F64)
     for axis in (-1, 1):
-        assert torch.equal(tc.bayes_decisions(labels, class_axis=axis, task="multilabel"), (labels > 0.5).long())
+        assert torch.equal(F.bayes_decisions(labels, class_axis=axis, task="multilabel"), (labels > 0.5).long())
 
 
 def test_closed_form_of_a_rare_class_keeps_its_digits():
     """Always deciding 0 costs the share of ones: found as 1 less the share of zeros it would have 5 digits here."""
     preds, target, weights = torch.tensor([[0.1, 0.2], [0, 1], [1e12, 3.0]], dtype=F64)
-    found = tc.bayes_risk(preds, target.long(), weights=weights, normalize="prior", **binary)
+    found = F.bayes_risk(preds, target.long(), weights=weights, normalize="prior", **binary)
     assert found.item() == pytest.approx(1, rel=1e-15)
 
 
@@ -99,9 +100,9 @@ def test_expected_cost_of_bayes_decisions_is_the_bayes_risk(priors, normalize):
     h[0, 3] = h[1, 7] = -1
     cost = tc.CostMatrix([[0, 2, 1, 0.3], [1, 0, 1, 0.3], [5, 1, 0, 0.3]])
     given = {"normalize": normalize, "priors": priors, "weights": torch.rand(2, 50), "ignore_index": -1}
-    decisions = tc.bayes_decisions(q, cost=cost, **multi)
-    expected = tc.bayes_risk(q, h, cost=cost, **given, **multi)
-    torch.testing.assert_close(tc.expected_cost(decisions, h, cost=cost, **given), expected, rtol=1e-13, atol=0)
+    decisions = F.bayes_decisions(q, cost=cost, **multi)
+    expected = F.bayes_risk(q, h, cost=cost, **given, **multi)
+    torch.testing.assert_close(F.expected_cost(decisions, h, cost=cost, **given), expected, rtol=1e-13, atol=0)
 
 
 def test_closed_form_priors_that_float32_rounds_are_normalised():
@@ -109,21 +110,21 @@ def test_closed_form_priors_that_float32_rounds_are_normalised():
     preds, h = torch.tensor([[0.2, 0.8], [0.3, 0.7]], dtype=F64), torch.tensor([0, 1])
     priors = torch.full((2,), 0.5 * (1 - 2**-23))
     expected = -(torch.tensor([0.2, 0.7], dtype=F64).log()).mean()
-    torch.testing.assert_close(tc.nll(preds, h, priors=priors, **multi), expected, rtol=1e-15, atol=0)
+    torch.testing.assert_close(F.nll(preds, h, priors=priors, **multi), expected, rtol=1e-15, atol=0)
 
 
 def test_expected_cost_by_hand():
     decisions, h = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int8), torch.tensor([0, 1, 1, 1, 0])
     cost = [[0, 1, 0.25], [8, 0, 0.25]]
-    assert tc.expected_cost(decisions, h, cost=cost).item() == (0 + 0 + 0.25 + 8 + 1) / 5
-    at_priors = tc.expected_cost(decisions, h, cost=cost, priors=[0.5, 0.5]).item()
+    assert F.expected_cost(decisions, h, cost=cost).item() == (0 + 0 + 0.25 + 8 + 1) / 5
+    at_priors = F.expected_cost(decisions, h, cost=cost, priors=[0.5, 0.5]).item()
     assert at_priors == pytest.approx((0 + 1) / 2 / 2 + (0 + 0.25 + 8) / 3 / 2)
     votes = torch.tensor([[0.75, 0.25]] * 5, dtype=F64)
-    soft = tc.expected_cost(decisions, votes, cost=cost).item()
+    soft = F.expected_cost(decisions, votes, cost=cost).item()
     assert soft == pytest.approx((2 * 0.25 * 8 + 2 * 0.75 + 0.25) / 5)
-    assert tc.expected_cost(decisions[:0], h[:0], cost=cost).isnan()
+    assert F.expected_cost(decisions[:0], h[:0], cost=cost).isnan()
     unread = torch.tensor([0, 99, 1])
-    assert tc.expected_cost(unread, h[[0, 1, 4]], cost=cost, weights=torch.tensor([1, 0, 3])).item() == 0.75
+    assert F.expected_cost(unread, h[[0, 1, 4]], cost=cost, weights=torch.tensor([1, 0, 3])).item() == 0.75
 
 
 # Thresholds, and the curve of the risk over operating points.
@@ -145,7 +146,7 @@ def test_slow_loop_optimal_threshold(distinct, cost):
     expected = oracles.least_threshold_cost(p.tolist(), y.tolist(), weights.tolist(), cost)
     for preds, from_logits in ((p, False), (p.masked_fill(weights == 0, math.nan), False), (p.logit(), True)):
         given = {"cost": cost, "weights": weights, "from_logits": from_logits, **binary}
-        assert tc.optimal_threshold_cost(preds, y, **given).item() == pytest.approx(expected)
+        assert F.optimal_threshold_cost(preds, y, **given).item() == pytest.approx(expected)
 
 
 def test_optimal_threshold_at_priors_is_that_of_weighted_classes():
@@ -153,31 +154,31 @@ def test_optimal_threshold_at_priors_is_that_of_weighted_classes():
     shares = torch.stack((1 - y.double().mean(-1), y.double().mean(-1)), -1)
     weights = (torch.tensor([0.8, 0.2]) / shares).gather(-1, y)
     given = {"cost": [[0, 1], [3, 0]], **binary}
-    expected = torch.stack([tc.optimal_threshold_cost(*series, **given) for series in zip(p, y, strict=True)])
-    torch.testing.assert_close(tc.optimal_threshold_cost(p, y, **given), expected)
-    expected = tc.optimal_threshold_cost(p, y, weights=weights, **given)
-    at_priors = tc.optimal_threshold_cost(p, y, priors=[0.8, 0.2], **given)
+    expected = torch.stack([F.optimal_threshold_cost(*series, **given) for series in zip(p, y, strict=True)])
+    torch.testing.assert_close(F.optimal_threshold_cost(p, y, **given), expected)
+    expected = F.optimal_threshold_cost(p, y, weights=weights, **given)
+    at_priors = F.optimal_threshold_cost(p, y, priors=[0.8, 0.2], **given)
     torch.testing.assert_close(at_priors, expected)
-    normalized = tc.optimal_threshold_cost(p, y, priors=[0.8, 0.2], normalize="prior", **given)
+    normalized = F.optimal_threshold_cost(p, y, priors=[0.8, 0.2], normalize="prior", **given)
     torch.testing.assert_close(normalized, at_priors / (3 * 0.2))
 
 
 def test_labels_and_sets_of_classes_are_binary_tasks():
     p, y = sample(lead=(3,))
-    apart = torch.stack([tc.optimal_threshold_cost(p[k], y[k], **binary) for k in range(3)])
+    apart = torch.stack([F.optimal_threshold_cost(p[k], y[k], **binary) for k in range(3)])
     given = {"preds": p.T, "target": y.T, "task": "multilabel"}
-    torch.testing.assert_close(tc.optimal_threshold_cost(**given, average=None), apart)
-    torch.testing.assert_close(tc.optimal_threshold_cost(**given), apart.mean())
-    curve = tc.bayes_risk_curve(**given, points=5)
-    torch.testing.assert_close(curve.risk, tc.bayes_risk_curve(p, y, points=5, **binary).risk)
-    areas = tc.bayes_risk_area(**given, average=None)
-    torch.testing.assert_close(areas, tc.nll(**given, average=None))
-    torch.testing.assert_close(tc.bayes_risk_area(**given), areas.mean())
+    torch.testing.assert_close(F.optimal_threshold_cost(**given, average=None), apart)
+    torch.testing.assert_close(F.optimal_threshold_cost(**given), apart.mean())
+    curve = F.bayes_risk_curve(**given, points=5)
+    torch.testing.assert_close(curve.risk, F.bayes_risk_curve(p, y, points=5, **binary).risk)
+    areas = F.bayes_risk_area(**given, average=None)
+    torch.testing.assert_close(areas, F.nll(**given, average=None))
+    torch.testing.assert_close(F.bayes_risk_area(**given), areas.mean())
     rows = torch.stack((1 - p[0], p[0] / 2, p[0] / 2), -1)
-    of_set = tc.optimal_threshold_cost(rows, y[0], positive_classes=[1, 2], **multi)
+    of_set = F.optimal_threshold_cost(rows, y[0], positive_classes=[1, 2], **multi)
     torch.testing.assert_close(of_set, apart[0])
-    assert tc.optimal_threshold_cost(p[0, :0], y[0, :0], **binary).isnan()
-    assert tc.optimal_threshold_cost(p[0, :1], y[0, :1], **binary).item() == 0
+    assert F.optimal_threshold_cost(p[0, :0], y[0, :0], **binary).isnan()
+    assert F.optimal_threshold_cost(p[0, :1], y[0, :1], **binary).item() == 0
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -185,7 +186,7 @@ def test_slow_loop_curve(from_logits):
     p, y = sample(distinct=None if from_logits else 10)
     weights = torch.arange(60) % 3
     given = {"weights": weights, "points": 9, "from_logits": from_logits, **binary}
-    curve = tc.bayes_risk_curve(p.logit() if from_logits else p, y, **given)
+    curve = F.bayes_risk_curve(p.logit() if from_logits else p, y, **given)
 
     def cost_of(p, c):
         """[EPSR] eq. 34, one operating point: a miss costs 1/c and a false alarm 1/(1-c)."""
@@ -203,52 +204,52 @@ def test_slow_loop_curve(from_logits):
 def test_a_point_of_the_curve_is_a_bayes_risk():
     p, y = sample(lead=(2,))
     priors = [0.7, 0.3]
-    curve = tc.bayes_risk_curve(p, y, points=[0.2, 0.5, 0.9], priors=priors, **binary)
+    curve = F.bayes_risk_curve(p, y, points=[0.2, 0.5, 0.9], priors=priors, **binary)
     assert curve.risk.shape == (2, 3)
     for k, c in enumerate((0.2, 0.5, 0.9)):
         given = {"cost": [[0, 1 / (1 - c)], [1 / c, 0]], "priors": priors, **binary}
-        torch.testing.assert_close(curve.risk[:, k], tc.bayes_risk(p, y, **given))
-        torch.testing.assert_close(curve.normalized[:, k], tc.bayes_risk(p, y, normalize="prior", **given))
+        torch.testing.assert_close(curve.risk[:, k], F.bayes_risk(p, y, **given))
+        torch.testing.assert_close(curve.normalized[:, k], F.bayes_risk(p, y, normalize="prior", **given))
 
 
-@pytest.mark.parametrize(("weight", "score"), [("uniform", tc.nll), ("beta22", tc.brier_score)])
+@pytest.mark.parametrize(("weight", "score"), [("uniform", F.nll), ("beta22", F.brier_score)])
 def test_area_of_the_curve_is_the_score_and_so_is_its_gradient(weight, score):
     p, y = sample(n=200, lead=(2,))
     given = {"weights": torch.rand(2, 200), **binary}
     a, b = p.clone().requires_grad_(), p.clone().requires_grad_()
-    area, expected = tc.bayes_risk_area(a, y, weight=weight, **given), score(b, y, **given)
+    area, expected = F.bayes_risk_area(a, y, weight=weight, **given), score(b, y, **given)
     torch.testing.assert_close(area, expected, rtol=1e-12, atol=0)
     area.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-14)
-    at_priors = tc.bayes_risk_area(p, y, weight=weight, priors=[0.9, 0.1], **given)
+    at_priors = F.bayes_risk_area(p, y, weight=weight, priors=[0.9, 0.1], **given)
     torch.testing.assert_close(at_priors, score(p, y, priors=[0.9, 0.1], **given), rtol=1e-12, atol=0)
     soft = torch.rand(2, 200, dtype=F64)
     expected = score(p, soft, **binary) - (0 if weight == "uniform" else (soft.square() - soft).mean(-1))
-    torch.testing.assert_close(tc.bayes_risk_area(p, soft, weight=weight, **binary), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(F.bayes_risk_area(p, soft, weight=weight, **binary), expected, rtol=1e-12, atol=0)
     finite = ((p * 5).round() / 5).clamp(0.1, 0.9)  # with ties
-    torch.testing.assert_close(tc.bayes_risk_area(finite, y, weight=weight, **binary), score(finite, y, **binary))
+    torch.testing.assert_close(F.bayes_risk_area(finite, y, weight=weight, **binary), score(finite, y, **binary))
 
 
 def test_area_of_saturated_logits_and_of_a_set_whose_probability_rounds_to_1_is_the_nll():
     """A set and its complement alike; rows are exact in float32 but for the sum of 1 + 2e-8."""
     z, y = torch.tensor([200.0, -300.0, 4.0, 200.0], dtype=F64), torch.tensor([0, 1, 1, 1])
-    area = tc.bayes_risk_area(z, y, from_logits=True, **binary)
-    torch.testing.assert_close(area, tc.nll(z, y, from_logits=True, **binary), rtol=1e-14, atol=0)
+    area = F.bayes_risk_area(z, y, from_logits=True, **binary)
+    torch.testing.assert_close(area, F.nll(z, y, from_logits=True, **binary), rtol=1e-14, atol=0)
     rows = torch.tensor([[1.0, 1e-8, 1e-8], [0.5, 0.25, 0.25]])
     for classes in ([0], [1, 2]):
         given = {"preds": rows, "target": torch.tensor([1, 0]), "positive_classes": classes, **multi}
-        torch.testing.assert_close(tc.bayes_risk_area(**given), tc.nll(**given), rtol=1e-6, atol=0)
-        assert tc.nll(**given).item() == pytest.approx((-math.log(2e-8) + math.log(2)) / 2, rel=1e-6)
+        torch.testing.assert_close(F.bayes_risk_area(**given), F.nll(**given), rtol=1e-6, atol=0)
+        assert F.nll(**given).item() == pytest.approx((-math.log(2e-8) + math.log(2)) / 2, rel=1e-6)
 
 
 def test_area_of_certain_predictions():
     zeros, ones = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    assert tc.bayes_risk_area(zeros, ones, **binary).item() == 0
-    assert tc.bayes_risk_area(zeros, 1 - ones, **binary).item() == math.inf
-    assert tc.bayes_risk_area(zeros, 1 - ones, weight="beta22", **binary).item() == 1
-    assert tc.bayes_risk_area(zeros[:0], ones[:0], **binary).isnan()
-    assert tc.bayes_risk_curve(zeros[:0], ones[:0], **binary).risk.isnan().all()
+    assert F.bayes_risk_area(zeros, ones, **binary).item() == 0
+    assert F.bayes_risk_area(zeros, 1 - ones, **binary).item() == math.inf
+    assert F.bayes_risk_area(zeros, 1 - ones, weight="beta22", **binary).item() == 1
+    assert F.bayes_risk_area(zeros[:0], ones[:0], **binary).isnan()
+    assert F.bayes_risk_curve(zeros[:0], ones[:0], **binary).risk.isnan().all()
 
 
 # Wrong calls.
@@ -257,38 +258,38 @@ ZERO_ONE = [[0, 1], [1, 0]]
 Q = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64)
 three = tc.CostMatrix.zero_one(3)
 WRONG = [
-    (tc.bayes_risk, {"cost": three}, ValueError, "`cost` must have one row per class, 2, got 3 rows"),
-    (tc.bayes_risk, {"normalize": "max"}, ValueError, "`normalize`"),
-    (tc.bayes_risk, {"priors": [0.2, 0.3, 0.5]}, ValueError, "`priors`"),
+    (F.bayes_risk, {"cost": three}, ValueError, "`cost` must have one row per class, 2, got 3 rows"),
+    (F.bayes_risk, {"normalize": "max"}, ValueError, "`normalize`"),
+    (F.bayes_risk, {"priors": [0.2, 0.3, 0.5]}, ValueError, "`priors`"),
     (tc.BayesRisk, {"num_classes": 3, "cost": ZERO_ONE, **multi}, ValueError, "one row per class, 3, got 2"),
     (tc.BayesRisk, {"cost": three, **binary}, ValueError, "one row per class, 2, got 3"),
-    (tc.bayes_decisions, {"preds": Q, "class_axis": 2, **multi}, ValueError, "`class_axis`"),
-    (tc.expected_cost, {"decisions": P2}, TypeError, "bayes_risk"),
-    (tc.expected_cost, {"decisions": Y2 + 1}, ValueError, "`cost` in [0, 1], got 2 (1 of 2"),
-    (tc.expected_cost, {"decisions": [0, 1]}, TypeError, "`decisions`"),
-    (tc.expected_cost, {"decisions": Y2[:1]}, ValueError, "`target`"),
-    (tc.expected_cost, {"decisions": Y2, "target": Y2 + 1}, ValueError, "`target`"),
-    (tc.optimal_threshold_cost, {"cost": [[0, 1, 0.1], [1, 0, 0.1]]}, ValueError, "`cost` must have 2 columns"),
-    (tc.optimal_threshold_cost, {"preds": torch.full((2, 2), 0.5), **multi}, ValueError, "`task` must be 'binary'"),
-    (tc.optimal_threshold_cost, {"normalize": "x"}, ValueError, "`normalize` must be None or 'prior', got 'x'"),
-    (tc.bayes_risk_curve, {"points": [0.5, 1.0]}, ValueError, "`points` must be in (0, 1)"),
-    (tc.bayes_risk_curve, {"points": [[0.5]]}, ValueError, "`points` must be a number of points"),
-    (tc.bayes_risk_curve, {"points": 0}, ValueError, "`points` must be at least 1"),
-    (tc.bayes_risk_area, {"weight": "nll"}, ValueError, "`weight`"),
-    (tc.bayes_risk_area, {"average": None}, ValueError, "`average`"),
+    (F.bayes_decisions, {"preds": Q, "class_axis": 2, **multi}, ValueError, "`class_axis`"),
+    (F.expected_cost, {"decisions": P2}, TypeError, "bayes_risk"),
+    (F.expected_cost, {"decisions": Y2 + 1}, ValueError, "`cost` in [0, 1], got 2 (1 of 2"),
+    (F.expected_cost, {"decisions": [0, 1]}, TypeError, "`decisions`"),
+    (F.expected_cost, {"decisions": Y2[:1]}, ValueError, "`target`"),
+    (F.expected_cost, {"decisions": Y2, "target": Y2 + 1}, ValueError, "`target`"),
+    (F.optimal_threshold_cost, {"cost": [[0, 1, 0.1], [1, 0, 0.1]]}, ValueError, "`cost` must have 2 columns"),
+    (F.optimal_threshold_cost, {"preds": torch.full((2, 2), 0.5), **multi}, ValueError, "`task` must be 'binary'"),
+    (F.optimal_threshold_cost, {"normalize": "x"}, ValueError, "`normalize` must be None or 'prior', got 'x'"),
+    (F.bayes_risk_curve, {"points": [0.5, 1.0]}, ValueError, "`points` must be in (0, 1)"),
+    (F.bayes_risk_curve, {"points": [[0.5]]}, ValueError, "`points` must be a number of points"),
+    (F.bayes_risk_curve, {"points": 0}, ValueError, "`points` must be at least 1"),
+    (F.bayes_risk_area, {"weight": "nll"}, ValueError, "`weight`"),
+    (F.bayes_risk_area, {"average": None}, ValueError, "`average`"),
 ]
 
 
 def test_wrong_calls_are_refused():
     of_predictions = {"preds": P2, "target": Y2, **binary}
-    usual = {tc.BayesRisk: {}, tc.bayes_decisions: {}, tc.expected_cost: {"target": Y2, "cost": ZERO_ONE}}
+    usual = {tc.BayesRisk: {}, F.bayes_decisions: {}, F.expected_cost: {"target": Y2, "cost": ZERO_ONE}}
     assert_refused(
         (wrong, partial(call, **{**usual.get(call, of_predictions), **wrong}), error, [part])
         for call, wrong, error, part in WRONG
     )
 
 
-risk = partial(tc.bayes_risk, P2, Y2, **binary)
+risk = partial(F.bayes_risk, P2, Y2, **binary)
 WRONG_COSTS = [
     ("one class", lambda: risk(cost=[[0, 1]]), ValueError, "`cost`", "at least 2 rows", "[2]"),
     ("transposed", lambda: risk(cost=[[0, 1], [1, 0], [2, 2]]), ValueError, "`cost`", "transpose"),

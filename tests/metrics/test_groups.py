@@ -12,7 +12,10 @@ from helpers.refusals import assert_refused
 from helpers.streams import updated
 
 import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import relative_calibration_loss
 from torchcalib.core.inputs import InputFormat
+from torchcalib.inference import calibration_test
 from torchcalib.metrics.groups.table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
@@ -48,7 +51,7 @@ def test_groups_are_a_loop_over_groups_in_pieces_weighted_copied_and_merged_with
     expected = loop(case, preds[kept], target[kept], groups[kept], weights[kept]).double()
     groups[3] = -1
     given = {"task": case.task, "num_groups": N_GROUPS, "weights": weights.where(kept | (torch.arange(90) == 3), 0)}
-    close(tc.by_group(case.function, preds, target, groups, **given, **case.options).double(), expected)
+    close(F.by_group(case.function, preds, target, groups, **given, **case.options).double(), expected)
     groups[7], preds[7], weights[7] = 99, torch.nan, 0
     groups[11], target[11] = -5, -100
     groups[12], preds[12] = 99, torch.nan
@@ -77,7 +80,7 @@ def test_forward_is_the_value_of_the_batch_by_group_with_its_gradient(case):
     metric.update(preds, target, groups=groups)
     a, b, c = (preds.clone().requires_grad_() for _ in range(3))
     value, expected = metric(a, target, groups=groups), loop(case, b, target, groups).double()
-    of_function = tc.by_group(case.function, c, target, groups, task=case.task, num_groups=N_GROUPS, **case.options)
+    of_function = F.by_group(case.function, c, target, groups, task=case.task, num_groups=N_GROUPS, **case.options)
     close(value, expected)
     close(of_function.double(), expected)
     twice = [torch.cat((x, x)) for x in (preds, target, groups)]
@@ -173,7 +176,7 @@ def test_wrong_metrics_and_groups_are_refused():
     update = partial(by_group.update, P, Y)
     wrong = [
         (made, {"metric": unknown}, ValueError, "must keep sums that can be split by group"),
-        (made, {"metric": tc.ece}, TypeError, "be a torchcalib metric, got function"),
+        (made, {"metric": F.ece}, TypeError, "be a torchcalib metric, got function"),
         (made, {"metric": tc.Bootstrapped(nll)}, ValueError, "must be a metric that wraps no other"),
         (tc.Bootstrapped, {"metric": by_group}, ValueError, "`metric` must have sums as its state"),
         (made, {"metric": nll, "num_groups": 0}, ValueError, "num_groups"),
@@ -204,7 +207,7 @@ def test_thousands_of_groups_are_padded_to_less_than_twice_their_size():
     metric = tc.ByGroup(tc.KS(task="binary"), num_groups=num_groups)
     for piece in torch.arange(n).split(9_000):
         metric.update(p[piece], y[piece], groups=groups[piece])
-    expected = tc.by_group(tc.ks, p, y, groups, task="binary", num_groups=num_groups)
+    expected = F.by_group(F.ks, p, y, groups, task="binary", num_groups=num_groups)
     close(metric.compute(), expected.double(), rtol=1e-6, atol=1e-7)
     assert (metric.n() == sizes).all()
     seen = []
@@ -278,11 +281,11 @@ def biased(metric, n, num_groups, off, seed=0):
 def test_evidence_of_groups_is_that_of_each_alone(cls):
     make = partial(cls, task="binary", n_bins=5)
     metric, p, y, groups = biased(make(), 600, 6, {2})
-    found = metric.evidence(n_replicates=99)
-    close(found.value, metric.compute())
+    found = metric.test(n_replicates=99)
+    close(found.statistic, metric.compute())
     assert found.p_value[4].isnan()
     for k in (0, 2, 5):
-        alone = tc.evidence(make(), p[groups == k], y[groups == k], n_replicates=499)
+        alone = calibration_test(make(), p[groups == k], y[groups == k], n_replicates=499)
         close(found.noise_floor[k], alone.noise_floor, rtol=0.25, atol=0)  # 99 replicates: 5 standard errors
         close(found.p_value[k], alone.p_value, rtol=0, atol=0.2)
 
@@ -343,16 +346,16 @@ def data():
 def test_functions_without_a_class_or_with_several_values_batches_class_axes_and_weights():
     logits, target, groups = data()
     folds = torch.arange(300) // 4 % 5
-    values = tc.by_group(tc.rcl, logits, target, groups, folds=folds, **MULTI)
-    parts = tc.by_group(tc.corp, logits, target, groups, num_groups=6, **MULTI)
+    values = F.by_group(relative_calibration_loss, logits, target, groups, folds=folds, **MULTI)
+    parts = F.by_group(F.corp, logits, target, groups, num_groups=6, **MULTI)
     for k in range(4):
         rows = groups == k
-        close(values[k], tc.rcl(logits[rows], target[rows], folds=folds[rows], **MULTI))
-        close(parts.mcb[k], tc.corp(logits[rows], target[rows], **MULTI).mcb)
-    assert type(parts) is tc.CORPDecomposition
+        close(values[k], relative_calibration_loss(logits[rows], target[rows], folds=folds[rows], **MULTI))
+        close(parts.mcb[k], F.corp(logits[rows], target[rows], **MULTI).mcb)
+    assert type(parts) is F.CORPDecomposition
     assert parts.unc[4:].isnan().all()
     votes = torch.nn.functional.one_hot(target, 3).double()
-    by_group = partial(tc.by_group, tc.ece, groups=groups, **MULTI)
+    by_group = partial(F.by_group, F.ece, groups=groups, **MULTI)
     one = by_group(logits, target)
     both = by_group(torch.stack((logits, -logits)), torch.stack((target, target)))
     assert both.shape == (4, 2)
@@ -366,12 +369,12 @@ def test_a_failing_group_is_named():
     groups[groups == 3] = 2
     groups[5] = 3
     with pytest.raises(ValueError, match="at least 2 samples of every class") as raised:
-        tc.by_group(tc.rcl, logits, target, groups, **MULTI)
+        F.by_group(relative_calibration_loss, logits, target, groups, **MULTI)
     assert raised.value.__notes__ == ["in group 3, of 1 samples; give rows of groups that are too small the number -1"]
 
 
 def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
-    given = {"function": tc.ece, "preds": torch.tensor([0.2, 0.7, 0.9]), "target": torch.tensor([0, 1, 1])}
+    given = {"function": F.ece, "preds": torch.tensor([0.2, 0.7, 0.9]), "target": torch.tensor([0, 1, 1])}
     given |= {"groups": torch.tensor([0, 1, 2]), "task": "binary"}
     wrong = [
         ({"groups": [0, 1, 1]}, TypeError, "must be a tensor of integers"),
@@ -382,11 +385,9 @@ def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
         ({"function": lambda *_, **__: 1.0}, TypeError, "`function` must return a tensor"),
         ({"target": torch.tensor([0, 1])}, ValueError, "as many samples"),
     ]
-    assert_refused(
-        (change, partial(tc.by_group, **{**given, **change}), error, [part]) for change, error, part in wrong
-    )
+    assert_refused((change, partial(F.by_group, **{**given, **change}), error, [part]) for change, error, part in wrong)
     nothing = {name: value[:0] for name, value in given.items() if torch.is_tensor(value)}
-    assert tc.by_group(**{**given, **nothing}, num_groups=3).isnan().tolist() == [True] * 3
+    assert F.by_group(**{**given, **nothing}, num_groups=3).isnan().tolist() == [True] * 3
 
 
 # SKCE by group: blocks are cut within each group of each update.

@@ -9,15 +9,16 @@ import torch
 from helpers.refusals import assert_refused
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.special.shares import mean_distance_of_share, mean_log_share
 
 DISTANCES = {
-    "tv": (tc.total_variation, tc.TotalVariation, oracles.total_variation_of,
+    "tv": (F.total_variation, tc.TotalVariation, oracles.total_variation_of,
            oracles.total_variation_floor),
-    "kl": (tc.kl_divergence, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
-    "entropy": (tc.entropy_difference, tc.EntropyDifference,
+    "kl": (F.kl_divergence, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
+    "entropy": (F.entropy_gap, tc.EntropyGap,
                 oracles.entropy_difference_of, oracles.entropy_floor),
-    "votes": (tc.votes_distance, tc.VotesDistance, oracles.brier_of,
+    "votes": (F.squared_distance, tc.SquaredDistance, oracles.brier_of,
               oracles.brier_floor),
 }  # fmt: skip
 SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
@@ -79,7 +80,7 @@ def as_classes(task, logits, counts):
 @pytest.mark.parametrize("task", TASKS)
 def test_counts_are_read_in_batches_along_any_axis_compiled_and_mapped(task):
     options = {"task": task, "component": "corrected", "from_logits": True}
-    function = partial(tc.votes_distance, **options)
+    function = partial(F.squared_distance, **options)
     logits, counts = data(task, n=12, lead=(3,))
     expected = torch.stack([function(*pair) for pair in zip(logits, counts, strict=True)])
     torch.compiler.reset()
@@ -87,7 +88,7 @@ def test_counts_are_read_in_batches_along_any_axis_compiled_and_mapped(task):
     found = [function(logits, counts), torch.vmap(function)(logits, counts), compiled(logits, counts)]
     if task != "binary":
         found.append(function(logits.movedim(-1, 1), counts.movedim(2, 1), class_axis=1))
-    metric = tc.VotesDistance(**options, batch_shape=(3,), **({"num_labels": C} if task == "multilabel" else {}))
+    metric = tc.SquaredDistance(**options, batch_shape=(3,), **({"num_labels": C} if task == "multilabel" else {}))
     metric.update(logits[:, :5], counts[:, :5].to(torch.int16))
     metric.update(logits[:, 5:], counts[:, 5:])
     for value in (*found, metric.compute()):
@@ -133,10 +134,10 @@ def test_saturated_logits_are_exact_with_finite_gradients():
         gradients = torch.autograd.grad(values.sum(), logits)
         gradients += torch.autograd.grad(of_sample(certain, torch.tensor([[3, 1]])).sum(), certain)
         assert all(gradient.isfinite().all() for gradient in gradients), (name, component)
-    kl = tc.kl_divergence(logits, votes, task="multiclass", from_logits=True, reduction="none")
+    kl = F.kl_divergence(logits, votes, task="multiclass", from_logits=True, reduction="none")
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     torch.testing.assert_close(kl, torch.tensor([0.75 * 800 + 0.25 * 1600 - entropy, 0.0], dtype=torch.float64))
-    found = tc.kl_divergence(certain.expand(2, 2), torch.tensor([[3, 1], [3, 0]]), task="multiclass", reduction="none")
+    found = F.kl_divergence(certain.expand(2, 2), torch.tensor([[3, 1], [3, 0]]), task="multiclass", reduction="none")
     assert found.tolist() == [math.inf, 0]
 
 
@@ -163,12 +164,12 @@ def test_wrong_counts_and_components_are_refused():
     alone = counts.index_put((torch.tensor(3),), torch.tensor([0, 1, 0, 0]))
     no_counts = "`target` must be counts of votes"
     one_of = "`component` must be one of 'value', 'noise_floor', "
-    corrected = partial(tc.total_variation, logits, counts, component="corrected", **given)
+    corrected = partial(F.total_variation, logits, counts, component="corrected", **given)
     unknown = partial(tc.KLDivergence, task="binary", component="b")
     rows = [
         ("component of a distance", corrected, ValueError, [f"{one_of}got 'corrected'"]),
         ("component", unknown, ValueError, [f"{one_of}'corrected', got"]),
-        ("priors", partial(tc.VotesDistance, task="binary", priors=[0.5, 0.5]), TypeError, ["`priors` must not be"]),
+        ("priors", partial(tc.SquaredDistance, task="binary", priors=[0.5, 0.5]), TypeError, ["`priors` must not be"]),
     ]
     for name, component in SETTINGS:
         call = partial(DISTANCES[name][0], logits, component=component, **given)
@@ -183,7 +184,7 @@ def test_wrong_counts_and_components_are_refused():
     collection.update(logits, counts)
     with pytest.raises(ValueError, match="at least 2 votes"):
         collection.update(logits, alone)
-    expected = tc.kl_divergence(logits, counts, **given, component="corrected")
+    expected = F.kl_divergence(logits, counts, **given, component="corrected")
     torch.testing.assert_close(collection.compute()["KLDivergence"], expected)
 
 

@@ -15,6 +15,7 @@ from helpers.streams import updated
 from oracles import ranked as oracle
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample
 from torchcalib.inference.simulation import RunCells
@@ -37,13 +38,13 @@ NORMS = ["l1", "l2", "max"]
 MASS = {"bins": "equal_mass", "n_bins": 7}
 PARTS = ["score", "mcb", "dsc", "unc"]
 METRICS = [
-    (tc.ace, {"n_bins": 7}),
-    (tc.ace, {"n_bins": 7, "ties": "split"}),
-    (tc.mce, MASS),
-    (tc.rmsce, MASS),
-    (tc.rmsce, {**MASS, "debiased": True}),
-    (tc.ks, {}),
-    (tc.ks, {"norm": "range"}),
+    (F.ace, {"n_bins": 7}),
+    (F.ace, {"n_bins": 7, "ties": "split"}),
+    (F.mce, MASS),
+    (F.rmsce, MASS),
+    (F.rmsce, {**MASS, "debiased": True}),
+    (F.ks, {}),
+    (F.ks, {"norm": "range"}),
     *((corp_part, {"score": score, "component": part}) for score in ("brier", "nll") for part in PARTS),
 ]
 setting = pytest.mark.parametrize(("task", "how"), SETTINGS, ids=str)
@@ -79,12 +80,12 @@ def gce(*columns, loss, norm, **binning):
 
 
 LOOPS = {
-    tc.ace: lambda *columns, **binning: oracles.ece(rows_of(columns, **binning)),
-    tc.mce: lambda *columns, **binning: oracles.mce(rows_of(columns, **binning)),
-    tc.rmsce: lambda *columns, debiased=False, **binning: oracles.rmsce(rows_of(columns, **binning), debiased),
-    tc.ks: oracle.ks,
-    tc.tce: lambda *columns, bins, **options: oracle.tce(bins, *columns, **options),
-    tc.gce: gce,
+    F.ace: lambda *columns, **binning: oracles.ece(rows_of(columns, **binning)),
+    F.mce: lambda *columns, **binning: oracles.mce(rows_of(columns, **binning)),
+    F.rmsce: lambda *columns, debiased=False, **binning: oracles.rmsce(rows_of(columns, **binning), debiased),
+    F.ks: oracle.ks,
+    F.tce: lambda *columns, bins, **options: oracle.tce(bins, *columns, **options),
+    F.gce: gce,
     corp_part: lambda *columns, score, component: oracle.corp(score, *columns)[PARTS.index(component)],
 }
 
@@ -147,8 +148,8 @@ def test_slow_loop_tce_and_gce(bins, task, how):
     options = {"bins": bins, "n_bins": 5, "norm": norm}
     for weighted in (False, True):
         data = sample(task, weighted=weighted)
-        assert_slow_loop(tc.tce, options, task, how, data)
-        assert_slow_loop(tc.gce, {**options, "loss": loss}, task, how, data)
+        assert_slow_loop(F.tce, options, task, how, data)
+        assert_slow_loop(F.gce, {**options, "loss": loss}, task, how, data)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_slow_loop_tce_and_gce(bins, task, how):
 def test_slow_loop_tce_options(options, decision):
     for seed in range(3):
         data = sample("binary", n=90, seed=seed, weighted=seed > 0 and "ties" not in options)
-        assert_slow_loop(tc.tce, options | decision, "binary", {}, data)
+        assert_slow_loop(F.tce, options | decision, "binary", {}, data)
 
 
 @pytest.mark.parametrize("bins", KINDS, ids=str)
@@ -176,7 +177,7 @@ def test_slow_loop_tce_options(options, decision):
 def test_slow_loop_tce_table(bins, weighted):
     preds, target, weights = sample("binary", n=90, weighted=weighted)
     columns = preds.tolist(), target.tolist(), None if weights is None else weights.tolist()
-    table = tc.tce_table(preds, target, task="binary", bins=bins, n_bins=6, weights=weights)
+    table = F.tce_table(preds, target, task="binary", bins=bins, n_bins=6, weights=weights)
     blocks = oracle.blocks_of(bins, *columns, n_bins=6)
     held = table.n > 0
     found = [table.n, table.confidence, table.frequency, table.gap, table.share, table.rejected]
@@ -210,8 +211,8 @@ def test_closed_form_rejections_are_not_an_interval():
     """1 of 30: the p-value is 0.0491 at p = 0.170 and 0.0507 at p = 0.177, farther out than what is rejected."""
     preds = torch.tensor([0.170] * 10 + [0.177] * 20, dtype=F64)
     given = {"preds": preds, "target": torch.tensor([1] + [0] * 29), "task": "binary", "bins": [0, 1]}
-    assert tc.tce(**given).item() == pytest.approx(100 * 10 / 30)
-    assert tc.tce_table(**given).rejected.tolist() == [10]
+    assert F.tce(**given).item() == pytest.approx(100 * 10 / 30)
+    assert F.tce_table(**given).rejected.tolist() == [10]
 
 
 def test_closed_form_tce_of_classes_is_the_mean_of_one_against_the_rest():
@@ -219,13 +220,13 @@ def test_closed_form_tce_of_classes_is_the_mean_of_one_against_the_rest():
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(60, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
     target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
-    each = [tc.tce(preds[:, k], (target == k).long(), task="binary").item() for k in range(N_CLASSES)]
-    assert tc.tce(preds, target, task="multiclass").item() == pytest.approx(sum(each) / N_CLASSES)
+    each = [F.tce(preds[:, k], (target == k).long(), task="binary").item() for k in range(N_CLASSES)]
+    assert F.tce(preds, target, task="multiclass").item() == pytest.approx(sum(each) / N_CLASSES)
 
 
 def test_closed_form_corp_of_an_infinite_score():
     """A certain prediction that is wrong: infinite score and miscalibration; the other two parts stay finite."""
-    d = tc.corp(torch.tensor([0.0, 0.5]), torch.tensor([1, 0]), task="binary", score="nll")
+    d = F.corp(torch.tensor([0.0, 0.5]), torch.tensor([1, 0]), task="binary", score="nll")
     assert [part.item() for part in d] == pytest.approx([math.inf, math.inf, 0, math.log(2)])
 
 
@@ -234,9 +235,9 @@ def test_law_that_counts_larger_than_products_of_them_can_be_give_the_value_of_o
     preds, target = scores_and_labels(60)
     weights = torch.full_like(target, copies)
     for function in (
-        *(partial(tc.gce, bins=bins, loss=lambda b: b.gap.abs()) for bins in ("pava", "pava_bc")),
-        *(partial(corp_part, component=part) for part in tc.CORPDecomposition._fields),
-        partial(tc.ace, n_bins=2**20),
+        *(partial(F.gce, bins=bins, loss=lambda b: b.gap.abs()) for bins in ("pava", "pava_bc")),
+        *(partial(corp_part, component=part) for part in F.CORPDecomposition._fields),
+        partial(F.ace, n_bins=2**20),
     ):
         many, one = function(preds, target, task="binary", weights=weights), function(preds, target, task="binary")
         torch.testing.assert_close(many, one)
@@ -245,15 +246,15 @@ def test_law_that_counts_larger_than_products_of_them_can_be_give_the_value_of_o
 def test_law_long_samples_are_cut_as_short_ones(monkeypatch):
     preds, target = scores_and_labels(500, 4)
     options = {"task": "multilabel", "bins": "equal_mass"}
-    table, value = tc.bin_table(preds, target, **options), tc.ace(preds, target, task="multilabel", average=None)
+    table, value = F.calibration_curve(preds, target, **options), F.ace(preds, target, task="multilabel", average=None)
     monkeypatch.setattr("torchcalib.core.ranked_bins._LONG", 1)
-    assert torch.equal(tc.ace(preds, target, task="multilabel", average=None), value)
-    again = tc.bin_table(preds, target, **options)
+    assert torch.equal(F.ace(preds, target, task="multilabel", average=None), value)
+    again = F.calibration_curve(preds, target, **options)
     for column in ("lower", "upper", "n", "confidence", "frequency"):
         torch.testing.assert_close(getattr(again, column), getattr(table, column), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("function", [tc.ace, tc.ks, corp_part, partial(tc.rmsce, bins="equal_mass", n_bins=4)])
+@pytest.mark.parametrize("function", [F.ace, F.ks, corp_part, partial(F.rmsce, bins="equal_mass", n_bins=4)])
 def test_law_that_every_way_to_differentiate_agrees_with_backward(function):
     preds, target = scores_and_labels(12)
     preds = preds.clamp(0.01, 0.99) + torch.arange(12) * 1e-4  # no ties: the gradient is one
@@ -285,7 +286,7 @@ def test_evidence_of_the_log_score_rejects_a_contradicted_certain_logit_among_an
     target = (torch.rand(n, generator=generator) < logits.sigmoid()).long()
     logits[0], target[0] = 200, 0
     metric = updated(tc.CORP(task="binary", score="nll", from_logits=True, resolution=resolution), (logits, target))
-    found = metric.evidence(n_replicates=199, level=0.9)
+    found = metric.test(n_replicates=199, level=0.9)
     assert found.p_value == 1 / 200
     assert 0 < found.low <= found.high < math.inf
 
@@ -318,19 +319,19 @@ def gap(b):
 
 
 def gce_of_gap(**options):
-    return tc.gce(**{"loss": gap, **options})
+    return F.gce(**{"loss": gap, **options})
 
 
 def massed(function):
     return lambda **options: function(bins="equal_mass", **options)
 
 
-TCE = [tc.tce, tc.tce_table]
-BINS = [*TCE, gce_of_gap, tc.mce, tc.rmsce]
-TIES = [*TCE, tc.ace]
-VALUES = [tc.tce, tc.ace, gce_of_gap, tc.ks, tc.corp]
-ALL = [*VALUES, tc.tce_table]
-MASSED = [tc.ace, *map(massed, (tc.tce, tc.mce, tc.rmsce, gce_of_gap))]
+TCE = [F.tce, F.tce_table]
+BINS = [*TCE, gce_of_gap, F.mce, F.rmsce]
+TIES = [*TCE, F.ace]
+VALUES = [F.tce, F.ace, gce_of_gap, F.ks, F.corp]
+ALL = [*VALUES, F.tce_table]
+MASSED = [F.ace, *map(massed, (F.tce, F.mce, F.rmsce, gce_of_gap))]
 
 
 def assert_wrong(functions, given, **wrong):
@@ -348,7 +349,7 @@ def test_wrong_bins_and_tests():
     assert_wrong(TCE, BINARY, right=[{"bins": "equal_width", "right": "no"}])
     assert_wrong(TCE, BINARY, alpha=[0.0, 1.0, math.nan, "5%", True], test=["z"])
     assert_wrong([gce_of_gap], BINARY, n_min=[{"bins": "pava_bc", **crossed}], loss=["gap"])
-    assert_wrong([tc.tce, gce_of_gap], BINARY, norm=["l3"])
+    assert_wrong([F.tce, gce_of_gap], BINARY, norm=["l3"])
 
 
 def test_wrong_samples_and_modes():
@@ -361,7 +362,7 @@ def test_wrong_samples_and_modes():
     assert_wrong(ALL, MULTI, positive_classes=[[], [0, 3], [-1], [1, 1], [0.5]])
     assert_wrong(ALL, MULTI, mode=["max", {"positive_classes": [1], "mode": "classwise"}])
     assert_wrong(VALUES, LABELS, average=["micro"])
-    assert_wrong([tc.corp], BINARY, score=["crps"])
+    assert_wrong([F.corp], BINARY, score=["crps"])
     for function in ALL:
         with pytest.raises(TypeError, match="levels"):
             function(**BINARY, levels=3)

@@ -14,6 +14,7 @@ from oracles import binless as oracle
 from oracles.ranked import events
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
 from torchcalib.metrics.smooth import SmoothingAccumulator, smece_from_cells
@@ -55,16 +56,16 @@ def test_slow_loop_value(case):
 def test_bad_arguments_are_named():
     preds, target = calibrated(5)
     for function, cls, wrong in (
-        (tc.smece, tc.SmECE, {"bandwidth": [0.001, "wide"]}),
-        (tc.cox, tc.Cox, {"eps": [0.5, True]}),
-        (tc.ici, tc.ICI, {"span": [0, None], "degree": [3], "n_points": [1], "component": ["mean"]}),
-        (tc.ks, tc.KS, {"norm": ["l2"]}),
-        (tc.spiegelhalter, tc.Spiegelhalter, {}),
+        (F.smece, tc.SmECE, {"bandwidth": [0.001, "wide"]}),
+        (F.cox, tc.Cox, {"eps": [0.5, True]}),
+        (F.ici, tc.ICI, {"span": [0, None], "degree": [3], "n_points": [1], "component": ["mean"]}),
+        (F.ks, tc.KS, {"norm": ["l2"]}),
+        (F.spiegelhalter, tc.Spiegelhalter, {}),
     ):
         for call in (partial(function, preds, target), cls):
             assert_named(partial(call, task="binary"), {"task": ["bin"], **wrong})
-    assert_named(partial(tc.smece_width, preds, target), {"task": ["bin"]})
-    for cls, function in ((tc.Cox, tc.cox), (tc.Spiegelhalter, tc.spiegelhalter)):
+    assert_named(partial(F.smece_width, preds, target), {"task": ["bin"]})
+    for cls, function in ((tc.Cox, F.cox), (tc.Spiegelhalter, F.spiegelhalter)):
         assert_named(partial(cls, task="binary"), {"component": ["none"], "average": [None, "macro"]})
         assert_named(partial(function, preds, target, task="binary"), {"average": [None, "macro"]})
 
@@ -76,7 +77,7 @@ def test_bad_arguments_are_named():
 def test_slow_loop_smece_at_a_width(width):
     preds, target = calibrated(40)
     preds[:4] = torch.tensor([0, 1, 0.5, 1 / 1024])
-    found = tc.smece(preds, target, task="binary", bandwidth=width)
+    found = F.smece(preds, target, task="binary", bandwidth=width)
     expected = oracle.smece_at(width, preds.tolist(), target.tolist(), [1.0] * 40)
     assert found.item() == pytest.approx(expected, abs=1e-13)
 
@@ -86,24 +87,24 @@ def test_slow_loop_width_where_it_is_small(gap):
     """Soft targets a little above the confidence: widths for which the grids differ."""
     preds = torch.linspace(0.05, 0.9, 60, dtype=F64)
     target, ones = preds + gap, [1.0] * 60
-    width = tc.smece_width(preds, target, task="binary").item()
+    width = F.smece_width(preds, target, task="binary").item()
     assert width == oracle.smece_width(preds.tolist(), target.tolist(), ones)
     assert abs(width - gap) < 0.2 * gap + 1 / 1024
     value = oracle.smece(preds.tolist(), target.tolist(), ones)
-    assert tc.smece(preds, target, task="binary").item() == pytest.approx(value, abs=1e-13)
+    assert F.smece(preds, target, task="binary").item() == pytest.approx(value, abs=1e-13)
 
 
 def test_law_series_and_labels_of_very_different_widths_are_a_loop():
     preds = torch.linspace(0.02, 0.9, 50, dtype=F64).expand(6, 50)
     target = preds + torch.tensor([0.002, 0.004, 0.0085, 0.02, 0.05, 0.09], dtype=F64).unsqueeze(-1)
-    for function in (tc.smece, tc.smece_width):
+    for function in (F.smece, F.smece_width):
         each = torch.stack([function(p, y, task="binary") for p, y in zip(preds, target, strict=True)])
         assert len(each.unique()) == 6
         torch.testing.assert_close(function(preds, target, task="binary"), each, rtol=0, atol=1e-15)
     torch.testing.assert_close(
-        tc.smece_width(preds.T, target.T, task="multilabel"), tc.smece_width(preds, target, task="binary")
+        F.smece_width(preds.T, target.T, task="multilabel"), F.smece_width(preds, target, task="binary")
     )
-    assert tc.smece_width(preds[:, :0].T, target[:, :0].T, task="multilabel").isnan().all()
+    assert F.smece_width(preds[:, :0].T, target[:, :0].T, task="multilabel").isnan().all()
     metric = tc.SmECE(task="binary", batch_shape=(6,))
     for part in (slice(0, 20), slice(20, 50)):
         metric.update(preds[:, part], target[:, part])
@@ -126,7 +127,7 @@ def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
 
 def test_closed_form_z_where_nothing_can_vary():
     def test_of(preds, target):
-        return tc.spiegelhalter(torch.tensor(preds), torch.tensor(target), task="binary")
+        return F.spiegelhalter(torch.tensor(preds), torch.tensor(target), task="binary")
 
     z, p_value = test_of([1.0, 0.0, 0.5], [0, 0, 1])
     assert (z.item(), p_value.item()) == (math.inf, 0)
@@ -144,13 +145,13 @@ def test_slow_loop_ici_of_soft_targets_with_ties():
     for degree, component in product(range(3), ("ici", "e50", "e90", "emax")):
         how = {"degree": degree, "component": component, "span": 0.4}
         expected = oracle.ici(preds.tolist(), target.tolist(), [1] * 80, **how)
-        assert tc.ici(preds, target, task="binary", **how).item() == pytest.approx(expected, abs=1e-9), how
+        assert F.ici(preds, target, task="binary", **how).item() == pytest.approx(expected, abs=1e-9), how
 
 
 def test_slow_loop_ici_with_ties_that_fill_neighbourhoods():
     preds = torch.tensor([0.1] * 8 + [0.4, 0.5, 0.6, 0.9], dtype=F64)
     target = (torch.arange(12) % 3 == 0).long()
-    found = tc.ici(preds, target, task="binary", span=0.6, component="emax")
+    found = F.ici(preds, target, task="binary", span=0.6, component="emax")
     # Eight at 0.1 are more than 60 %: they have their mean, 3/8. Elsewhere the fit is determined.
     x, y = preds.numpy(), target.numpy()
     fitted = oracle.loess(x, y, span=0.6)
@@ -161,8 +162,8 @@ def test_slow_loop_ici_with_ties_that_fill_neighbourhoods():
 def test_law_pooled_points_change_little():
     preds, target = calibrated(6000, scale=0.7)
     for component, tolerance in (("ici", 2e-5), ("e50", 2e-4), ("e90", 2e-4)):
-        exact = tc.ici(preds, target, task="binary", n_points=6000, component=component)
-        pooled = tc.ici(preds, target, task="binary", component=component)
+        exact = F.ici(preds, target, task="binary", n_points=6000, component=component)
+        pooled = F.ici(preds, target, task="binary", component=component)
         assert pooled.item() == pytest.approx(exact.item(), abs=tolerance)
 
 
@@ -174,11 +175,11 @@ def test_a_sketch_of_half_precision_probabilities_and_copies_are_pooled_as_sampl
     preds = (preds * 32).round().div(32).to(dtype)  # some 30 distinct scores, fewer than points
     for component in ("ici", "e50", "e90", "emax"):
         options = {"task": "binary", "n_points": 64, "component": component}
-        expected = tc.ici(preds.double(), target, **options)
+        expected = F.ici(preds.double(), target, **options)
         metric = updated(tc.ICI(resolution=2048, **options), (preds[:50], target[:50]), (preds[50:], target[50:]))
         torch.testing.assert_close(metric.compute(), expected, rtol=1e-10, atol=1e-12)
     pairs, counts = torch.stack((preds.double(), target.double())).unique(dim=1, return_counts=True)
-    copies = tc.ici(pairs[0], pairs[1].long(), weights=counts, **options)
+    copies = F.ici(pairs[0], pairs[1].long(), weights=counts, **options)
     torch.testing.assert_close(copies, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -189,14 +190,14 @@ def test_slow_loop_every_part_of_cox():
     for seed in range(3):
         preds, target = calibrated(50, seed=seed, scale=0.6)
         weights = torch.arange(50) % 3
-        for name, value in tc.cox(preds, target, task="binary", weights=weights)._asdict().items():
+        for name, value in F.cox(preds, target, task="binary", weights=weights)._asdict().items():
             expected = oracle.cox(preds.tolist(), target.tolist(), weights.tolist(), name)
             assert value.item() == pytest.approx(expected, rel=1e-10), name
 
 
 def test_closed_form_cox_without_a_maximum():
     def fit(preds, target, **options):
-        return tc.cox(torch.tensor(preds, dtype=F64), torch.tensor(target), task="binary", **options)
+        return F.cox(torch.tensor(preds, dtype=F64), torch.tensor(target), task="binary", **options)
 
     def undetermined(found, but=()):
         return all(value.isnan() for name, value in found._asdict().items() if name not in ("in_the_large", *but))
@@ -226,8 +227,8 @@ def test_closed_form_cox_without_a_maximum():
 def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
     p, target = calibrated(500)
     logits = p.logit()
-    near = tc.cox(logits, target, task="binary", from_logits=True)
-    far = tc.cox(factor * logits + shift, target, task="binary", from_logits=True)
+    near = F.cox(logits, target, task="binary", from_logits=True)
+    far = F.cox(factor * logits + shift, target, task="binary", from_logits=True)
     assert (far.slope * factor).item() == pytest.approx(near.slope.item(), rel=1e-9)
     assert (far.intercept + far.slope * shift).item() == pytest.approx(near.intercept.item(), abs=1e-9)
     assert far.p_value < 1e-9
@@ -237,9 +238,13 @@ def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
 
 def test_all_parts_of_a_stream_are_those_of_the_function():
     preds, target = calibrated(100, lead=(3,), scale=0.7)
-    for cls, function, parts in ((tc.Cox, tc.cox, "fit"), (tc.Spiegelhalter, tc.spiegelhalter, "test")):
-        metric = updated(cls(task="multilabel", num_labels=3), (preds.T, target.T))
-        torch.testing.assert_close(getattr(metric, parts)(), function(preds.T, target.T, task="multilabel"))
+    given = {"preds": preds.T, "target": target.T, "task": "multilabel"}
+    cox, z = (updated(cls(task="multilabel", num_labels=3), (preds.T, target.T)) for cls in (tc.Cox, tc.Spiegelhalter))
+    torch.testing.assert_close(cox.fit(), F.cox(**given))
+    expected, found = F.spiegelhalter(**given), z.test()
+    torch.testing.assert_close((found.statistic, found.p_value), tuple(expected))
+    assert (found.noise_floor == math.sqrt(2 / math.pi)).all()  # E|z| of a standard normal variable
+    assert found.low.isnan().all()
 
 
 @pytest.mark.parametrize("mode", ["top_label", "classwise", tc.TopK(2, only=True)], ids=str)
@@ -257,7 +262,7 @@ def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, mode):
     columns = zip((odds.gather(-1, claimed) / 20).T.tolist(), happened.T.tolist(), strict=True)
     expected = torch.tensor([oracle.logistic(x, y, [1.0] * 8)[1] / 20 for x, y in columns], dtype=F64)
     given = {"task": "multiclass", "mode": mode, "from_logits": True}
-    slope = tc.cox(logits, target, **given).slope
+    slope = F.cox(logits, target, **given).slope
     torch.testing.assert_close(slope.double().reshape(-1), expected, rtol=4 * torch.finfo(slope.dtype).eps, atol=1e-9)
     for resolution in (None, 2048):
         metric = updated(tc.Cox(num_classes=3, resolution=resolution, **given), (logits, target))

@@ -1,4 +1,4 @@
-"""Evidence of every error: its shape, from any state, without data; its text, and bad input."""
+"""CalibrationTest of every error: its shape, from any state, without data; its text, and bad input."""
 
 from functools import partial
 
@@ -10,15 +10,16 @@ from helpers.refusals import assert_refused
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import ErrorTest, evidence_of
+from torchcalib.inference import CalibrationTest, calibration_test
+from torchcalib.inference.testing import ErrorTest, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins
 
 WITH_EVIDENCE = [
     case
     for case in CASES
-    if case.cls.evidence_from is not CalibrationMetric.evidence_from
-    and case.cls is not tc.Cox
+    if case.cls.test_from is not CalibrationMetric.test_from
+    and case.cls not in (tc.Cox, tc.SKCE, tc.Spiegelhalter)  # slopes are no error, and the others have asymptotic tests
     and case.options.get("component", "mcb") in ("mcb", "ici")
     and (case.cls is not tc.SmECE or case.name == "smece-binary")  # of many cells
     and (case.cls is not tc.TCE or case.name in ("tce-binary-positive", "tce-mass-l2-binary"))  # which is slow
@@ -30,10 +31,10 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     preds, target = case.data(n=60)
     metric = case.metric()
     metric.update(preds, target)
-    found = metric.evidence(**FEW)
-    close(found.value, metric.compute())
+    found = metric.test(**FEW)
+    close(found.statistic, metric.compute())
     for name in FIELDS:
-        assert getattr(found, name).shape == found.value.shape
+        assert getattr(found, name).shape == found.statistic.shape
         assert getattr(found, name).dtype == F64
     if case.name == "esce-multiclass-classwise":  # 0 for every model
         assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
@@ -43,8 +44,8 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     if metric.plot_lower_bound == 0 and not found.low.isnan().any():
         assert bool((found.low >= 0).all())
     assert not bool((found.low > found.high).any())
-    same(found, metric.evidence(**FEW))
-    assert not torch.equal(found.noise_floor, metric.evidence(seed=1, with_interval=False, **FEW).noise_floor)
+    same(found, metric.test(**FEW))
+    assert not torch.equal(found.noise_floor, metric.test(seed=1, with_interval=False, **FEW).noise_floor)
 
 
 @pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {path_of(case)})))
@@ -56,11 +57,11 @@ def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_witho
     one.update(preds[:13], target[:13], weights=weights[:13])
     other.update(preds[13:], target[13:], weights=weights[13:])
     one.merge_state(other)
-    found = whole.evidence(**FEW)
-    same(one.evidence(**FEW), found, rtol=1e-6, atol=1e-9)
-    same(tc.evidence(whole, preds, target, weights=weights, **FEW), found)
+    found = whole.test(**FEW)
+    same(one.test(**FEW), found, rtol=1e-6, atol=1e-9)
+    same(calibration_test(whole, preds, target, weights=weights, **FEW), found)
     empty.update(preds[:0], target[:0])
-    nothing = empty.evidence(**FEW)
+    nothing = empty.test(**FEW)
     for name in FIELDS:
         assert getattr(nothing, name).isnan().all()
         assert getattr(nothing, name).shape == whole.compute().shape
@@ -68,13 +69,13 @@ def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_witho
 
 def test_text_of_evidence():
     def made(*values, level=0.95):
-        return tc.Evidence(*map(torch.tensor, values), level=level)
+        return CalibrationTest(*map(torch.tensor, values), level=level)
 
     one, signed = made(0.021, 0.004, 0.0004, 0.018, 0.024), made(-0.021, 0.004, 0.043, -0.03, 0.01, level=0.9)
     assert str(one) == "0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"
     assert str(signed) == "-0.0210 (noise floor 0.0040, 90 % -0.0300 to 0.0100, p = 0.043)"
     assert repr(made(0.021, 0.004, 0.431, torch.nan, torch.nan)) == "0.0210 (noise floor 0.0040, p = 0.43)"
-    both = tc.Evidence(*(torch.stack([getattr(e, name) for e in (one, signed)]) for name in FIELDS), level=0.95)
+    both = CalibrationTest(*(torch.stack([getattr(e, name) for e in (one, signed)]) for name in FIELDS), level=0.95)
     assert str(both[0]) == str(one)
     assert str(both).splitlines()[0] == f"[0] {one}"
     with pytest.raises(IndexError, match="no batch axis"):
@@ -82,7 +83,7 @@ def test_text_of_evidence():
 
 
 def test_bad_arguments_and_metrics_without_evidence_are_refused():
-    evidence = partial(tc.evidence, preds=torch.tensor([0.3]), target=torch.tensor([1]))
+    evidence = partial(calibration_test, preds=torch.tensor([0.3]), target=torch.tensor([1]))
     wrong = [
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
         ({"level": "95 %"}, TypeError, "`level` must be a number"),

@@ -11,7 +11,8 @@ from helpers.tables import batch_of_blocks, in_logits, mixed_bins, simulated_blo
 from helpers.trainings import epochs_of
 from matplotlib.figure import Figure
 
-from torchcalib import bin_table, plots
+from torchcalib import plots
+from torchcalib.functional import calibration_curve
 from torchcalib.plots import DARK, LIGHT, to_png, to_svg
 
 OF_BINS = [plots.reliability_diagram, plots.confidence_histogram]
@@ -57,8 +58,8 @@ def test_a_batch_is_refused_and_one_of_it_drawn_without_what_fills_it_up(draw):
     else:
         probs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
         outcomes = (torch.arange(40) % 3).clamp(max=1)
-        batch = bin_table(probs, outcomes.expand(2, 40), task="binary")
-        singles = [bin_table(p, outcomes, task="binary") for p in probs]
+        batch = calibration_curve(probs, outcomes.expand(2, 40), task="binary")
+        singles = [calibration_curve(p, outcomes, task="binary") for p in probs]
     with pytest.raises(ValueError, match=r"must have no batch axes, got shape \(2, \d+\)\. Draw one"):
         draw(batch)
     assert [to_svg(draw(batch[k])) for k in (0, 1)] == [to_svg(draw(single)) for single in singles]

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from torchcalib import BinTable
+from torchcalib.functional import BinTable
 from torchcalib.plots import DARK, bin_comparison, tce_diagram
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, percent_label, probability_label
 

@@ -10,6 +10,8 @@ import torch
 from integrations.test_lightning import GIVEN, N_CLASSES, loader, monitor, rows
 
 import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import TemperatureScaling
 
 N_VALID = (13, 4)  # the sampler of the first loader repeats a row
 
@@ -38,10 +40,10 @@ class Model(pl.LightningModule):
     def on_validation_end(self):
         if self.trainer.sanity_checking:
             return
-        functions = {"nll": tc.nll, "ece": tc.ece, "ecd": tc.ecd, "accuracy": tc.accuracy}
+        functions = {"nll": F.nll, "ece": F.ece, "ecd": F.ecd, "accuracy": F.accuracy}
         logits, y = self.whole(0)
         # torchmetrics, as elsewhere, counts one row of 13 twice.
-        expected = {"own": float(tc.nll(logits, y, weights=torch.tensor([2] + [1] * 12), **GIVEN))}
+        expected = {"own": float(F.nll(logits, y, weights=torch.tensor([2] + [1] * 12), **GIVEN))}
         for index in range(2):
             for name, function in functions.items():
                 expected[f"val/{name}/dataloader_idx_{index}"] = float(function(*self.whole(index), **GIVEN))
@@ -55,14 +57,14 @@ class Model(pl.LightningModule):
 def main(folder):
     warnings.simplefilter("ignore")
     pl.seed_everything(0)
-    model, watched = Model(), monitor(calibrate=tc.Temperature(), diagrams_every=0)
+    model, watched = Model(), monitor(calibrate=TemperatureScaling(), diagrams_every=0)
     stop = pl.callbacks.EarlyStopping("val/nll/dataloader_idx_1", patience=1, min_delta=10.0)
     trainer = pl.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", precision="64-true", max_epochs=20, callbacks=[watched, stop],
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, loader(24, 0), [loader(n, 1 + index, batch_size=4) for index, n in enumerate(N_VALID)])
-    expected = tc.Temperature().fit(*model.whole(0), **GIVEN)
+    expected = TemperatureScaling().fit(*model.whole(0), **GIVEN)
     results = {
         "epochs": model.epochs,
         "alpha": watched.transform.alpha.item(),

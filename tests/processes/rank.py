@@ -9,6 +9,7 @@ from cases import CASES, paths
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.ops.counter_rng import poisson_counts
 
 
@@ -79,7 +80,7 @@ def samples_of_all_kinds_meet(rank, world):
     dist.all_gather_object(everyone, [x if x is None else x.double() for x in mine])
     p, y, weights = zip(*everyone, strict=True)
     weights = torch.cat([torch.ones_like(of) if w is None else w for of, w in zip(p, weights, strict=True)])
-    expected = tc.ks(torch.cat(p), torch.cat(y), task="binary", weights=weights)
+    expected = F.ks(torch.cat(p), torch.cat(y), task="binary", weights=weights)
     for resolution, bound in ((None, 1e-12), (2**13, 1e-4)):
         metric = update(tc.KS(task="binary", resolution=resolution), slice(None), *mine[:2], weights=mine[2])
         close(metric.compute(), expected, bound)
@@ -87,9 +88,9 @@ def samples_of_all_kinds_meet(rank, world):
 
 def a_collection_takes_one_collective_for_sums_and_one_for_samples(rank, world):
     preds, target = rows(60)
-    sums = {"NLL": tc.nll, "Brier": tc.brier_score, "ECD": tc.ecd, "ECE": tc.ece, "ESCE": tc.esce, "MCE": tc.mce,
-            "RMSCE": tc.rmsce}  # fmt: skip
-    samples = {"NLL": tc.nll, "ECE": tc.ece, "ACE": tc.ace, "TCE": tc.tce, "KS": tc.ks}
+    sums = {"NLL": F.nll, "BrierScore": F.brier_score, "ECD": F.ecd, "ECE": F.ece, "ESCE": F.esce, "MCE": F.mce,
+            "RMSCE": F.rmsce}  # fmt: skip
+    samples = {"NLL": F.nll, "ECE": F.ece, "ACE": F.ace, "TCE": F.tce, "KS": F.ks}
     for functions, collectives in ((sums, ["all_reduce"]), (samples, ["all_reduce", "all_gather"])):
         metrics = tc.CalibrationCollection([getattr(tc, name)(task="binary") for name in functions])
         update(metrics, share(rank, world, 60), preds, target)
@@ -116,9 +117,9 @@ def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, worl
         update(metric, share(rank, world, 60), preds, target)
     times = torch.cat(times, -1)
     assert len(times.unique(dim=1).T) > 50, "ranks draw alike"
-    close(metrics.compute()["nll"], tc.nll(preds, target, task="binary"))
-    close(metrics["nll"].interval().replicates, tc.nll(preds, target, task="binary", weights=times))
-    close(alone.interval().replicates, tc.ece(preds, target, task="binary", weights=times))
+    close(metrics.compute()["nll"], F.nll(preds, target, task="binary"))
+    close(metrics["nll"].interval().replicates, F.nll(preds, target, task="binary", weights=times))
+    close(alone.interval().replicates, F.ece(preds, target, task="binary", weights=times))
     dist.barrier()
 
 
@@ -132,7 +133,7 @@ def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
     assert metrics["ks"].n().tolist() == groups.bincount(minlength=6).tolist()
     for name, value in values.items():
         for k in range(6):
-            close(value[k], getattr(tc, name)(preds[groups == k], target[groups == k], task="binary"))
+            close(value[k], getattr(F, name)(preds[groups == k], target[groups == k], task="binary"))
 
 
 def evidence_of_all_ranks_is_that_of_one_process(rank, world):
@@ -154,8 +155,8 @@ def evidence_of_all_ranks_is_that_of_one_process(rank, world):
     for make, p, y, weights, bound in cases:
         metric = update(make(), share(rank, world, 90), p, y, weights=weights)
         whole = update(make(sync_on_compute=False), slice(None), p, y, weights=weights)
-        synced, alone = metric.evidence(n_replicates=59), whole.evidence(n_replicates=59)
-        for name in ("value", "noise_floor", "p_value", "low", "high"):
+        synced, alone = metric.test(n_replicates=59), whole.test(n_replicates=59)
+        for name in ("statistic", "noise_floor", "p_value", "low", "high"):
             close(getattr(synced, name), getattr(alone, name), bound)
         assert metric._is_synced is False, "own state is not restored"
 
@@ -186,8 +187,8 @@ def subgroups_forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
     p, zeros = torch.arange(world, dtype=torch.float64) / world, torch.zeros(world, dtype=torch.int64)
     mine = p[rank : rank + 1], zeros[:1]
     on_step = tc.NLL(task="binary", dist_sync_on_step=True)
-    close(on_step(*mine), tc.nll(p, zeros, task="binary"))
-    for cls, function in ((tc.KS, tc.ks), (tc.NLL, tc.nll)):
+    close(on_step(*mine), F.nll(p, zeros, task="binary"))
+    for cls, function in ((tc.KS, F.ks), (tc.NLL, F.nll)):
         metric = cls(task="binary", dist_sync_fn=gather)
         metric.update(*mine)
         gathered.clear()

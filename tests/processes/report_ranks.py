@@ -51,10 +51,10 @@ def gather(folder):
     if RANK < N_RANKS - 1:
         add_to(builder, pieces[RANK])
     for _ in range(2):
-        whole = torchcalib.gather_report(builder if RANK < N_RANKS - 1 else None)
+        whole = torchcalib.reporting.gather_report(builder if RANK < N_RANKS - 1 else None)
         assert (whole is None) == (RANK > 0)
     if whole is not None:
-        torchcalib.save_report_state(whole, f"{folder}/gathered.pt")
+        torchcalib.reporting.save_report_state(whole, f"{folder}/gathered.pt")
     if RANK < N_RANKS - 1:
         assert builder.report().n == len(pieces[RANK]["targets"])
     dist.destroy_process_group()

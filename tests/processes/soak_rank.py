@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST, IN_BETWEEN = 64, 20
 MOST_GROWTH = 8 * 2**20
 OPTIONS = {"task": "binary", "nan_policy": "drop"}
-FUNCTIONS = {"nll": tc.nll, "brier": tc.brier_score, "ece": tc.ece, "ks": tc.ks}
+FUNCTIONS = {"nll": F.nll, "brier": F.brier_score, "ece": F.ece, "ks": F.ks}
 
 
 def batch(rank, number):
@@ -55,7 +56,7 @@ def held():
 
 def looks_of(rank, world, folder, n_updates):
     """Return memory and open files at regular intervals, after a warm-up."""
-    members = {"nll": tc.NLL(**OPTIONS), "brier": tc.Brier(**OPTIONS), "ece": tc.ECE(**OPTIONS)}
+    members = {"nll": tc.NLL(**OPTIONS), "brier": tc.BrierScore(**OPTIONS), "ece": tc.ECE(**OPTIONS)}
     metrics = tc.CalibrationCollection({**members, "ks": tc.KS(**OPTIONS, resolution=64)}, persistent=True)
     n_each, looks, path = -(-n_updates // world), [], folder / f"soak-{rank}.pt"
     for number in range(n_each):

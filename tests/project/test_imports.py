@@ -70,12 +70,25 @@ def test_import_loads_no_optional_package_and_a_missing_extra_is_named(tmp_path)
     assert "torchcalib[report]" in output
 
 
-def test_every_public_name_is_there_and_documented():
-    lazy = {"save_report", "bin_comparison", "confidence_histogram", "ecd_curve", "reliability_diagram"}
-    lazy |= {"tce_diagram", "save_comparison", "difference_plot", "training_curve"}
-    assert {*tc.__all__, *lazy, "CalibrationMonitor"} <= set(dir(tc))
-    drawn = lazy if importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2") else set()
-    for name in {*tc.__all__, *drawn}:
-        assert name == "__version__" or (getattr(tc, name).__doc__ or "").strip(), name
-    with pytest.raises(AttributeError, match="no attribute 'ecee'"):
-        _ = tc.ecee
+def test_every_public_name_is_documented_and_unknown_names_are_refused():
+    has_extras = importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2")
+    packages = [tc, tc.calibration, tc.functional, tc.inference, tc.losses, tc.special]
+    packages += [tc.plots, tc.reporting] if has_extras else []
+    for package in packages:
+        for name in set(package.__all__) - {"__version__"} - (set() if has_extras else {"plots"}):
+            assert (getattr(package, name).__doc__ or "").strip(), name
+    for package in (tc, tc.inference):
+        with pytest.raises(AttributeError, match="no attribute 'ecee'"):
+            _ = package.ecee
+
+
+def test_few_names_are_public():
+    assert {"ECE", "report", "functional"} <= set(dir(tc))
+    assert dir(tc) == sorted(tc.__all__)
+    assert len(dir(tc)) <= 60
+    assert set(dir(tc.inference)) == set(tc.inference.__all__)
+
+
+def test_importing_the_package_imports_nothing_else():
+    done = run_python("-c", "import sys, torchcalib; print('torch' in sys.modules, 'torchmetrics' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"], done.stderr

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-import torchcalib as tc
+import torchcalib.functional as F
 from benchmarks import simulate
 
 F64 = torch.float64
@@ -22,8 +22,8 @@ def test_recorded_scores_of_section_3_1(expected):
         answer = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/sec3.1|{name}")
         systems = simulate.mismatched_systems(2, 100_000, prior=0.6, **settings)
         given = {"target": systems.target, "task": "multiclass", "from_logits": True, "normalize": "prior"}
-        assert tc.nll(getattr(systems, system), **given).item() == pytest.approx(answer["nce"], abs=1e-6)
-        assert tc.brier_score(getattr(systems, system), **given).item() == pytest.approx(answer["nbs"], abs=1e-6)
+        assert F.nll(getattr(systems, system), **given).item() == pytest.approx(answer["nce"], abs=1e-6)
+        assert F.brier_score(getattr(systems, system), **given).item() == pytest.approx(answer["nbs"], abs=1e-6)
 
 
 def test_recorded_samples(recorded):
@@ -64,8 +64,8 @@ def test_truncated_counts_and_true_posteriors():
     assert (len(sample.features), len(sample.train_features), sample.target.sum()) == (30, 200, 0)
     assert sample.posterior.max() == 0
     sample = simulate.gaussian_discriminant(0.5, 0.2, n_test=100_000)
-    assert tc.ece(sample.posterior, sample.target, task="binary") < 0.01
-    assert tc.ece(sample.preds, sample.target, task="binary") > 0.2
+    assert F.ece(sample.posterior, sample.target, task="binary") < 0.01
+    assert F.ece(sample.preds, sample.target, task="binary") > 0.2
 
 
 def test_logistic_fit_is_a_minimum():
@@ -73,6 +73,6 @@ def test_logistic_fit_is_a_minimum():
         sample = simulate.gaussian_discriminant(0.2, 0.2, n_train=400, n_test=1, ridge=ridge)
         w = torch.tensor([sample.slope, sample.intercept], dtype=F64, requires_grad=True)
         z = w[0] * sample.train_features + w[1]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(z, sample.train_target.double(), mode="sum")
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(z, sample.train_target.double(), reduction="sum")
         (loss + ridge / 2 * w[0] ** 2).backward()
         assert w.grad.abs().max() < 1e-9

@@ -9,6 +9,7 @@ from helpers.refusals import assert_refused
 from helpers.reports import QUICK, calibrated, off
 
 import torchcalib as tc
+from torchcalib.calibration import AffineScaling
 from torchcalib.core.inputs import InputFormat
 from torchcalib.reporting.building import ReportBuilder
 
@@ -17,7 +18,7 @@ def test_wrong_calls_name_what_is_wrong():
     quick = ReportBuilder(task="multiclass", **QUICK)
     quick.update(torch.full((2, 2), 0.5), torch.tensor([0, 1]))
     wide = torch.full((2, 4), 0.25), torch.tensor([0, 1])
-    empty, dp = ReportBuilder(task="binary"), tc.DPCalibration()
+    empty, dp = ReportBuilder(task="binary"), AffineScaling()
     assert_refused(
         [
             ("another width", lambda: quick.update(*wide), ValueError, ["must have 2 entries on its class axis"]),

@@ -10,16 +10,24 @@ from helpers.refusals import check_each
 from helpers.reports import TASKS, calibrated, full, off, realistic, stages_are_equal, values_are
 
 import torchcalib as tc
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+    recommend,
+    relative_calibration_loss,
+)
 from torchcalib.reporting import buffer
 from torchcalib.reporting import calibration as module
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.html.report import render
 
 CALIBRATORS = {
-    "temperature scaling": tc.Temperature(),
-    "DP calibration": tc.DPCalibration(),
-    "histogram binning": tc.HistogramBinning(),
-    "isotonic calibration": tc.Isotonic(),
+    "temperature scaling": TemperatureScaling(),
+    "DP calibration": AffineScaling(),
+    "histogram binning": HistogramBinning(),
+    "isotonic calibration": IsotonicCalibration(),
 }
 SCORES = {"NLL": "nll", "Brier score": "brier"}
 AFFINE = ("temperature scaling", "DP calibration")
@@ -35,12 +43,14 @@ def check_against_functions(report, preds, target, names=CALIBRATORS, **given):
     for score, name in SCORES.items():
         assert stage.raw[score] == pytest.approx(report[name], rel=1e-12, nan_ok=True)
     for gain in stage.gains:
-        expected = tc.rcl(preds, target, score=SCORES[gain.score], calibrator=CALIBRATORS[gain.calibrator], **given)
+        expected = relative_calibration_loss(
+            preds, target, score=SCORES[gain.score], calibrator=CALIBRATORS[gain.calibrator], **given
+        )
         assert gain.rcl == pytest.approx(expected.item(), abs=1e-8), gain
         if math.isfinite(gain.value):
             assert gain.rcl == pytest.approx(100 * (1 - gain.value / stage.raw[gain.score]), abs=1e-10)
     tried = [CALIBRATORS[name] for name in names]
-    assert report.recommendation.text == tc.recommend(preds, target, calibrators=tried, **given).text
+    assert report.recommendation.text == recommend(preds, target, calibrators=tried, **given).text
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
@@ -167,9 +177,11 @@ def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, m
     assert builder._buffer.pieces == []
     report = builder.report()
     assert report.calibration is None
-    assert "Call torchcalib.recommend or torchcalib.bootstrap on a part of them." in report.notes[-1]
+    assert (
+        "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of them." in report.notes[-1]
+    )
     with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
-        builder.fit(tc.DPCalibration())
+        builder.fit(AffineScaling())
 
 
 def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
@@ -177,7 +189,7 @@ def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
     assert stage.notes[0].startswith("DP calibration is not tried: with 5 classes it takes long.")
-    assert (stage.recommendation.best, stage.calibrator) == (None, tc.Temperature())
+    assert (stage.recommendation.best, stage.calibrator) == (None, TemperatureScaling())
 
     def fail(*_):
         raise RuntimeError("DefaultCPUAllocator: not enough memory.\nC++ trace")
@@ -193,7 +205,7 @@ def test_infinite_and_undefined_scores_have_words_for_their_gain():
     p[1] = 0
     words = "Calibration would cut NLL by 100.0 %: add histogram binning; temperature scaling leaves it inf"
     assert report_of(p, y, task="binary").recommendation.text.startswith(words)
-    few = tc.recommend(p, y, task="binary")
+    few = recommend(p, y, task="binary")
     assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)
     certain = report_of(y.double(), y, task="binary")
     assert certain.recommendation.text == "NLL is 0: there is nothing to gain by calibration."

@@ -7,10 +7,11 @@ import torch
 from helpers.reports import QUICK, SCORES, TASKS, ordered, predictions, quick, values_are, values_in_order
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.reporting.building import ReportBuilder
 
-ERRORS = {name: getattr(tc, name) for name in ("ece", "esce", "mce", "rmsce")}
-ERRORS["rmsce_debiased"] = partial(tc.rmsce, debiased=True)
+ERRORS = {name: getattr(F, name) for name in ("ece", "esce", "mce", "rmsce")}
+ERRORS["rmsce_debiased"] = partial(F.rmsce, debiased=True)
 BINNED = {
     "binary": ("positive", "top_label"),
     "multiclass": ("top_label", "classwise"),
@@ -31,9 +32,9 @@ def check_tables(report, preds, target, **given):
     """One series; the entries of several labels are the samples of one."""
     for mode, table in report.tests.items():
         if given["task"] == "multilabel":
-            expected = tc.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
+            expected = F.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
         else:
-            expected = tc.tce_table(preds, target, **given, mode=mode)
+            expected = F.tce_table(preds, target, **given, mode=mode)
         for name, column in expected.to_dict().items():
             assert table.to_dict()[name] == pytest.approx(column, abs=1e-12, nan_ok=True), name
 

@@ -9,7 +9,9 @@ import torch
 from helpers.reports import SCORES, predictions
 
 import torchcalib as tc
-from torchcalib.reporting import buffer, evidence, terminal
+import torchcalib.functional as F
+from torchcalib.inference import bootstrap
+from torchcalib.reporting import buffer, terminal, testing
 from torchcalib.reporting.data import Line, LineInterval
 
 
@@ -19,7 +21,7 @@ def data(task):
 
 
 def corp_part(*args, part, **options):
-    return getattr(tc.corp(*args, **options), part)
+    return getattr(F.corp(*args, **options), part)
 
 
 FUNCTIONS = SCORES | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
@@ -43,7 +45,7 @@ def ends(line):
 def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their_metrics(
     task, n_errors, n_scores, monkeypatch
 ):
-    monkeypatch.setattr(evidence, "_MOST_REPLICATES", REPLICATES)  # the same number for every line
+    monkeypatch.setattr(testing, "_MOST_REPLICATES", REPLICATES)  # the same number for every line
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
     given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 5})
@@ -57,8 +59,8 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
             bins = {} if name in ("tce", "ks", "mcb") else {"n_bins": 5}
             metric = ERRORS[name](**given, **bins, **of)
             metric.update(preds, target)
-            found = metric.evidence(n_replicates=REPLICATES)
-            expected = near(found.value, found.noise_floor, found.p_value, found.low, found.high)
+            found = metric.test(n_replicates=REPLICATES)
+            expected = near(found.statistic, found.noise_floor, found.p_value, found.low, found.high)
             assert [line.value, line.noise_floor, line.p_value, *ends(line)] == expected, line.key
             assert f"{line.name} " in str(line)
             assert "(noise floor " in str(line)
@@ -67,7 +69,7 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
             assert line.noise_floor is line.p_value is None, line.key
             assert line.interval is not None
         if name in FUNCTIONS:
-            expected = tc.bootstrap(FUNCTIONS[name], preds, target, task=task, **of, n_replicates=199)
+            expected = bootstrap(FUNCTIONS[name], preds, target, task=task, **of, n_replicates=199)
             assert [line.value, *ends(line)] == near(expected.value, expected.low, expected.high), line.key
             checked["scores"] += 1
     assert checked == {"errors": n_errors, "scores": n_scores}
@@ -98,7 +100,7 @@ def test_intervals_of_weights_ignored_rows_and_soft_targets():
         ((target + 0.5) / 2, {}),
     ):
         line = tc.report(preds, labels, task="binary", with_calibration=False, **given).lines[1]
-        expected = tc.bootstrap(tc.nll, preds, labels, task="binary", n_replicates=199, **given)
+        expected = bootstrap(F.nll, preds, labels, task="binary", n_replicates=199, **given)
         assert ends(line) == near(expected.low, expected.high)
 
 
@@ -112,7 +114,7 @@ def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes
     given = {"task": "multiclass", "with_calibration": False}
     with monkeypatch.context() as patch:
         for limit, most in {"MOST_EVENTS": 100, "MOST_IN_ORDER": 100, "MOST_CELLS": 74}.items():
-            patch.setattr(evidence, limit, most)
+            patch.setattr(testing, limit, most)
         report = tc.report(preds, target, **given)
         floors, (keys, notes) = missing(report, "noise_floor")[0], missing(report, "interval")
         assert {"nll", "dsc/top_label", "unc/top_label"} <= keys
@@ -123,7 +125,7 @@ def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes
         assert "ks/top_label" in floors
         assert "ace/top_label" not in floors
         assert "There is no noise floor of KS, TCE and MCB, top label" in notes
-    monkeypatch.setattr(evidence, "_replicates", lambda affordable, at_least: at_least)
+    monkeypatch.setattr(testing, "_replicates", lambda affordable, at_least: at_least)
     report = tc.report(preds, target, **given, with_intervals=False)
     words = "Noise floor and p of errors over bins, class-wise, are from 39 replicates, so that p is at least 0.025"
     assert words in " ".join(report.notes)

@@ -15,8 +15,9 @@ from helpers.reports import QUICK, QUICK_COMMAND
 from helpers.shards import add_to, assert_same, cut, data_set, shards
 
 import torchcalib as tc
+from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
-from torchcalib.reporting import buffer, evidence
+from torchcalib.reporting import buffer, load_report_state, save_report_state, testing
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.saving import state_bytes
 
@@ -26,7 +27,7 @@ SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 @pytest.fixture(autouse=True)
 def few_replicates(monkeypatch):
     """Enough to show that they are the same, and quick."""
-    monkeypatch.setattr(evidence, "_MOST_REPLICATES", 39)
+    monkeypatch.setattr(testing, "_MOST_REPLICATES", 39)
 
 
 def builder_of(arrays, task, **settings):
@@ -37,8 +38,8 @@ def builder_of(arrays, task, **settings):
 
 
 def through_a_file(builder, folder):
-    tc.save_report_state(builder, folder / "state.pt")
-    return tc.load_report_state(folder / "state.pt")
+    save_report_state(builder, folder / "state.pt")
+    return load_report_state(folder / "state.pt")
 
 
 def parts_of(arrays, task, folder, *ends, **settings):
@@ -259,7 +260,7 @@ def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, mo
     def check(case):
         HOSTILE[case](tmp_path / "bad.pt")
         with pytest.raises(ValueError, match=words) as e:
-            tc.load_report_state("bad.pt")
+            load_report_state("bad.pt")
         assert str(e.value).endswith("`save_report_state`.")
         assert str(e.value).isprintable()
         assert not Path("evil").exists()
@@ -267,15 +268,15 @@ def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, mo
     check_each(HOSTILE, check)
     changed("version", to=7)(tmp_path / "new.pt")
     with pytest.raises(ValueError, match="`version` of a report state must be 6 for this torchcalib, got 7"):
-        tc.load_report_state(tmp_path / "new.pt")
+        load_report_state(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
-        tc.load_report_state(tmp_path / "none.pt")
+        load_report_state(tmp_path / "none.pt")
 
 
 def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
     for write_sound in (changed("version", to=6), changed("version", to=6, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
-        report = tc.load_report_state(tmp_path / "good.pt").report()
+        report = load_report_state(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()
 
 
@@ -316,7 +317,7 @@ def test_command_merges_what_it_saved_into_the_report_of_one_run(folder, capsys)
     assert_same(*reports)
     assert reports[0]["source"]["files"] == names.split(", ")
     preds = torch.from_numpy(arrays["logits"])
-    cals = [tc.load_calibrator(name)(preds) for name in ("merged.cal", "one.cal")]
+    cals = [load_calibrator(name)(preds) for name in ("merged.cal", "one.cal")]
     torch.testing.assert_close(*cals, rtol=1e-12, atol=1e-12)
     code, again, _ = run(capsys, "merge", "all.pt", "--save-state", "again.pt")
     assert code == 0

@@ -11,7 +11,7 @@ from helpers.binomial import tensor
 from oracles.binomial import beta_tail_by_series, beta_tails_50_digits, log_beta_density
 from scipy import special
 
-import torchcalib as tc
+from torchcalib.special import betainc
 
 F64 = torch.float64
 
@@ -55,7 +55,7 @@ def assert_digits(points, tails, of_tiny, of_slopes):
     """Demand values to a relative error of 1e-12 above 1e-15 and of `of_tiny` below, and gradients to `of_slopes`."""
     a, b, x = (tensor(column) for column in zip(*points, strict=True))
     x.requires_grad_()
-    lower, upper = tc.betainc(a, b, x), tc.betainc(b, a, 1 - x)
+    lower, upper = betainc(a, b, x), betainc(b, a, 1 - x)
     (slopes,) = torch.autograd.grad(lower.sum(), x)
     assert lower.isfinite().all()
     for (a, b, x), *found, slope in zip(points, lower.tolist(), upper.tolist(), slopes.tolist(), strict=True):
@@ -98,7 +98,7 @@ def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
     limits = [(least, least, 0.5, 0.5), (least, 3, least, 1), (least, least, least, 0.5), (3, least, 0.3, 0)]
     for a, b, x, want in limits:
         t = tensor(x).requires_grad_()
-        value = tc.betainc(a, b, t)
+        value = betainc(a, b, t)
         assert value.item() == pytest.approx(want, rel=1e-11, abs=1e-300)
         assert not torch.autograd.grad(value, t)[0].isnan()
 
@@ -108,48 +108,48 @@ def test_betainc_closed_forms():
     forms = [(1, 1, x), (7.5, 1, x**7.5), (1, 7.5, -torch.expm1(7.5 * torch.log1p(-x)))]
     forms += [(0.5, 0.5, x.sqrt().asin() * 2 / math.pi), (2, 3, 6 * x**2 - 8 * x**3 + 3 * x**4)]
     for a, b, want in forms:
-        torch.testing.assert_close(tc.betainc(a, b, x), want, rtol=1e-12, atol=0)
-    torch.testing.assert_close(tc.betainc(x + 3, x + 3, torch.full_like(x, 0.5)), torch.full_like(x, 0.5))
+        torch.testing.assert_close(betainc(a, b, x), want, rtol=1e-12, atol=0)
+    torch.testing.assert_close(betainc(x + 3, x + 3, torch.full_like(x, 0.5)), torch.full_like(x, 0.5))
 
 
 def test_betainc_at_the_ends():
     ends, near = tensor([0.0, 1.0]), [1e-300, 1e-19, 1 - 1e-16]
     for a, b in product((1e-6, 0.3, 0.5, 1.0, 3.0, 1e8), repeat=2):
-        assert tc.betainc(a, b, ends).tolist() == [0, 1]
+        assert betainc(a, b, ends).tolist() == [0, 1]
         exact = beta_tails_50_digits if min(a, b) >= 0.5 else tails_of_small_parameters
         want = [float(exact(a, b, x)[0]) for x in near]
-        np.testing.assert_allclose(tc.betainc(a, b, tensor(near)), want, rtol=1e-12)
+        np.testing.assert_allclose(betainc(a, b, tensor(near)), want, rtol=1e-12)
     denormal = tensor([5e-324, 1e-310])
-    torch.testing.assert_close(tc.betainc(0.5, 0.5, denormal), denormal.sqrt() * 2 / math.pi, rtol=1e-12, atol=0)
+    torch.testing.assert_close(betainc(0.5, 0.5, denormal), denormal.sqrt() * 2 / math.pi, rtol=1e-12, atol=0)
 
 
 def test_betainc_is_nan_for_invalid_arguments():
     nan = math.nan
     for a, b, x in [(nan, 1, 0.5), (1, nan, 0.5), (1, 1, nan), (0, 1, 0.5), (1, -1, 0.5), (1, 1, -0.1), (1, 1, 1.1),
                     (math.inf, 1, 0.5), (0, 1, 0.0), (1, 0, 1.0)]:  # fmt: skip
-        assert tc.betainc(a, b, tensor(x)).isnan(), (a, b, x)
+        assert betainc(a, b, tensor(x)).isnan(), (a, b, x)
 
 
 def test_betainc_broadcasts_and_follows_the_dtype_of_x():
     a = torch.tensor([[1], [2], [3], [4]])
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x = torch.rand(3, 1, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
-        got = tc.betainc(a, 2.5, x)
+        got = betainc(a, 2.5, x)
         assert got.dtype == dtype
         assert got.shape == (3, 4, 5)
         want = special.betainc(a.numpy(), 2.5, x.double().numpy())
         torch.testing.assert_close(got, torch.tensor(want).to(dtype))
-    assert tc.betainc(a[:0], 2.5, x[:1]).shape == (1, 0, 5)
+    assert betainc(a[:0], 2.5, x[:1]).shape == (1, 0, 5)
 
 
 def test_betainc_gradient_equals_finite_differences_and_limits_at_the_ends():
     x = tensor([0.01, 0.2, 0.5, 0.9]).requires_grad_()
     a, b = tensor([[0.2], [1.0], [2.0], [30.0]]), tensor([3.0, 0.3, 1.0, 40.0])
-    assert torch.autograd.gradcheck(lambda t: tc.betainc(a, b, t), x)
-    assert torch.autograd.gradgradcheck(lambda t: tc.betainc(a, b, t), x)
+    assert torch.autograd.gradcheck(lambda t: betainc(a, b, t), x)
+    assert torch.autograd.gradgradcheck(lambda t: betainc(a, b, t), x)
     x = tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]).requires_grad_()
     a, b = tensor([0.5, 1, 2, 3, 3, 3]).requires_grad_(), tensor([3, 3, 3, 0.5, 1, 2])
-    tc.betainc(a, b, x).sum().backward()
+    betainc(a, b, x).sum().backward()
     assert x.grad.tolist() == [math.inf, 3, 0, math.inf, 3, 0]
     assert a.grad is None
 
@@ -157,9 +157,9 @@ def test_betainc_gradient_equals_finite_differences_and_limits_at_the_ends():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 def test_betainc_under_vmap_and_compile():
     x, a = torch.rand(4, 6, generator=torch.Generator().manual_seed(0), dtype=F64), tensor([0.01, 2, 3, 4])
-    want = tc.betainc(a[:, None], 2, x)
-    torch.testing.assert_close(torch.vmap(lambda s, t: tc.betainc(s, 2, t))(a, x), want, rtol=1e-12, atol=0)
-    per_sample = torch.vmap(torch.func.grad(lambda t: tc.betainc(3, 2, t)))(x[0])
+    want = betainc(a[:, None], 2, x)
+    torch.testing.assert_close(torch.vmap(lambda s, t: betainc(s, 2, t))(a, x), want, rtol=1e-12, atol=0)
+    per_sample = torch.vmap(torch.func.grad(lambda t: betainc(3, 2, t)))(x[0])
     torch.testing.assert_close(per_sample, 12 * x[0] ** 2 * (1 - x[0]))
-    compiled = torch.compile(lambda t: tc.betainc(a[:, None], 2, t), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda t: betainc(a[:, None], 2, t), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), want, rtol=1e-12, atol=0)

@@ -10,8 +10,8 @@ from helpers.binomial import ALPHAS, SPECIAL_P, tensor
 from oracles.binomial import scipy_p_value
 from scipy.stats import binomtest
 
-import torchcalib as tc
 from torchcalib.special import bin_tests as bins_module
+from torchcalib.special import binomial_test
 from torchcalib.special.bin_tests import rejected_in_bins
 from torchcalib.special.binomial import critical_values
 
@@ -53,7 +53,7 @@ def test_decisions_near_the_boundary_equal_scipys():
         ends = torch.ones(len(q), 1, dtype=torch.long)
         by_bin = rejected_in_bins(q[:, None], ends, successes[:, None], trials[:, None], level)[:, 0]
         assert np.array_equal(by_bin.bool(), rule[at])
-        assert np.array_equal(tc.binomial_test(successes, trials, q) <= level, rule[at])
+        assert np.array_equal(binomial_test(successes, trials, q) <= level, rule[at])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 300])
@@ -61,7 +61,7 @@ def test_decisions_between_critical_values_equal_the_test(n):
     """The derivation in `critical_values`, against the test over a fine grid."""
     p = torch.cat((tensor(SPECIAL_P), torch.linspace(0, 1, 1501, dtype=F64)))
     k = torch.arange(0, n + 1, max(1, n // 30))
-    p_value = tc.binomial_test(k[:, None], n, p)
+    p_value = binomial_test(k[:, None], n, p)
     for alpha in (*ALPHAS, 0.5, 0.9):
         low, start, end, high = (t[:, None] for t in critical_values(k, torch.tensor(n), alpha))
         rejected = p_value <= alpha
@@ -88,7 +88,7 @@ def test_few_samples_need_the_test(monkeypatch):
         got = rejected_in_bins(p, ends, k, trials, alpha)
         assert sum(tested) < p.numel() / 100
         if alpha == 0.05:
-            assert torch.equal(got, (tc.binomial_test(k, trials, p) <= alpha).sum(-1, keepdim=True))
+            assert torch.equal(got, (binomial_test(k, trials, p) <= alpha).sum(-1, keepdim=True))
 
 
 def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
@@ -118,7 +118,7 @@ def scipys_test(k, n, p):
 
 # Wide and narrow bins, with many samples between two critical values and with few.
 SAMPLES = [((2, 3, 90), 8, dtype, power, scipys_test) for dtype in (torch.float32, F64) for power in (1, 9)]
-SAMPLES += [((4, 2000), n_bins, F64, power, tc.binomial_test) for power, n_bins in ((1, 200), (8, 3), (30, 20))]
+SAMPLES += [((4, 2000), n_bins, F64, power, binomial_test) for power, n_bins in ((1, 200), (8, 3), (30, 20))]
 
 
 @pytest.mark.parametrize(("shape", "n_bins", "dtype", "power", "test"), SAMPLES)
@@ -147,7 +147,7 @@ def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
         p = (torch.arange(1, 6001, dtype=F64) / 6000 * min(1, 14 / n)).expand(4, -1)
         for successes, q in ((k, p), (n - k, 1 - p.flip(-1))):
             ends, trials = torch.full_like(k, 6000), torch.full_like(k, n)
-            want = (tc.binomial_test(successes, trials, q) <= alpha).sum(-1, keepdim=True)
+            want = (binomial_test(successes, trials, q) <= alpha).sum(-1, keepdim=True)
             assert torch.equal(rejected_in_bins(q, ends, successes, trials, alpha), want)
 
 

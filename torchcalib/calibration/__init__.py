@@ -1,25 +1,25 @@
 """Calibrators, cross-validated calibration, and the score that it gains."""
 
-from torchcalib.calibration.affine import DPCalibration, Temperature
-from torchcalib.calibration.cross_validation import calibrated
-from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, rcl, score_divergence
+from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
+from torchcalib.calibration.cross_validation import cross_val_calibrate
+from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import Isotonic
+from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
 
 __all__ = [
-    "DPCalibration",
+    "AffineScaling",
     "HistogramBinning",
-    "Isotonic",
+    "IsotonicCalibration",
     "Recommendation",
     "ScoreDivergence",
-    "Temperature",
-    "calibrated",
+    "TemperatureScaling",
     "calibration_loss",
+    "cross_val_calibrate",
     "load_calibrator",
-    "rcl",
     "recommend",
+    "relative_calibration_loss",
     "save_calibrator",
     "score_divergence",
 ]

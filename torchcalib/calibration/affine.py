@@ -29,7 +29,7 @@ class AffineTransform(Transform):
     A probability of 0 stays 0, whatever alpha. A prediction that is certain of a class with beta -inf is unchanged.
 
     Attributes:
-        alpha: scale `(...)`, the inverse of the temperature; see `DPCalibration` if no alpha is optimal.
+        alpha: scale `(...)`, the inverse of the temperature; see `AffineScaling` if no alpha is optimal.
         beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
             -inf for a class without samples.
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
@@ -129,11 +129,11 @@ class _Affine(Calibrator[AffineTransform]):
 
 
 @dataclass(frozen=True)
-class Temperature(_Affine):
+class TemperatureScaling(_Affine):
     """Temperature scaling: softmax(alpha log q) with the alpha > 0 that minimises the NLL.
 
     Fitted in float64 by a bracketed Newton search to a gradient norm below 1e-9, for logits of any scale. It cannot
-    shift probability from one class to another. See `DPCalibration` if no alpha is optimal.
+    shift probability from one class to another. See `AffineScaling` if no alpha is optimal.
 
     Source:
         Guo et al.: On Calibration of Modern Neural Networks (ICML 2017); [EPSR] Ferrer, Ramos: Evaluating Posterior
@@ -141,7 +141,7 @@ class Temperature(_Affine):
 
     Example:
         >>> preds = torch.tensor([0.9, 0.99, 0.01, 0.8, 0.05])
-        >>> transform = Temperature().fit(preds, torch.tensor([1, 0, 0, 1, 0]), task="binary")
+        >>> transform = TemperatureScaling().fit(preds, torch.tensor([1, 0, 0, 1, 0]), task="binary")
         >>> transform(preds)
         tensor([0.6317, 0.7555, 0.2445, 0.5843, 0.3268])
     """
@@ -151,7 +151,7 @@ class Temperature(_Affine):
 
 
 @dataclass(frozen=True)
-class DPCalibration(_Affine):
+class AffineScaling(_Affine):
     """DP calibration: softmax(alpha log q + beta) with the alpha > 0 and the beta that minimise the NLL.
 
     It is affine scaling of the logits with one scale for all classes, hence direction-preserving (DP). Fitted in
@@ -159,8 +159,8 @@ class DPCalibration(_Affine):
 
     - **Separable**: if some (alpha, beta) makes every label the most probable class, the likelihood rises with alpha
       without bound. The transform then leaves predictions unchanged (alpha 1, beta 0), and `converged` is False.
-    - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (under `Temperature`
-      uniform). This is the optimum, and `converged` is True.
+    - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (under
+      `TemperatureScaling` uniform). This is the optimum, and `converged` is True.
     - **A class without samples** has beta = -inf, where the likelihood is largest: probability 0.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL for every alpha > 0. The fit leaves
       such samples out; `lost` is their weight.
@@ -173,7 +173,7 @@ class DPCalibration(_Affine):
 
     Example:
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
-        >>> transform = DPCalibration().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
+        >>> transform = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
         >>> transform(preds).mean()
         tensor(0.6000)
     """

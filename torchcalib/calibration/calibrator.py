@@ -181,10 +181,10 @@ class Calibrator(ABC, Generic[T]):
         Args:
             preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
                 Every element of the leading axes and every label has its own fit, all in one solve.
-            target: integer labels; see `torchcalib.nll`.
+            target: integer labels; see `torchcalib.functional.nll`.
             task: `"binary"`, `"multiclass"` or `"multilabel"`.
-            **options: see `torchcalib.InputOptions`. With `positive_classes` the transform takes the probability (or
-                log-odds) of the set.
+            **options: see `torchcalib.functional.InputOptions`. With `positive_classes` the transform takes the
+                probability (or log-odds) of the set.
 
         Returns:
             The `Transform`, without gradient to `preds`.
@@ -209,7 +209,7 @@ class Calibrator(ABC, Generic[T]):
         if p.task not in self.tasks:
             raise ValueError(
                 f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got {p.task!r}. "
-                "Pass positive_classes=[k] for one class against the rest, or use DPCalibration."
+                "Pass positive_classes=[k] for one class against the rest, or use AffineScaling."
             )
         return p
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, cast
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.affine import DPCalibration
+from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
 from torchcalib.core.checks import check_numbering
@@ -15,13 +15,13 @@ from torchcalib.core.documentation import document, input_parameters, parameters
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.host_values import look
 
-DEFAULT = DPCalibration()
+DEFAULT = AffineScaling()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FoldOptions(TypedDict, total=False):
-    """How samples are split into the folds of a cross-validation; see `calibrated`."""
+    """How samples are split into the folds of a cross-validation; see `cross_val_calibrate`."""
 
     n_folds: int
     seed: int
@@ -30,7 +30,7 @@ class FoldOptions(TypedDict, total=False):
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
-    """How a calibrator is fitted, beside the options of folds and of input; see `calibrated`."""
+    """How a calibrator is fitted, beside the options of folds and of input; see `cross_val_calibrate`."""
 
     train_on_test: bool
     calibration: Sequence[Tensor] | None
@@ -40,7 +40,7 @@ _FOLD_DEFAULTS = {"n_folds": 5, "seed": 0, "groups": None, "folds": None}
 _DEFAULTS = {**_FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
 
 _ARGUMENTS = """
-        target: Integer labels; see `torchcalib.nll`.
+        target: Integer labels; see `torchcalib.functional.nll`.
         score: `"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` and
             is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always
             minimise the NLL.
@@ -66,7 +66,7 @@ def with_calibration_options(function: F) -> F:
 
 
 @with_calibration_options
-def calibrated(
+def cross_val_calibrate(
     preds: Tensor,
     target: Tensor,
     *,
@@ -93,9 +93,9 @@ def calibrated(
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.5.3.
 
     Example:
-        >>> from torchcalib import Temperature
+        >>> from torchcalib.calibration import TemperatureScaling
         >>> preds, target = torch.tensor([0.9, 0.8, 0.9, 0.7, 0.6, 0.8]), torch.tensor([1, 0, 1, 0, 0, 1])
-        >>> calibrated(preds, target, task="binary", n_folds=3, calibrator=Temperature()).shape
+        >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
     fitting = fitted(preds, target, task, calibrator, options)
@@ -120,7 +120,7 @@ def fitted(
 ) -> Fitting:
     """Check the input, and choose the samples that the calibrator is fitted to."""
     if not isinstance(calibrator, Calibrator):
-        raise TypeError(f"`calibrator` must be a calibrator such as DPCalibration(), got {calibrator!r}.")
+        raise TypeError(f"`calibrator` must be a calibrator such as AffineScaling(), got {calibrator!r}.")
     p = _read(preds, target, task, calibrator, input_options(options))
     on_test, held_out = options.get("train_on_test", False), options.get("calibration")
     check_flag("train_on_test", on_test)

@@ -64,7 +64,7 @@ def calibration_loss(
         >>> calibration_loss(preds, target, task="binary", train_on_test=True)
         tensor(0.0470)
         >>> from functools import partial
-        >>> from torchcalib import bayes_risk
+        >>> from torchcalib.functional import bayes_risk
         >>> costly = partial(bayes_risk, cost=[[0, 1], [2, 0]])
         >>> calibration_loss(1 - preds, target, task="binary", score=costly, train_on_test=True)
         tensor(0.6000)
@@ -74,7 +74,7 @@ def calibration_loss(
 
 
 @with_calibration_options
-def rcl(
+def relative_calibration_loss(
     preds: Tensor,
     target: Tensor,
     *,
@@ -105,7 +105,7 @@ def rcl(
 
     Example:
         >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
-        >>> rcl(preds, target, task="binary", train_on_test=True)
+        >>> relative_calibration_loss(preds, target, task="binary", train_on_test=True)
         tensor(9.0581)
     """
     raw, after = both_scores(preds, target, task, score, calibrator, options)

@@ -50,7 +50,7 @@ class IsotonicTransform(Transform):
 
 
 @dataclass(frozen=True)
-class Isotonic(Calibrator[IsotonicTransform]):
+class IsotonicCalibration(Calibrator[IsotonicTransform]):
     """Isotonic calibration (PAVA): the non-decreasing function of the prediction with the least squared error and NLL.
 
     For binary and multi-label predictions. Samples of equal score are pooled. The function is linear between the scores
@@ -66,7 +66,7 @@ class Isotonic(Calibrator[IsotonicTransform]):
 
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
-        >>> Isotonic().fit(preds, torch.tensor([0, 1, 0, 1]), task="binary")(preds)
+        >>> IsotonicCalibration().fit(preds, torch.tensor([0, 1, 0, 1]), task="binary")(preds)
         tensor([0.0000, 0.5000, 0.5000, 1.0000])
     """
 

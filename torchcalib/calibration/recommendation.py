@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.affine import DPCalibration, Temperature
+from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import CalibrationOptions, with_calibration_options
 from torchcalib.calibration.gain import Score, both_scores
@@ -44,7 +44,7 @@ def recommend(
     *,
     task: Task,
     score: Score = "nll",
-    calibrators: Sequence[Calibrator[Any]] = (Temperature(), DPCalibration()),
+    calibrators: Sequence[Calibrator[Any]] = (TemperatureScaling(), AffineScaling()),
     worthwhile: float = 5.0,
     **options: Unpack[CalibrationOptions],
 ) -> Recommendation:

@@ -44,8 +44,8 @@ def save_calibrator(transform: Transform, path: str | Path) -> None:
 def load_calibrator(path: str | Path) -> Transform:
     """Read a fitted calibrator from a file that `save_calibrator` or `torchcalib report --save-calibrator` wrote.
 
-    It also reads Lightning checkpoints that `torchcalib.CalibrationMonitor(calibrate=...)` took part in, if their other
-    values are tensors and plain Python values.
+    It also reads Lightning checkpoints that `torchcalib.integrations.CalibrationMonitor(calibrate=...)` took part in,
+    if their other values are tensors and plain Python values.
 
     Args:
         path: the file. No code in it is executed.
@@ -60,9 +60,9 @@ def load_calibrator(path: str | Path) -> Transform:
 
     Example:
         >>> import tempfile
-        >>> from torchcalib import DPCalibration
+        >>> from torchcalib.calibration import AffineScaling
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
-        >>> transform = DPCalibration().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
+        >>> transform = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_calibrator(transform, f"{folder}/cal.pt")
         ...     loaded = load_calibrator(f"{folder}/cal.pt")

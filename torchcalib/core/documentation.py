@@ -65,7 +65,7 @@ INPUT_DEFAULTS: dict[str, Any] = {
     "validate_args": True,
     "nan_policy": "raise",
 }
-"""The options of `torchcalib.InputOptions`, with their defaults."""
+"""The options of `torchcalib.functional.InputOptions`, with their defaults."""
 
 _ENTRY = re.compile(r"^ {8}(\*{0,2}\w+): ")
 

@@ -35,7 +35,7 @@ class TopK:
 
     Example:
         >>> import torch
-        >>> from torchcalib import ece
+        >>> from torchcalib.functional import ece
         >>> preds = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
         >>> ece(preds, torch.tensor([1, 0]), task="multiclass", mode=TopK(2))
         tensor(0.1500)

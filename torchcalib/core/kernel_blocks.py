@@ -18,19 +18,6 @@ from torchcalib.ops.pairwise import Kernel
 _ROWS_OF_MEDIAN = 1024
 
 
-class CalibrationTest(NamedTuple):
-    """A squared kernel calibration error and the p-value of calibration.
-
-    Attributes:
-        value: `(...)`; see `skce`.
-        p_value: the probability of a value at least as large if the model is calibrated, `(...)`, in [0, 1]. It is
-            approximate or an upper bound; see `skce_test`.
-    """
-
-    value: Tensor
-    p_value: Tensor
-
-
 class Vectors(NamedTuple):
     """What canonical calibration is read from, each with rows `(..., N)`; a label is one more batch axis.
 
@@ -99,12 +86,14 @@ class BlockStats(Sums):
         squares = self.sums[..., 2, :].squeeze(-1) / n - self.mean.square()
         return (squares.clamp(min=0) / (n - 1)).masked_fill(n < 2, torch.nan)
 
-    def test(self) -> CalibrationTest:
-        """Test whether the expectation is 0: the mean of many independent blocks is normal."""
+    @property
+    def p_value(self) -> Tensor:
+        """One-sided p-value of an expectation of 0: the mean of many independent blocks is normal."""
         mean, variance = self.mean, self.variance_of_mean
         no_residuals = (mean == 0) & (variance == 0)  # 0 / 0; no value is smaller, so p = 1
         z = mean / variance.masked_fill(no_residuals, 1).sqrt()
-        return CalibrationTest(mean, (torch.special.erfc(z / math.sqrt(2)) / 2).masked_fill(no_residuals, 1))
+        p_value: Tensor = torch.special.erfc(z / math.sqrt(2)) / 2
+        return p_value.masked_fill(no_residuals, 1)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,5 @@
 """Inference: null distribution of calibration errors, confidence intervals, and the bootstrap."""
+
+from torchcalib._lazy import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -11,7 +11,7 @@ from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 
 try:
     from accelerate.state import GradientState
@@ -24,7 +24,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
-_DEFAULT = {"nll": NLL, "brier": Brier, "ecd": ECD, "ece": ECE, "accuracy": Accuracy}
+_DEFAULT = {"nll": NLL, "brier": BrierScore, "ecd": ECD, "ece": ECE, "accuracy": Accuracy}
 
 
 class CalibrationMetrics:

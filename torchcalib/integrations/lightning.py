@@ -63,7 +63,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     that values do not depend on the number of ranks. Half-precision outputs are summed in float64.
 
     Checkpoints contain the history, so that a resumed training continues it, and the calibrator, if there is one:
-    `torchcalib.load_calibrator("last.ckpt")`.
+    `torchcalib.calibration.load_calibrator("last.ckpt")`.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
@@ -78,9 +78,9 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         prefix: start of every logged name.
         threshold: growth of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
         diagrams_every: number of validations between two logged diagrams; 0 for none.
-        calibrate: calibrator, such as `torchcalib.Temperature()`, that is fitted to the samples of each validation (of
-            the first loader). They are kept in CPU memory, up to 2^20 samples and 2^26 values over all ranks. Beyond
-            that no calibrator is fitted, with a warning.
+        calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, that is fitted to the samples of
+            each validation (of the first loader). They are kept in CPU memory, up to 2^20 samples and 2^26 values over
+            all ranks. Beyond that no calibrator is fitted, with a warning.
         **options: other options of all metrics: `ignore_index`, `class_axis`, ...
 
     Attributes:
@@ -126,7 +126,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         if calibrate is not None and self._format.read_as not in calibrate.tasks:
             raise ValueError(
                 f"`calibrate` must be a calibrator for task={self._format.read_as!r}, got {type(calibrate).__name__}. "
-                "Pass torchcalib.Temperature() or torchcalib.DPCalibration()."
+                "Pass torchcalib.calibration.TemperatureScaling() or torchcalib.calibration.AffineScaling()."
             )
         self.transform: Transform | None = None
         self._buffer: PredictionBuffer | None = None
@@ -220,7 +220,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             monitor.load_state_dict(history)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Save the calibrator for `torchcalib.load_calibrator`."""
+        """Save the calibrator for `torchcalib.calibration.load_calibrator`."""
         if self.transform is not None:
             checkpoint[CHECKPOINT_KEY] = self.transform.state_dict()
 

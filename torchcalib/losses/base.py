@@ -41,7 +41,7 @@ class PenaltyLoss(nn.Module):
         penalty: the calibration error.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
-            `torchcalib.InputOptions`.
+            `torchcalib.functional.InputOptions`.
         whole_weights: whether weights must be whole numbers.
     """
 
@@ -82,7 +82,7 @@ class PenaltyLoss(nn.Module):
 
         Args:
             preds: probabilities, or logits with `from_logits=True`: binary `(...)`, else with a class axis.
-            target: labels, soft targets or annotator counts; see `torchcalib.nll`.
+            target: labels, soft targets or annotator counts; see `torchcalib.functional.nll`.
             weights: one non-negative weight per sample; 0 leaves it out.
 
         Raises:

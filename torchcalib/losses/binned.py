@@ -29,7 +29,7 @@ _MOST_BINS = 2**20
 
 @dataclass(frozen=True)
 class HardBins:
-    """Calibration error over equal-width bins; see `torchcalib.ece`."""
+    """Calibration error over equal-width bins; see `torchcalib.functional.ece`."""
 
     bins: EqualWidthBins
 
@@ -62,7 +62,7 @@ class SoftBins:
 
 
 class ECELoss(PenaltyLoss):
-    """Expected calibration error of a batch as a module; see `torchcalib.ece` for the definition.
+    """Expected calibration error of a batch as a module; see `torchcalib.functional.ece` for the definition.
 
     The gradient moves all confidences of a bin together, towards the frequency in the bin, and ignores the other bins.
     In a small batch most bins hold few samples; `SoftBinnedECELoss` and `MMCELoss` are smoother.
@@ -100,8 +100,8 @@ def soft_binned_ece(
     """Soft-binned calibration error, a penalty whose bins a confidence enters and leaves smoothly.
 
     Each sample belongs to every bin with the weight softmax(-(confidence - centre)^2 / temperature) over the bins. The
-    error is sum share |gap|, or sqrt(sum share gap^2). As the temperature falls it approaches `torchcalib.ece` (or
-    `rmsce`), but its gradient accounts for confidences that move to another bin.
+    error is sum share |gap|, or sqrt(sum share gap^2). As the temperature falls it approaches
+    `torchcalib.functional.ece` (or `rmsce`), but its gradient accounts for confidences that move to another bin.
 
     Args:
         n_bins: number of equal-width bins over [0, 1], represented by their centres.

@@ -137,7 +137,7 @@ class MMCELoss(PenaltyLoss, function=mmce):
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Distance of every prediction from a kernel mean of the other outcomes; see `torchcalib.canonical_error`."""
+    """Distance of every prediction from a kernel mean of the other outcomes; see `canonical_error`."""
 
     reading: DirichletReading
 
@@ -151,7 +151,7 @@ class LeaveOneOut:
 
 
 class CanonicalLoss(PenaltyLoss):
-    """Canonical calibration error of a batch as a module; see `torchcalib.canonical_error` and `ECELoss` for its use.
+    """Canonical calibration error of a batch as a module; see `functional.canonical_error` and `ECELoss`.
 
     It penalises the whole vector of probabilities rather than the top label. A batch of one sample is compared with its
     own label. `weights` must be whole numbers. Time O(N^2 C) for a batch of N.
@@ -174,15 +174,15 @@ class CanonicalLoss(PenaltyLoss):
 
 
 class SKCELoss(PenaltyLoss, function=skce):
-    """Squared kernel calibration error of a batch as a module; see `torchcalib.skce` and `ECELoss` for its use.
+    """Squared kernel calibration error of a batch as a module; see `functional.skce` and `ECELoss` for its use.
 
     It is the biased estimate over all pairs: smooth, never negative, defined for any weights and for one sample. Its
     bias, the mean of h(x, x) / N, adds a gradient towards the labels. For a single probability it is the square of
     `MMCELoss` with another kernel. Time O(N^2 C) for a batch of N.
 
     Args:
-        bandwidth: see `torchcalib.skce`. The default 1 is our choice; the source of `skce` uses the median distance of
-            the predictions, `bandwidth="median"`.
+        bandwidth: see `torchcalib.functional.skce`. The default 1 is our choice; the source of `skce` uses the median
+            distance of the predictions, `bandwidth="median"`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])

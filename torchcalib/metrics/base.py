@@ -18,7 +18,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, SumsKind
-from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -331,10 +331,10 @@ class CalibrationMetric(Metric, Generic[S]):
     def _statistic(self) -> S:
         return self.kind.statistic(self.state)
 
-    def evidence(
+    def test(
         self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
-    ) -> Evidence:
-        """Return a calibration error with its noise floor, a p-value and an interval; see `torchcalib.evidence`.
+    ) -> CalibrationTest:
+        """Return a calibration error with its noise floor, a p-value and an interval; see `inference.calibration_test`.
 
         Only the state is needed, of all ranks if `torch.distributed` is running. Arguments are those of the function.
 
@@ -343,18 +343,18 @@ class CalibrationMetric(Metric, Generic[S]):
             ValueError: for bad arguments, and if rows on CUDA were bad.
         """
         how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
-        return self.evidence_from(self._synced_statistic(), **how)
+        return self.test_from(self._synced_statistic(), **how)
 
-    def evidence_from(self, statistic: S, **how: Any) -> Evidence:  # noqa: ARG002 - for subclasses
+    def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
         """Return the evidence of a statistic of this metric, which may have further batch axes.
 
         Args:
             statistic: bins with sums of noise, or a ranked sample.
-            **how: arguments of `evidence`.
+            **how: arguments of `test`.
         """
         raise TypeError(
             f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
-            "Use ECE or KS, for example. `torchcalib.bootstrap` computes intervals of any metric."
+            "Use ECE or KS, for example. `torchcalib.inference.bootstrap` computes intervals of any metric."
         )
 
     def _synced_statistic(self) -> S:

@@ -16,7 +16,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import Ties
@@ -113,7 +113,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     from_bins: Callable[[BinStats], Tensor]
     """The formula with its default options."""
     tested_by: Callable[[BinStats], Tensor] | None = None
-    """Formula by which `evidence` tests, if it is not that of the value. Larger values are less calibrated."""
+    """Formula of the test, if it is not that of the value. Larger values are less calibrated."""
 
     perfect = 0.0
     unit = "probability"
@@ -123,10 +123,12 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     """Whether the formula depends on every element of a bin, not on its sums alone."""
 
     def bin_table(self) -> BinTable:
-        """Return the table of the bins, over all ranks if `torch.distributed` is running; see `bin_table`."""
+        """Return the table of the bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
         return self.estimator.table(self._synced_statistic())
 
-    def evidence_from(self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
+    def test_from(
+        self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any
+    ) -> CalibrationTest:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
@@ -430,7 +432,7 @@ class RMSCE(BinnedMetric):
 
 
 @documented
-def bin_table(
+def calibration_curve(
     preds: Tensor,
     target: Tensor,
     *,
@@ -455,10 +457,11 @@ def bin_table(
 
     Example:
         >>> import torch
-        >>> table = bin_table(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
+        >>> table = calibration_curve(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         >>> print(table.to_dict()["gap"].round(4), table.to_dict()["ecd"].round(4))
         [-0.2  0.2] [-0.2773 -0.237 ]
-        >>> table = bin_table(torch.full((100,), 0.8), torch.tensor([0, 1, 1, 1]).repeat(25), task="binary", n_bins=2)
+        >>> preds, target = torch.full((100,), 0.8), torch.tensor([0, 1, 1, 1]).repeat(25)
+        >>> table = calibration_curve(preds, target, task="binary", n_bins=2)
         >>> print(table)
               lower      upper          n      share confidence  frequency        gap        ecd   band_low  band_high
              0.0000     0.5000          0     0.0000          -          -          -          -          -          -

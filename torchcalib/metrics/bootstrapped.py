@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
-from torchcalib.inference.bootstrap import Interval
+from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.wrappers import WrappedMetric
@@ -98,7 +98,7 @@ class Bootstrapped(WrappedMetric[S]):
         if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
                 f"`metric` must have sums as its state, got {metric}. Pass `resolution` to rank-based metrics, or "
-                "keep the predictions and use torchcalib.bootstrap."
+                "keep the predictions and use torchcalib.inference.bootstrap."
             )
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)

@@ -23,7 +23,6 @@ from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.kernel_blocks import (
     BlockAccumulator,
     BlockStats,
-    CalibrationTest,
     by_way,
     distributions,
     median_distance,
@@ -31,6 +30,7 @@ from torchcalib.core.kernel_blocks import (
     ways_of_weighing,
 )
 from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops import pairwise
@@ -214,7 +214,7 @@ def _streamed(*, task: Task, estimator: InBlocks = "linear", bandwidth: float = 
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
             f"`estimator` must be 'block' or 'linear' of a stream, got {estimator!r}: all pairs of samples cannot "
-            "be had from sums. Keep the predictions and call torchcalib.skce."
+            "be had from sums. Keep the predictions and call torchcalib.functional.skce."
         )
     check_bandwidth(bandwidth)
     return _skce(task=task, estimator=estimator, bandwidth=bandwidth, **options)
@@ -248,16 +248,16 @@ class SKCE(CalibrationMetric[BlockStats]):
 
     factory = staticmethod(_streamed)
 
-    def test(self) -> CalibrationTest:
-        """Test whether the model is calibrated, over all ranks if `torch.distributed` is running; see `skce_test`.
+    def test_from(self, statistic: BlockStats, *, level: float = 0.95, **_: Any) -> CalibrationTest:
+        """Test a statistic by the normal distribution of the mean of its blocks, one-sided; see `skce_test`."""
+        return _asymptotic(torch.stack((statistic.mean, statistic.variance_of_mean, statistic.p_value)), level)
 
-        Returns:
-            `value` and `p_value`, each of the batch's shape, and multi-label `(..., L)`.
 
-        Raises:
-            ValueError: if rows that came on CUDA were bad.
-        """
-        return self._synced_statistic().test()
+def _asymptotic(found: Tensor, level: float = 0.95) -> CalibrationTest:
+    """Return the test of mean, its variance and the p-value `(3, ...)`."""
+    mean, variance, p_value = found
+    margin = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * variance.sqrt()
+    return CalibrationTest(mean, torch.zeros_like(mean), p_value, mean - margin, mean + margin, level)
 
 
 _LARGEST = 2.0
@@ -294,9 +294,10 @@ def skce_test(
         chunk: see `skce`.
 
     Returns:
-        `value` and `p_value`, each `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32). The
-        test is one-sided: a negative value never rejects calibration. The p-value is 1 where all residuals are 0. It
-        is NaN with fewer than two blocks (for "unbiased", fewer than two samples).
+        `CalibrationTest` of `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32). The statistic
+        is the estimate, its interval that of the normal distribution (NaN for "unbiased"). The test is one-sided: a
+        negative value never rejects calibration. The p-value is 1 where all residuals are 0. It is NaN with fewer than
+        two blocks (for "unbiased", fewer than two samples).
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
@@ -322,16 +323,21 @@ def skce_test(
         raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' of a test, got 'biased'.")
     p = read_input(task, preds, target, options, **reading.demands)
     found = _bounded(reading, p) if estimator == "unbiased" else _normal(reading, p)
-    return CalibrationTest(found.value.to(p.dtype), found.p_value.to(p.dtype))
+    return _asymptotic(found.to(p.dtype))
 
 
-def _normal(reading: KernelReading, p: Predictions) -> CalibrationTest:
+def _normal(reading: KernelReading, p: Predictions) -> Tensor:
     accumulator = reading.accumulator()
-    found = by_replicates(lambda p: torch.stack(accumulator.of(p).test(), -1), p, accumulator.n_events(p))
-    return CalibrationTest(*found.unbind(-1))
+
+    def tested(p: Predictions) -> Tensor:
+        s = accumulator.of(p)
+        return torch.stack((s.mean, s.variance_of_mean, s.p_value), -1)
+
+    return by_replicates(tested, p, accumulator.n_events(p)).movedim(-1, 0)
 
 
-def _bounded(reading: KernelReading, p: Predictions) -> CalibrationTest:
+def _bounded(reading: KernelReading, p: Predictions) -> Tensor:
     value = reading.of(p)
     n_pairs = (by_way(ways_of_weighing(p).sum(-1), p) / 2).floor()
-    return CalibrationTest(value, (-n_pairs * value.clamp(min=0).square() / (2 * _LARGEST**2)).exp())
+    bound = (-n_pairs * value.clamp(min=0).square() / (2 * _LARGEST**2)).exp()
+    return torch.stack((value, torch.full_like(value, torch.nan), bound))

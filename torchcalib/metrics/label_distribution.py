@@ -247,7 +247,7 @@ class KLDivergence(ScoreMetric):
     source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
 
 
-def _entropy_difference(
+def _entropy_gap(
     *,
     task: Task,
     component: Component = "value",
@@ -263,7 +263,8 @@ def _entropy_difference(
     Args:
         target: annotator counts, their shares, or labels, as for `total_variation`.
         component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions; or
-            `"corrected"`. Both are computed, and biased, as in `torchcalib.kl_divergence`; the bias has the same size.
+            `"corrected"`. Both are computed, and biased, as in `torchcalib.functional.kl_divergence`; the bias has the
+            same size.
 
     Returns:
         `(...)` in [-log C, log C] (corrected also less), otherwise as `total_variation`.
@@ -279,28 +280,28 @@ def _entropy_difference(
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
-        >>> entropy_difference(preds, counts, task="multiclass")
+        >>> entropy_gap(preds, counts, task="multiclass")
         tensor(0.1429)
-        >>> entropy_difference(preds, counts, task="multiclass", component="corrected")
+        >>> entropy_gap(preds, counts, task="multiclass", component="corrected")
         tensor(0.0308)
     """
     return _mean_distance("entropy", component, task, average, options)
 
 
-entropy_difference = score_function(_entropy_difference)
+entropy_gap = score_function(_entropy_gap)
 
 
-class EntropyDifference(ScoreMetric):
-    """Entropy of predictions minus that of label distributions in nats, streamed; see `entropy_difference`.
+class EntropyGap(ScoreMetric):
+    """Entropy of predictions minus that of label distributions in nats, streamed; see `entropy_gap`.
 
     Example:
-        >>> metric = EntropyDifference(task="multiclass")
+        >>> metric = EntropyGap(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
         >>> metric.compute()
         tensor(0.1429, dtype=torch.float64)
     """
 
-    factory = staticmethod(_entropy_difference)
+    factory = staticmethod(_entropy_gap)
     score = _score("entropy", "value")
     higher_is_better = None  # 0 is best
     unit, perfect = "nats", 0.0
@@ -308,7 +309,7 @@ class EntropyDifference(ScoreMetric):
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
 
 
-def _votes_distance(
+def _squared_distance(
     *,
     task: Task,
     component: Component = "value",
@@ -340,28 +341,28 @@ def _votes_distance(
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
-        >>> votes_distance(preds, counts, task="multiclass")
+        >>> squared_distance(preds, counts, task="multiclass")
         tensor(0.0400)
-        >>> votes_distance(preds, counts, task="multiclass", component="corrected")
+        >>> squared_distance(preds, counts, task="multiclass", component="corrected")
         tensor(-0.0057)
     """
     return _mean_distance("squared", component, task, average, options)
 
 
-votes_distance = score_function(_votes_distance)
+squared_distance = score_function(_squared_distance)
 
 
-class VotesDistance(ScoreMetric):
-    """Squared distance between predictions and label distributions, streamed; see `votes_distance`.
+class SquaredDistance(ScoreMetric):
+    """Squared distance between predictions and label distributions, streamed; see `squared_distance`.
 
     Example:
-        >>> metric = VotesDistance(task="multiclass")
+        >>> metric = SquaredDistance(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
         >>> metric.compute()
         tensor(0.0400, dtype=torch.float64)
     """
 
-    factory = staticmethod(_votes_distance)
+    factory = staticmethod(_squared_distance)
     score = _score("squared", "value")
     unit, perfect = "squared probability", 0.0  # no lower bound: a corrected value may be negative
     question = "how far are the predictions from the label distributions, without sampling noise if corrected"

@@ -17,7 +17,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
-from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
@@ -159,7 +159,7 @@ class Cox(RankedMetric):
         """Return all parts, over all ranks if `torch.distributed` is running."""
         return self._fit(self._synced_statistic())
 
-    def evidence_from(self, statistic: RankedSample, **how: Any) -> Evidence:  # noqa: ARG002
+    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:  # noqa: ARG002
         """Refuse: a slope is no error, and has its own test."""
         raise TypeError(
             "`metric` must be a calibration error to have a noise floor, got Cox. "
@@ -302,9 +302,11 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     def _value(self, statistic: Sums) -> Tensor:
         return getattr(self._test(statistic), self.component)  # type: ignore[no-any-return]
 
-    def test(self) -> SpiegelhalterTest:
-        """Return z and its p-value, over all ranks if `torch.distributed` is running."""
-        return self._test(self._synced_statistic())
+    def test_from(self, statistic: Sums, *, level: float = 0.95, **_: Any) -> CalibrationTest:
+        """Return z, the expected |z| of a calibrated model, and the p-value. There is no interval."""
+        z, p_value = self._test(statistic)
+        floor, without = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
+        return CalibrationTest(z, floor, p_value, without, without, level)
 
     def _test(self, sums: Sums) -> SpiegelhalterTest:
         return SpiegelhalterTest(*self.estimator.value(sums).unbind(-1))

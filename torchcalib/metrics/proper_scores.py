@@ -159,12 +159,12 @@ def _brier_score(
 brier_score = score_function(_brier_score)
 
 
-class Brier(ScoreMetric):
+class BrierScore(ScoreMetric):
     """Brier score, streamed; see `brier_score`.
 
     Example:
         >>> import torch
-        >>> metric = Brier(task="binary")
+        >>> metric = BrierScore(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()
         tensor(0.0467, dtype=torch.float64)
@@ -226,7 +226,7 @@ def ecd(
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None for a distribution.
         priors: class priors that the score is reported for, as for `nll`.
         average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.InputOptions`; for a distribution only `weights`.
+        **options: see `torchcalib.functional.InputOptions`; for a distribution only `weights`.
 
     Returns:
         `(...)` in (-inf, inf], in the dtype of `preds` (at least float32); NaN without data.
@@ -313,7 +313,8 @@ def _accuracy(
     nothing beside the scores, which need the same statistics of a row.
 
     Args:
-        target: labels; or soft targets, where the share of the most probable class counts; see `torchcalib.nll`.
+        target: labels; or soft targets, where the share of the most probable class counts; see
+            `torchcalib.functional.nll`.
         priors: class priors that replace the class frequencies of the data; `[1/C] * C` gives balanced accuracy.
 
     Returns:

@@ -15,8 +15,8 @@ from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.evidence import ErrorTest, Evidence, check_arguments, evidence_of
 from torchcalib.inference.simulation import RunCells, Simulation
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import isotonic_regression
@@ -70,7 +70,7 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     plot_upper_bound: float | None = 1.0
 
     has_interval = True
-    """Whether `evidence` computes an interval, from about two thousand replicates."""
+    """Whether `test` computes an interval, from about two thousand replicates."""
 
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Return the value of every batch element."""
@@ -80,7 +80,7 @@ class RankedMetric(CalibrationMetric[RankedSample]):
         """Return the error of samples whose outcomes are frequencies instead of labels."""
         return self.from_sample(sample)
 
-    def evidence_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> Evidence:
+    def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
         """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
         test = ErrorTest(
             partial(by_pieces, self.from_sample),
@@ -304,14 +304,14 @@ class CORP(RankedMetric):
         """Return the gain of the best rising recalibration to the frequencies themselves."""
         return _mcb_of_frequencies(sample, self.settings["score"])
 
-    def evidence_from(self, statistic: RankedSample, **how: Any) -> Evidence:
+    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Return the evidence of a statistic. Only MCB measures calibration."""
         if self.component != "mcb":
             raise ValueError(
                 f"`component` must be 'mcb' for evidence of calibration, got {self.component!r}. "
                 "Make CORP(component='mcb')."
             )
-        return super().evidence_from(replace(statistic, log_scored=self.settings["score"] == "nll"), **how)
+        return super().test_from(replace(statistic, log_scored=self.settings["score"] == "nll"), **how)
 
     def decomposition(self) -> CORPDecomposition:
         """Return all parts, over all ranks if `torch.distributed` is running."""
@@ -365,7 +365,8 @@ def corp_curve(
     """Curve of a CORP reliability diagram: isotonic regression of the outcomes, with a consistency band.
 
     No bins have to be chosen: blocks of equal frequency follow from the sample. The band is found by drawing outcomes
-    anew as if every confidence were true, and regressing these in the same way. `torchcalib.corp_diagram` draws it.
+    anew as if every confidence were true, and regressing these in the same way. `torchcalib.plots.corp_diagram` draws
+    it.
 
     Args:
         target: integer labels.

@@ -27,7 +27,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
-from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, kept_apart, ranked
@@ -221,7 +221,7 @@ class SmECE(CalibrationMetric[BinStats]):
     The state is 6 sums over each of 15,888 cells, 763 kB for each class, whatever the number of samples: cells of the
     confidence between the nodes of the grids. Samples are rounded to a grid linearly, so that the value follows from
     these sums to the last digits, with any weights; a sketch of the samples could not promise that, and whole samples
-    would grow. As the cells are bins, what chance would make of the value is read from them too (`evidence`, but for
+    would grow. As the cells are bins, what chance would make of the value is read from them too (`test`, but for
     the interval, which would take minutes).
     """
 
@@ -233,8 +233,8 @@ class SmECE(CalibrationMetric[BinStats]):
     question = "how far is frequency from confidence, on average, smoothed instead of binned"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
-    def evidence_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> Evidence:  # noqa: ARG002
-        """Return the evidence of a statistic; see `torchcalib.evidence`. The interval is NaN."""
+    def test_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> CalibrationTest:  # noqa: ARG002
+        """Return the evidence of a statistic; see `torchcalib.inference.calibration_test`. The interval is NaN."""
         test = ErrorTest(self.estimator.formula, with_interval=False)
         return evidence_of(test, statistic, average=self.estimator.averages, **how)
 

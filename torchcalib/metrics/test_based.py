@@ -49,7 +49,7 @@ def _tce(
     """Test-based calibration error: the percentage of predictions that the outcomes of their bin refute.
 
     Every prediction is the hypothesis that the outcomes of its bin come true with that probability, and the exact
-    two-sided binomial test (`torchcalib.binomial_test`) is made of it; every decision is that of scipy.
+    two-sided binomial test (`torchcalib.special.binomial_test`) is made of it; every decision is that of scipy.
     Unlike a difference of probabilities this judges a prediction of 0.001 as strictly as one of 0.5.
 
     Args:
@@ -176,7 +176,7 @@ def tce_table(
 
     Returns:
         A `TCETable` of `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. Its `tce` is that of
-        `norm="l1"`, and `torchcalib.tce_diagram` draws it. Its column `ecd` is NaN.
+        `norm="l1"`, and `torchcalib.plots.tce_diagram` draws it. Its column `ecd` is NaN.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.

@@ -42,9 +42,9 @@ def bin_comparison(
 
     Example:
         >>> import torch
-        >>> from torchcalib import bin_table
+        >>> from torchcalib.functional import calibration_curve
         >>> preds, target = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1])
-        >>> tables = {f"{n} bins": bin_table(preds, target, task="binary", n_bins=n) for n in (2, 5)}
+        >>> tables = {f"{n} bins": calibration_curve(preds, target, task="binary", n_bins=n) for n in (2, 5)}
         >>> [panel.get_title(loc="left") for panel in bin_comparison(tables).child_axes]
         ['2 bins: 2 bins of 1 to 2 samples', '5 bins: 3 bins of 1 sample, 2 empty']
     """

@@ -38,8 +38,8 @@ def reliability_diagram(
 
     Example:
         >>> import torch
-        >>> from torchcalib import bin_table
-        >>> ax = reliability_diagram(bin_table(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), task="binary"))
+        >>> from torchcalib.functional import calibration_curve
+        >>> ax = reliability_diagram(calibration_curve(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), task="binary"))
         >>> ax.get_xlabel()
         'mean confidence of the bin (probability)'
     """
@@ -103,7 +103,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
 
     Example:
         >>> import torch
-        >>> from torchcalib import corp_curve
+        >>> from torchcalib.functional import corp_curve
         >>> ax = corp_diagram(corp_curve(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), task="binary"))
         >>> ax.get_ylabel()
         'recalibrated (frequency)'

@@ -44,7 +44,7 @@ def tce_diagram(
       room. The rejected share of all samples is the TCE.
 
     Args:
-        table: bins without batch axes; see `torchcalib.tce_table`.
+        table: bins without batch axes; see `torchcalib.functional.tce_table`.
 
     Returns:
         The axes; their figure is `ax.figure`.

@@ -50,7 +50,7 @@ class PredictionBuffer:
             return ""
         return (
             f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
-            "Call torchcalib.recommend or torchcalib.bootstrap on a part of them"
+            "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of them"
         )
 
     @property

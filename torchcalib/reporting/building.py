@@ -23,11 +23,11 @@ from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, Accumulate
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import calibration_stage, fitted
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.evidence import evidence_of, failure, with_evidence, with_intervals
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.sentence import sentence_of
+from torchcalib.reporting.testing import evidence_of, failure, with_evidence, with_intervals
 
 BUFFER, GROUPS = "predictions", "groups"
 """Names of accumulators."""

@@ -6,29 +6,34 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchcalib.calibration.affine import DPCalibration, Temperature
+from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
 from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import Isotonic
+from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.inference.words import listed
-from torchcalib.metrics.proper_scores import NLL, Brier
+from torchcalib.metrics.proper_scores import NLL, BrierScore
 from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
-from torchcalib.reporting.evidence import failure
+from torchcalib.reporting.testing import failure
 
 T = TypeVar("T", bound=Transform)
 
 MOST_PRODUCTS = 2**31
 """Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
 
-CALIBRATORS: tuple[Calibrator[Any], ...] = (Temperature(), DPCalibration(), HistogramBinning(), Isotonic())
+CALIBRATORS: tuple[Calibrator[Any], ...] = (
+    TemperatureScaling(),
+    AffineScaling(),
+    HistogramBinning(),
+    IsotonicCalibration(),
+)
 """Calibrators to try, the simplest first."""
 
-SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", Brier: "Brier score"}
+SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", BrierScore: "Brier score"}
 
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
@@ -85,14 +90,14 @@ def _stage(p: Predictions) -> CalibrationStage:
     )
     recommendation = recommendation_of("nll", raw["NLL"], gains["NLL"])
     by_name = {calibrator.name: calibrator for calibrator in tried}
-    affine = [calibrator for calibrator in tried if isinstance(calibrator, Temperature | DPCalibration)]
+    affine = [calibrator for calibrator in tried if isinstance(calibrator, TemperatureScaling | AffineScaling)]
     best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
     notes += tuple(f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in remarked.items())
     return CalibrationStage(recommendation, raw, found, best, n_folds, FOLDS["seed"], notes)
 
 
 def _rcl(raw: float, after: float) -> float:
-    """Return the relative calibration loss as `torchcalib.rcl` defines it; NaN for a score of 0."""
+    """Return the relative calibration loss; NaN for a score of 0."""
     return float(100 * (1 - torch.tensor(after, dtype=torch.float64) / raw))
 
 
@@ -110,10 +115,10 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
             continue
         if calibrator.whole_weights and not counts:
             notes += (f"{_sentence_case(calibrator.name)} is not tried: it needs weights that are counts of samples.",)
-        elif isinstance(calibrator, DPCalibration) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
+        elif isinstance(calibrator, AffineScaling) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (
                 f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "
-                "torchcalib.rcl computes its gain.",
+                "torchcalib.calibration.relative_calibration_loss computes its gain.",
             )
         else:
             tried.append(calibrator)

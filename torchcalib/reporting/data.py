@@ -81,8 +81,8 @@ class Line(Quantity):
         p_value: probability of a value at least as large if the model were perfectly calibrated; ties count. Not
             corrected for multiple testing. None where there is no `noise_floor`.
         interval: for a calibration error, of the population error without sampling noise, for TCE of its expected
-            value; see `torchcalib.Evidence`. For scores, DSC and UNC a bootstrap interval; see `torchcalib.Interval`.
-            None where it was left out.
+            value; see `torchcalib.inference.CalibrationTest`. For scores, DSC and UNC a bootstrap interval; see
+            `torchcalib.inference.Interval`. None where it was left out.
     """
 
     value: float
@@ -238,7 +238,7 @@ class Results(Mapping[str, V]):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Report(Results[float]):
-    """Scores, calibration errors and tables of a set of predictions. `torchcalib.save_report` writes it to files.
+    """Scores, calibration errors and tables of a set of predictions; `reporting.save_report` writes it to files.
 
     Index it by the key of a line for its value, `report["nll"]`, or print it.
 

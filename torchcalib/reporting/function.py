@@ -28,8 +28,9 @@ def report(
     - Scores: accuracy, NLL, Brier, ECD.
     - For every mode, errors over equal-width bins: ECE, ESCE, MCE, RMSCE.
     - Rank-based values for one series of confidences, and for labels: ACE with the same number of bins, TCE with the
-      defaults of `torchcalib.tce` (`tests` has its decisions), KS, and the parts of the Brier score of the event,
-      MCB - DSC + UNC. For each class of a multi-class task they take too long; use `torchcalib.ace` and the others.
+      defaults of `torchcalib.functional.tce` (`tests` has its decisions), KS, and the parts of the Brier score of the
+      event, MCB - DSC + UNC. For each class of a multi-class task they take too long; use `torchcalib.functional.ace`
+      and the others.
 
     TCE, MCB, DSC and UNC need labels and are omitted for soft targets. All rank-based values need weights that are
     whole numbers. Above 2^24 samples (for labels: samples times labels) they come from a sketch, which is exact for
@@ -43,19 +44,20 @@ def report(
     where samples times squared classes exceed 2^31.
 
     Every calibration error has a noise floor (its expected value if the model were perfectly calibrated), a p-value and
-    a 95 % interval of its population value, for TCE of its expected value; see `torchcalib.Evidence`. They need no
-    predictions, only accumulated sums. Errors over more than 2^15 bins of classes have no interval, and rank-based
-    errors of many labels have none of them. `sentence` is based on those of the main ECE.
+    a 95 % interval of its population value, for TCE of its expected value; see `torchcalib.inference.CalibrationTest`.
+    They need no predictions, only accumulated sums. Errors over more than 2^15 bins of classes have no interval, and
+    rank-based errors of many labels have none of them. `sentence` is based on those of the main ECE.
 
     Scores, DSC and UNC have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18 events (samples, or
-    samples times classes), or 2^13 for DSC and UNC. `torchcalib.bootstrap` computes intervals of other values.
+    samples times classes), or 2^13 for DSC and UNC. `torchcalib.inference.bootstrap` computes intervals of other
+    values.
 
     `notes` lists all omissions.
 
     Args:
         preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`; further axes are
             samples too.
-        target: labels or soft targets; see `torchcalib.nll`.
+        target: labels or soft targets; see `torchcalib.functional.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
@@ -65,10 +67,11 @@ def report(
         groups: integers from 0 on of the shape of samples, -1 for a row of no group, at most 10,000 different ones.
             `Report.groups` lists the groups whose ECE is furthest above its noise floor.
         group_names: of the groups by their numbers; None if the numbers are the names.
-        **options: see `torchcalib.InputOptions`.
+        **options: see `torchcalib.functional.InputOptions`.
 
     Returns:
-        A `Report`. Print it, index it (`report["ece/top_label"]`), or make files of it with `torchcalib.save_report`.
+        A `Report`. Print it, index it (`report["ece/top_label"]`), or make files of it with
+        `torchcalib.reporting.save_report`.
 
     Raises:
         TypeError, ValueError: for bad input; the message names the rule.

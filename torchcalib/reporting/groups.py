@@ -12,7 +12,7 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import NO_GROUP, check_group_range, in_groups
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import settled
-from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
 from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.metrics.groups.sums import SumsByGroup
@@ -104,12 +104,12 @@ class GroupBins:
         sums = settled(self.sums, self.apart)[places]
         average = self.accumulator.mode == "classwise"
 
-        def evidence(some: Tensor, n_replicates: int) -> Evidence:
+        def tested(some: Tensor, n_replicates: int) -> CalibrationTest:
             bins = self.accumulator.wrap(some)
             return evidence_of(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
 
-        found = evidence(sums, n_replicates)
-        found = resolved(found, lambda numbers, n: evidence(sums[numbers], n), n_replicates)
+        found = tested(sums, n_replicates)
+        found = resolved(found, lambda numbers, n: tested(sums[numbers], n), n_replicates)
         n = self.accumulator.wrap(sums).total.reshape(held, -1).amax(-1) if held else sums.new_zeros(0)
         return GroupTable.of(names, n, found, k=WORST)
 

@@ -16,13 +16,13 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
 from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.reporting.data import Line
 
-SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, Brier, ECD)
+SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, BrierScore, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)
 
 GROUPS: dict[NamedMode, str] = {
@@ -34,7 +34,7 @@ GROUPS: dict[NamedMode, str] = {
 _TESTED, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and level of the TCE."""
 
-_RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", Brier: "nbs"}
+_RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", BrierScore: "nbs"}
 """Scores that are divided by the score of the class frequencies."""
 
 
@@ -58,7 +58,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     },
     "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="RMSCE without the bias of noisy bins"),
     **{
-        name: _metadata(CORP, name=name.upper(), unit=Brier.unit, question=question)
+        name: _metadata(CORP, name=name.upper(), unit=BrierScore.unit, question=question)
         for name, question in (
             ("mcb", "how much would the best monotone recalibration decrease the Brier score"),
             ("dsc", "how much does discrimination decrease the Brier score, after recalibration"),

@@ -153,7 +153,7 @@ def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> N
     why = "as recommended" if stage.recommendation.best else "though no calibrator is worthwhile here"
     console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
-    call = f"torchcalib.load_calibrator({str(path)!r})"
+    call = f"torchcalib.calibration.load_calibrator({str(path)!r})"
     console.print(
         f"[dim]{_shown(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
     )

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 16])
@@ -17,7 +18,7 @@ def test_every_row_is_seen_first_once_by_the_indices_that_the_sampler_yields(wor
         for sampler in samplers:
             sampler.set_epoch(epoch)
         seen = [list(sampler) for sampler in samplers]
-        distinct = [tc.distinct_rows(sampler).tolist() for sampler in samplers]
+        distinct = [tc.integrations.distinct_rows(sampler).tolist() for sampler in samplers]
         assert [len(rows) for rows in distinct] == [len(rows) for rows in seen]
         # In the order in which ranks take turns: a row counts where it comes up for the first time.
         had = set()
@@ -34,14 +35,16 @@ def test_as_weights_they_give_the_value_of_the_data_set():
     whole = tc.ECE(task="binary")
     for rank in range(4):
         sampler, metric = DistributedSampler(data, 4, rank, shuffle=True, seed=2), tc.ECE(task="binary")
-        batches = zip(DataLoader(data, 2, sampler=sampler), tc.distinct_rows(sampler).split(2), strict=True)
+        batches = zip(
+            DataLoader(data, 2, sampler=sampler), tc.integrations.distinct_rows(sampler).split(2), strict=True
+        )
         for (x, y), weights in batches:
             metric.update(x, y, weights=weights)
         whole.merge_state(metric)
-    torch.testing.assert_close(whole.compute(), tc.ece(*data.tensors, task="binary").double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(whole.compute(), F.ece(*data.tensors, task="binary").double(), rtol=1e-6, atol=0)
     assert whole.bin_table().n.sum() == 11
 
 
 def test_other_samplers_are_refused():
     with pytest.raises(TypeError, match=r"`sampler` must be a torch.utils.data.DistributedSampler, got RandomSampler"):
-        tc.distinct_rows(RandomSampler(range(3)))
+        tc.integrations.distinct_rows(RandomSampler(range(3)))

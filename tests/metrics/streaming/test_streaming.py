@@ -13,6 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumsKind
@@ -111,13 +112,13 @@ def test_a_collection_converts_the_input_once_for_members_with_different_require
 
     for cls, name in ((InputFormat, "read"), (EqualWidthBins, "of")):
         monkeypatch.setattr(cls, name, partialmethod(counted, _read=getattr(cls, name), _name=name))
-    members = [tc.NLL, tc.Brier, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
+    members = [tc.NLL, tc.BrierScore, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
     metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
     metrics.update(P, Y)
     metrics(P, Y)
     assert counts == {"read": 2, "of": 2}
     of_priors = tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5])
-    metrics = tc.CalibrationCollection([of_priors, tc.ECE(task="multiclass"), tc.Brier(task="multiclass")])
+    metrics = tc.CalibrationCollection([of_priors, tc.ECE(task="multiclass"), tc.BrierScore(task="multiclass")])
     rows = torch.stack([1 - P, P], -1)
     metrics.update(rows, Y)
     assert counts["read"] == 3
@@ -144,7 +145,7 @@ def test_only_metrics_with_equal_configuration_share_a_compute_group():
         for _ in range(3):
             metrics.update(P, Y)
         assert len(metrics.compute_groups) == (2 if "BinaryAccuracy" in metrics else 0)
-        for name, function in (("ECE", tc.ece), ("MCE", tc.mce)):
+        for name, function in (("ECE", F.ece), ("MCE", F.mce)):
             torch.testing.assert_close(metrics.compute()[name], function(P, Y, task="binary").double())
 
 
@@ -172,7 +173,7 @@ def test_bin_table_of_a_stream_is_that_of_one_call(with_ecd):
     target = torch.arange(60) % 4
     for piece in (slice(0, 31), slice(31, 60)):
         metric.update(preds[piece], target[piece])
-    whole = tc.bin_table(preds, target, **options)
+    whole = F.calibration_curve(preds, target, **options)
     found, expected = (
         {name: torch.from_numpy(column) for name, column in table.to_dict().items()}
         for table in (metric.bin_table(), whole)
@@ -249,7 +250,7 @@ def capture(monkeypatch):
 
 def test_the_state_that_a_cuda_graph_updates_keeps_its_memory(capture):
     metric, p, y = tc.ECE(task="binary"), P, Y
-    expected = tc.ece(p, y, task="binary").double()
+    expected = F.ece(p, y, task="binary").double()
     metric.update(p, y)
     capture.append(True)
     metric.update(p, y)

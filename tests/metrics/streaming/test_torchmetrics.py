@@ -14,6 +14,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.metrics.base import CalibrationMetric
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4], dtype=torch.float64), torch.tensor([0, 1, 1, 1])
@@ -93,8 +94,8 @@ def test_wrapped_metrics_and_collections_meet_by_a_gather_and_different_metrics_
     (values, by_group, replicates), (*_, others) = on_ranks(2, work)
     assert torch.equal(replicates, others)
     assert len(set(replicates.tolist())) > 30
-    close(by_group, tc.by_group(tc.ks, preds, target, groups, task="binary"))
-    for name, function in (("ECE", tc.ece), ("KS", tc.ks), ("NLL", tc.nll), ("bootstrapped", tc.nll)):
+    close(by_group, F.by_group(F.ks, preds, target, groups, task="binary"))
+    for name, function in (("ECE", F.ece), ("KS", F.ks), ("NLL", F.nll), ("bootstrapped", F.nll)):
         close(values[name], function(preds, target, task="binary"))
 
 
@@ -106,7 +107,7 @@ def test_a_gather_is_asked_for_only_by_compute_as_in_torchmetrics(cls):
     metric.update(P, Y)
     gather.assert_not_called()
     available.assert_not_called()
-    close(metric.compute(), getattr(tc, cls.__name__.lower())(torch.cat((P, P)), torch.cat((Y, Y)), task="binary"))
+    close(metric.compute(), getattr(F, cls.__name__.lower())(torch.cat((P, P)), torch.cat((Y, Y)), task="binary"))
     available.assert_called_once()
     assert all(call.kwargs == {"group": "mine"} for call in gather.call_args_list)
     assert metric.update_count == 1
@@ -155,7 +156,7 @@ def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
 
 @pytest.mark.parametrize(("task", "size"), [("multiclass", "num_classes"), ("multilabel", "num_labels")])
 def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
-    case = Case("", tc.ece, tc.ECE, task, {"mode": "classwise", "average": None}, {size: N_CLASSES})
+    case = Case("", F.ece, tc.ECE, task, {"mode": "classwise", "average": None}, {size: N_CLASSES})
     tracker = MetricTracker(MetricCollection([ClasswiseWrapper(case.metric())]), maximize=None)
     assert tracker.maximize == [False] * N_CLASSES
     values = []
@@ -168,7 +169,7 @@ def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(tas
 
 def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
     """Every class with every name of an argument of any class or function, and with names that are internal."""
-    functions = [f for name in tc.__all__ if inspect.isfunction(f := getattr(tc, name))]
+    functions = [f for name in F.__all__ if inspect.isfunction(f := getattr(F, name))]
     names = {"binning", "from_bins", "input_format", "nonsense", "accumulator"}
     for made in (*CLASSES, *functions):
         parameters = inspect.signature(made).parameters.values()

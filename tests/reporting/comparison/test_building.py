@@ -11,7 +11,8 @@ from helpers.reports import QUICK, TASKS
 from helpers.systems import FEW, compared, systems
 
 import torchcalib as tc
-from torchcalib.inference.bootstrap import Interval
+import torchcalib.functional as F
+from torchcalib.inference.resampling import Interval
 from torchcalib.plots import DARK, difference_plot, to_svg
 from torchcalib.reporting.comparison import groups
 from torchcalib.reporting.comparison.building import ComparisonBuilder
@@ -52,8 +53,8 @@ def test_slow_loop_intervals_are_those_of_replicates_with_explicit_weights(task,
     compared = tc.compare(logits, target, seed=5, weights=own if weighted else None, **options, **FEW)
     group = groups.group_of(groups.words_of(5, 0, 120, torch.device("cpu")), 64)
     counts = groups.Draws(5, 39, torch.device("cpu")).of(64)
-    functions = {"nll": tc.nll, "nbs": partial(tc.brier_score, normalize="prior")}
-    functions |= {f"{name}/{MAIN[task]}": getattr(tc, name) for name in ("ece", "esce", "ks")}
+    functions = {"nll": F.nll, "nbs": partial(F.brier_score, normalize="prior")}
+    functions |= {f"{name}/{MAIN[task]}": getattr(F, name) for name in ("ece", "esce", "ks")}
     for key, function in functions.items():
         drawn = []
         for weights in (own, *(own * times[group].to(own) for times in counts)):
@@ -159,7 +160,7 @@ def test_rows_without_a_number_in_any_system_are_left_out_of_all():
     compared = tc.compare(logits, target, task="multiclass", from_logits=True, nan_policy="drop", **FEW)
     keep = torch.ones(120, dtype=torch.bool)
     keep[[3, 7, 9]] = False
-    expected = tc.nll(logits["calibrated"][keep], target[keep], task="multiclass", from_logits=True)
+    expected = F.nll(logits["calibrated"][keep], target[keep], task="multiclass", from_logits=True)
     assert compared["nll"].values["calibrated"] == pytest.approx(expected.item(), abs=1e-12)
     assert (compared.n, compared.n_dropped) == (117, 3)
     assert "3 rows are left out" in " ".join(compared.notes)
@@ -171,7 +172,7 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
     weights = torch.rand(30, generator=g, dtype=torch.float64)
     soft = tc.compare({"a": probs, "b": probs.roll(1, 0)}, votes, task="multiclass", **FEW)
     assert "TCE, MCB and DSC are left out: they need labels, and targets are soft." in soft.notes
-    expected = tc.brier_score(probs, votes, task="multiclass", normalize="prior").item()
+    expected = F.brier_score(probs, votes, task="multiclass", normalize="prior").item()
     assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
     assert soft["nbs"].differences["b"].interval is not None
     for limits, given, key, has_interval, words in (

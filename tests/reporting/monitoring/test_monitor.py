@@ -11,13 +11,14 @@ from helpers.reports import SCORES, predictions, quick
 from helpers.trainings import epochs_of
 
 import torchcalib as tc
-from torchcalib.reporting import terminal
+import torchcalib.functional as F
+from torchcalib.reporting import save_report, terminal
 from torchcalib.reporting.monitoring.history import History, HistoryRow
 from torchcalib.reporting.monitoring.over_confidence import crossings
 
 TASKS = {"binary": {}, "multiclass": {"num_classes": 5}, "multilabel": {"num_labels": 5}}
 FUNCTIONS = {name: function for name, function in SCORES.items() if name != "nbs"}
-FUNCTIONS |= {name: getattr(tc, name) for name in ("ece", "esce", "mce")}
+FUNCTIONS |= {name: getattr(F, name) for name in ("ece", "esce", "mce")}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -32,7 +33,7 @@ def test_every_epoch_has_the_values_of_the_functions_and_nothing_of_the_one_befo
             expected = float(function(logits, target, task=task, from_logits=True))
             assert values[f"a/{name}/b"] == pytest.approx(expected, abs=1e-12), name
         assert all(type(value) is float for value in values.values())
-        table = tc.bin_table(logits, target, task=task, from_logits=True)
+        table = F.calibration_curve(logits, target, task=task, from_logits=True)
         if task == "multilabel":
             assert monitor.bin_table.n.tolist() == table.n.sum(0).tolist()
         else:
@@ -50,13 +51,13 @@ def test_rows_that_hold_nan_are_dropped_counted_and_shown():
         monitor.update(bad, target)
         values = monitor.end_epoch()
         assert values["val/n_dropped"] == n_dropped
-        expected = tc.nll(logits[n_dropped:], target[n_dropped:], task="multiclass", from_logits=True)
+        expected = F.nll(logits[n_dropped:], target[n_dropped:], task="multiclass", from_logits=True)
         assert values["val/nll"] == pytest.approx(expected.item(), abs=1e-12)
     assert monitor.history.column("n_dropped") == (3, 0)
 
 
 def test_metrics_of_ones_own_are_copied_and_without_data_values_are_nan():
-    given = tc.Brier(task="binary")
+    given = tc.BrierScore(task="binary")
     monitor = tc.Monitor(task="binary", metrics={"brier": given})
     monitor.update(torch.tensor([0.5]), torch.tensor([1]))
     assert monitor.end_epoch() == {"val/brier": 0.25}
@@ -100,7 +101,7 @@ def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_
     report = replace(quick("multiclass"), tables={}, tests={}, history=history)
     assert quick("multiclass").to_dict()["history"] is None
     assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
-    files = {path.name: path for path in tc.save_report(report, tmp_path)}
+    files = {path.name: path for path in save_report(report, tmp_path)}
     assert {"training.png", "training.svg"} <= set(files)
     page = files["report.html"].read_text()
     assert "Words &lt;script&gt;" in page
@@ -156,4 +157,4 @@ def test_the_advice_follows_nll_and_accuracy():
     with pytest.warns(tc.OverConfidenceWarning, match=rises):
         epoch(5.0, 33)
     _, warned = epochs_of([0, 3], metrics={"ecd": tc.ECD(task="binary", from_logits=True)})
-    assert warned[0].endswith("Calibrate the model (torchcalib.Temperature).")
+    assert warned[0].endswith("Calibrate the model (torchcalib.calibration.TemperatureScaling).")

@@ -30,15 +30,15 @@ def by_group(
     `ByGroup` computes all groups in one pass.
 
     Args:
-        function: a function of torchcalib such as `ece` or `rcl`, or another one that is called as
-            `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
+        function: a function of torchcalib such as `ece` or `relative_calibration_loss`, or another one that is called
+            as `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
         preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the function.
         target: as for the function.
         groups: integers `(N,)` in [0, num_groups), or -1 for none; the same for all leading axes of `preds`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_groups: G; None is one more than the largest number.
         **options: those of the function. `weights` and `folds` have a value for every sample, and go with it. (The
-            `groups` of `rcl` and `bootstrap`, which are something else, cannot be given here.)
+            `groups` of `relative_calibration_loss` and `bootstrap`, which are something else, cannot be given here.)
 
     Returns:
         `(G, ...)`; NaN for a group without samples. For a named tuple one of its kind.
@@ -51,14 +51,15 @@ def by_group(
         That of the function.
 
     Example:
-        >>> from torchcalib import rcl
+        >>> from torchcalib.calibration import relative_calibration_loss
         >>> g = torch.Generator().manual_seed(0)
         >>> logits, target = 2 * torch.randn(300, generator=g), torch.randint(0, 2, (300,), generator=g)
-        >>> by_group(rcl, logits, target, torch.arange(300) % 3, task="binary", from_logits=True).shape
+        >>> groups = torch.arange(300) % 3
+        >>> by_group(relative_calibration_loss, logits, target, groups, task="binary", from_logits=True).shape
         torch.Size([3])
     """
     if not callable(function):
-        raise TypeError(f"`function` must be a function such as torchcalib.ece, got {function!r}.")
+        raise TypeError(f"`function` must be a function such as torchcalib.functional.ece, got {function!r}.")
     class_axis = options.pop("class_axis", -1)
     input_format = InputFormat(task, class_axis=class_axis)
     input_format.check(preds, target, options.get("weights"))

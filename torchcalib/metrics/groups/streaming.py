@@ -9,7 +9,7 @@ from torchcalib.core.arguments import check_count
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind, SumsKind
-from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.groups.samples import MOST_GROUPS, GroupedSample, GroupedSamplesKind
 from torchcalib.metrics.groups.sums import SumsByGroup
@@ -57,7 +57,7 @@ class ByGroup(WrappedMetric[Any]):
         if not isinstance(metric, CalibrationMetric):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. "
-                "For a function use torchcalib.by_group."
+                "For a function use torchcalib.functional.by_group."
             )
         if isinstance(metric, WrappedMetric):
             raise ValueError(
@@ -106,18 +106,20 @@ class ByGroup(WrappedMetric[Any]):
         total: Tensor = statistic.read(_size) if isinstance(statistic, GroupedSample) else statistic.total
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
-    def evidence_from(self, statistic: Any, **how: Any) -> Evidence:
+    def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
         """Return the evidence of a statistic, `(G, ...)`; NaN for a group without samples."""
         metric = self.metric
         if not isinstance(statistic, GroupedSample):
-            return metric.evidence_from(statistic, **how)
+            return metric.test_from(statistic, **how)
 
         def columns(sample: RankedSample) -> Tensor:
-            found = metric.evidence_from(sample, **how)
-            return torch.stack((found.value, found.noise_floor, found.p_value, found.low, found.high), -1)
+            found = metric.test_from(sample, **how)
+            return torch.stack((found.statistic, found.noise_floor, found.p_value, found.low, found.high), -1)
 
         value, noise_floor, p_value, low, high = statistic.read(columns).unbind(-1)
-        return Evidence(value=value, noise_floor=noise_floor, p_value=p_value, low=low, high=high, level=how["level"])
+        return CalibrationTest(
+            statistic=value, noise_floor=noise_floor, p_value=p_value, low=low, high=high, level=how["level"]
+        )
 
     def worst(self, k: int | None = 10, *, by: By = "excess", n_replicates: int = 199, seed: int = 0) -> GroupTable:
         """Return the k worst groups, over all ranks if `torch.distributed` is running.
@@ -142,19 +144,19 @@ class ByGroup(WrappedMetric[Any]):
             ValueError: for bad arguments, or if there is more than one value for a group.
         """
         statistic = self._synced_statistic()
-        found = self.evidence_from(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
-        if found.value.dim() > 1:
+        found = self.test_from(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
+        if found.statistic.dim() > 1:
             raise ValueError(
-                f"`metric` must have one value for each group, got shape {tuple(found.value.shape)}. "
+                f"`metric` must have one value for each group, got shape {tuple(found.statistic.shape)}. "
                 "Average over classes, and keep no batch axes apart."
             )
 
-        def again(groups: Tensor, n_replicates: int) -> Evidence:
+        def again(groups: Tensor, n_replicates: int) -> CalibrationTest:
             if isinstance(statistic, GroupedSample):
                 some: Any = statistic.of_groups(groups)
             else:
                 some = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # an accumulator of sums
-            return self.evidence_from(some, level=0.95, n_replicates=n_replicates, seed=seed)
+            return self.test_from(some, level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, again, n_replicates)
         return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
@@ -167,7 +169,7 @@ class ByGroup(WrappedMetric[Any]):
         if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
                 f"`metric` must keep sums that can be split by group, or samples, got {self.metric}. "
-                "Use torchcalib.by_group with its function."
+                "Use torchcalib.functional.by_group with its function."
             )
         return SumsKind(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *kind.shape))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_choice, check_count
-from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.inference.words import p_words
 from torchcalib.io.errors import printable
 
@@ -55,19 +55,19 @@ class GroupTable:
 
     @classmethod
     def of(
-        cls, groups: Sequence[int | str], n: Tensor, found: Evidence, *, k: int | None = None, by: By = "excess"
+        cls, groups: Sequence[int | str], n: Tensor, found: CalibrationTest, *, k: int | None = None, by: By = "excess"
     ) -> "GroupTable":
         """Make a table of the k worst groups (None: all) that hold samples, from the evidence of every group `(G,)`."""
         check_choice("by", by, get_args(By))
         if k is not None:
             check_count("k", k)
-        held = (found.value.isfinite() & (n > 0)).nonzero().squeeze(-1)
+        held = (found.statistic.isfinite() & (n > 0)).nonzero().squeeze(-1)
         of_held, n = found[held], n[held]
         adjusted = adjusted_p_values(of_held.p_value)
         spread = (of_held.high - of_held.low) / (2 * NormalDist().inv_cdf((1 + found.level) / 2))
         shrunk = shrunk_to_mean((of_held.low + of_held.high) / 2, spread)
-        excess = of_held.value.abs() - of_held.noise_floor
-        ranked = {"excess": excess, "value": of_held.value.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
+        excess = of_held.statistic.abs() - of_held.noise_floor
+        ranked = {"excess": excess, "value": of_held.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
         # By the excess where the rest is equal; NaN last.
         order = excess.argsort(descending=True, stable=True)
         order = order[ranked[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
@@ -78,7 +78,7 @@ class GroupTable:
         return cls(
             group=tuple(groups[k] for k in column(held)),
             n=column(n),
-            value=column(of_held.value),
+            value=column(of_held.statistic),
             noise_floor=column(of_held.noise_floor),
             p_value=column(adjusted),
             shrunk=column(shrunk),
@@ -126,7 +126,9 @@ class GroupTable:
         return "\n".join(lines)
 
 
-def resolved(found: Evidence, again: Callable[[Tensor, int], Evidence], n_replicates: int) -> Evidence:
+def resolved(
+    found: CalibrationTest, again: Callable[[Tensor, int], CalibrationTest], n_replicates: int
+) -> CalibrationTest:
     """Return evidence of groups with p-values that are fine enough to be adjusted for their number.
 
     Of R replicates no p-value is below 1 / (R + 1), which times the number of groups may not be small at all. Groups

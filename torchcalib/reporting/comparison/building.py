@@ -26,8 +26,8 @@ from torchcalib.reporting.comparison.system import (
     expected_ece,
 )
 from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.evidence import LEVEL
 from torchcalib.reporting.sentence import comparison_sentence
+from torchcalib.reporting.testing import LEVEL
 
 N_REPLICATES = 999
 """24 of them lie below the interval, and 24 above."""
@@ -75,7 +75,7 @@ def compare(
     Args:
         systems: predictions by the name of their system, the baseline first: probabilities (or logits), binary `(N,)`,
             multi-class `(N, C)`, multi-label `(N, L)`; further axes are samples too. Two at least.
-        target: labels or soft targets of all systems; see `torchcalib.nll`.
+        target: labels or soft targets of all systems; see `torchcalib.functional.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
@@ -84,14 +84,14 @@ def compare(
         nan_policy: `"drop"` leaves out rows for which a system predicts NaN, an infinite probability, or logits that
             are all -inf, in all systems, and counts them in `Comparison.n_dropped`; `"raise"` raises.
         from_logits: whether predictions are logits; one for all or, by name, for each.
-        weights: of samples, `(N,)`, for all systems; for this and the rest see `torchcalib.InputOptions`.
+        weights: of samples, `(N,)`, for all systems; for this and the rest see `torchcalib.functional.InputOptions`.
         ignore_index: rows with this target are dropped.
         positive_classes: evaluate multi-class input as binary, these classes against the rest.
         class_axis: the axis of classes or labels.
 
     Returns:
         A `Comparison`. Print it, index it (`compared["nll"].differences["b"]`), or make files of it with
-        `torchcalib.save_comparison`.
+        `torchcalib.reporting.save_comparison`.
 
     Raises:
         TypeError, ValueError: for bad input; the message names the rule and the system.

@@ -7,14 +7,14 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from torchcalib.inference.bootstrap import Interval
+from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.binned import ACE, BinnedMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
-from torchcalib.reporting.evidence import LEVEL, interval_of
 from torchcalib.reporting.lines import ERRORS, SCORES
+from torchcalib.reporting.testing import LEVEL, interval_of
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)

@@ -15,7 +15,7 @@ from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, Brier
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.reporting.monitoring.history import History, HistoryRow
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, words
 
@@ -46,7 +46,7 @@ def usual_metrics(
         "accuracy": Accuracy(**given),
         "nll": NLL(**given),
         "nce": NLL(**given, normalize="prior"),
-        "brier": Brier(**given),
+        "brier": BrierScore(**given),
         "ecd": ECD(**given),
         "ece": ECE(**given, n_bins=n_bins),
         "esce": ESCE(**given, n_bins=n_bins),

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcalib.inference.evidence import Evidence
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 
 
-def evidence(
+def calibration_test(
     metric: CalibrationMetric[Any],
     preds: Tensor,
     target: Tensor,
@@ -19,7 +19,7 @@ def evidence(
     n_replicates: int = 999,
     seed: int = 0,
     with_interval: bool = True,
-) -> Evidence:
+) -> CalibrationTest:
     """Return a calibration error with its noise floor, the p-value of perfect calibration and an interval.
 
     Outcomes are simulated from the predicted confidences and the metric is recomputed (consistency resampling). Rows
@@ -32,7 +32,7 @@ def evidence(
 
     For averages over classes, whose outcomes depend on each other, p-values are combined by a Cauchy combination. An
     average of signed errors is tested by its absolute value, with independent labels. Over classes that exclude each
-    other it is 0 for every model, and so is its evidence.
+    other it is 0 for every model, and so is its noise floor.
 
     Args:
         metric: an error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
@@ -45,10 +45,10 @@ def evidence(
         with_interval: False leaves the interval NaN, which saves most of the time.
 
     Returns:
-        `Evidence` of the shape of the value. NaN without data. If bins follow from the outcomes or decisions are
+        `CalibrationTest` of the shape of the value. NaN without data. If bins follow from the outcomes or decisions are
         counted (TCE), no value is free of noise: the interval is that of the expected value at this number of samples,
         whose least value is the noise floor. For smECE and ICI it is NaN, because it would take long;
-        `torchcalib.bootstrap` computes the interval of the value with its noise.
+        `torchcalib.inference.bootstrap` computes the interval of the value with its noise.
 
     Raises:
         TypeError, ValueError: for bad input; the message states the rule.
@@ -64,8 +64,8 @@ def evidence(
         >>> import torch
         >>> from torchcalib import ECE
         >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.8]), torch.tensor([0, 1, 0, 1])
-        >>> found = evidence(ECE(task="binary", n_bins=2), preds, target)
-        >>> round(found.value.item(), 4), round(found.p_value.item(), 2)
+        >>> found = calibration_test(ECE(task="binary", n_bins=2), preds, target)
+        >>> round(found.statistic.item(), 4), round(found.p_value.item(), 2)
         (0.15, 1.0)
     """
     if not isinstance(metric, CalibrationMetric):
@@ -75,4 +75,4 @@ def evidence(
     fresh = deepcopy(metric)
     fresh.reset()
     fresh.update(preds, target, weights=weights)
-    return fresh.evidence(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)
+    return fresh.test(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)

@@ -23,8 +23,8 @@ from scipy import stats
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
-from torchcalib.inference import evidence, simulation
-from torchcalib.inference.evidence import ErrorTest, evidence_of
+from torchcalib.inference import calibration_test, simulation, testing
+from torchcalib.inference.testing import ErrorTest, evidence_of
 from torchcalib.metrics.binned import ece_from_bins
 
 
@@ -51,21 +51,21 @@ def test_p_value_of_equal_rows_that_are_all_1_is_that_of_scipy_binomtest_for_eve
     assert stats.binomtest(n, n, 0.5).pvalue == expected
     for error in (tc.ECE, tc.ESCE, tc.MCE, tc.KS, tc.ACE, tc.CORP):
         given = torch.full((n,), 0.5), torch.ones(n, dtype=torch.int64)
-        found = tc.evidence(error(task="binary"), *given, seed=seed, with_interval=False)
+        found = calibration_test(error(task="binary"), *given, seed=seed, with_interval=False)
         assert float(found.p_value) == pytest.approx(expected, abs=deviations(expected, 999)), error
 
 
 @pytest.mark.parametrize("error", [tc.ECE, tc.ESCE, tc.RMSCE, tc.KS, tc.CORP, tc.SmECE])
 def test_p_value_of_an_error_of_exactly_0_is_1(error):
     p, y = torch.full((10,), 0.5), torch.arange(10) % 2
-    found = tc.evidence(error(task="binary"), p, y, with_interval=False, **FEW)
-    assert abs(float(found.value)) < 1e-12
+    found = calibration_test(error(task="binary"), p, y, with_interval=False, **FEW)
+    assert abs(float(found.statistic)) < 1e-12
     assert float(found.p_value) == 1
     if error is tc.ECE:
         p, y, _ = calibrated("uniform", 60, 20)
-        found = metric_of(tc.TCE, p, y).evidence(**FEW)
-        assert bool((found.value == 0).any())
-        assert bool((found.p_value[found.value == 0] == 1).all())
+        found = metric_of(tc.TCE, p, y).test(**FEW)
+        assert bool((found.statistic == 0).any())
+        assert bool((found.p_value[found.statistic == 0] == 1).all())
 
 
 def test_p_value_counts_replicates_at_least_as_large_slow_loop():
@@ -92,7 +92,7 @@ def test_values_that_are_equal_but_for_rounding_are_ties_binomial_distribution()
     """All confidences are equal: the KS distance is |k - np| / n, in whatever order it is summed."""
     n, p = 200, 0.03
     y = torch.stack([(torch.arange(n) * 37 % n < k).long() for k in range(13)])
-    found = metric_of(tc.KS, torch.full((13, n), p, dtype=F64), y).evidence(n_replicates=1_999, with_interval=False)
+    found = metric_of(tc.KS, torch.full((13, n), p, dtype=F64), y).test(n_replicates=1_999, with_interval=False)
     pmf = stats.binom.pmf(range(n + 1), n, p)
     for k, p_value in enumerate(found.p_value.tolist()):
         expected = math.fsum(pmf[j] for j in range(n + 1) if abs(j - n * p) >= abs(k - n * p) - 1e-9)
@@ -108,12 +108,12 @@ def test_draws_do_not_depend_on_chunking(error, monkeypatch):
     y = (torch.rand(3, 40, 4, generator=generator, dtype=F64) < p).long()
     metric = error(task="multilabel", num_labels=4, batch_shape=(3,))
     metric.update(p, y)
-    whole = metric.evidence(**FEW)
-    monkeypatch.setattr(evidence, "_IN_CACHE", 39 * 40)  # a series at a time
-    same(metric.evidence(**FEW), whole)
+    whole = metric.test(**FEW)
+    monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # a series at a time
+    same(metric.test(**FEW), whole)
     monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
     monkeypatch.setattr(simulation, "MOST_DRAWN", 10 * 40)
-    same(metric.evidence(**FEW), whole)
+    same(metric.test(**FEW), whole)
 
 
 def test_draws_do_not_depend_on_left_out_samples(monkeypatch):
@@ -122,15 +122,15 @@ def test_draws_do_not_depend_on_left_out_samples(monkeypatch):
     y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
     gone = p.clone()
     gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
-    monkeypatch.setattr(evidence, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
-    monkeypatch.setattr(evidence, "RUNS_ON_PATHS", 57)
+    monkeypatch.setattr(testing, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
+    monkeypatch.setattr(testing, "RUNS_ON_PATHS", 57)
     for with_interval in (True, False):
-        together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).evidence(with_interval=with_interval, **FEW)
+        together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).test(with_interval=with_interval, **FEW)
         for k in range(2):
             kept = ~gone[k].isnan()
             rows = torch.stack((p[k, kept], p[k, kept]))  # the series has the number that it has together
             alone = metric_of(tc.KS, rows, torch.stack((y[k, kept], y[k, kept])))
-            same(alone.evidence(with_interval=with_interval, **FEW)[k], together[k])
+            same(alone.test(with_interval=with_interval, **FEW)[k], together[k])
 
 
 def test_floating_weights_are_no_copies_and_noise_of_soft_targets_is_estimated():
@@ -140,7 +140,7 @@ def test_floating_weights_are_no_copies_and_noise_of_soft_targets_is_estimated()
     """
     (p,), (y,), _ = calibrated("uniform", 4_000, 1)
     twice = torch.full((4_000,), 2.0)
-    evidence = partial(tc.evidence, tc.ECE(task="binary", n_bins=7), p)
+    evidence = partial(calibration_test, tc.ECE(task="binary", n_bins=7), p)
     plain, important, copied = (evidence(y, weights=w) for w in (None, twice, twice.long()))
     assert float(important.noise_floor) == pytest.approx(float(plain.noise_floor), rel=1e-9)
     assert float(plain.noise_floor / copied.noise_floor) == pytest.approx(math.sqrt(2), rel=0.05)
@@ -152,7 +152,7 @@ def test_floating_weights_are_no_copies_and_noise_of_soft_targets_is_estimated()
 
 def test_debiased_rmsce_is_tested_by_the_plain_one():
     (p,), (y,), _ = calibrated("uniform", 500, 1)
-    plain, debiased = (tc.evidence(tc.RMSCE(task="binary", debiased=d), p, y) for d in (False, True))
+    plain, debiased = (calibration_test(tc.RMSCE(task="binary", debiased=d), p, y) for d in (False, True))
     assert float(plain.p_value) == float(debiased.p_value)
     assert float(debiased.noise_floor) < float(plain.noise_floor) / 2
 
@@ -161,7 +161,7 @@ def test_debiased_rmsce_is_tested_by_the_plain_one():
 def test_p_values_of_few_rows_are_valid(name):
     for kind, n in product(CONFIDENCES, (1, 2, 5, 12)):
         p, y, _ = calibrated(kind, n, 500, seed=n)
-        check_valid(metric_of(ERRORS[name][0], p, y).evidence(n_replicates=99, with_interval=False).p_value)
+        check_valid(metric_of(ERRORS[name][0], p, y).test(n_replicates=99, with_interval=False).p_value)
 
 
 SETTINGS = [("ece", 200, "uniform"), ("ece", 200, "mostly 0.99"), ("ece", 2_000, "beta(8,1)")]
@@ -175,7 +175,7 @@ def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name,
     found, atoms = [], []
     for seed in range(0, n_data, at_once):
         p, y, _ = calibrated(kind, n, min(at_once, n_data - seed), seed)
-        found.append(metric_of(error, p, y).evidence(n_replicates=199, seed=seed, with_interval=False).p_value)
+        found.append(metric_of(error, p, y).test(n_replicates=199, seed=seed, with_interval=False).p_value)
         atoms.append((2 * math.pi * (p * (1 - p)).sum(-1)) ** -0.5)
     check_valid(torch.cat(found))
     # ESCE depends on the number of positives alone, whose most frequent value has about the probability of a normal
@@ -187,9 +187,9 @@ def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name,
 
 def test_p_values_of_ece_with_floating_weights_are_uniform():
     metric = metric_of(tc.ECE, *calibrated("beta(1,12)", 2_000, 2_000, weighted=True))
-    check_uniform(metric.evidence(n_replicates=199, with_interval=False).p_value, 199)
+    check_uniform(metric.test(n_replicates=199, with_interval=False).p_value, 199)
 
 
 def test_intervals_of_ece_cover_the_error_of_a_calibrated_model_which_is_0():
-    found = metric_of(tc.ECE, *calibrated("beta(8,1)", 200, 2_000)).evidence(n_replicates=199)
+    found = metric_of(tc.ECE, *calibrated("beta(8,1)", 200, 2_000)).test(n_replicates=199)
     check_covers(found.low == 0)

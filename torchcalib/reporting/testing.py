@@ -1,4 +1,4 @@
-"""Evidence and intervals of lines.
+"""CalibrationTest and intervals of lines.
 
 Calibration errors have a noise floor, a p-value and an interval, which follow from the accumulated statistics of any
 number of samples. Other lines have bootstrap intervals.
@@ -16,9 +16,9 @@ from torch import Tensor
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
-from torchcalib.inference.bootstrap import Interval, Resampling
-from torchcalib.inference.evidence import ErrorTest, Evidence, evidence_of_each
+from torchcalib.inference.resampling import Interval, Resampling
 from torchcalib.inference.simulation import RUNS_ON_PATHS
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of_each
 from torchcalib.inference.words import listed
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, rmsce_from_bins
@@ -46,12 +46,12 @@ _MOST_REPLICATES = 1039
 """The smallest p-value is then below 0.001, and 95 % intervals end at order statistics."""
 
 
-def evidence_of(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, Evidence], tuple[str, ...]]:
+def evidence_of(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
     """Return the evidence of every calibration error, by the keys of lines, and notes on omissions.
 
     Without intervals there is only that of errors over equal-width bins.
     """
-    found: dict[str, Evidence] = {}
+    found: dict[str, CalibrationTest] = {}
     notes: list[str] = []
     for mode in s.bins:
         found |= _of_bins(s, mode, with_intervals, notes)
@@ -60,7 +60,7 @@ def evidence_of(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, Evide
     return found, tuple(notes)
 
 
-def _of_bins(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[str]) -> dict[str, Evidence]:
+def _of_bins(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[str]) -> dict[str, CalibrationTest]:
     """Return the evidence of errors over equal-width bins, and add notes.
 
     The ECE always has an interval, unless there are too many bins, because the sentence of a report needs it; but not
@@ -79,14 +79,14 @@ def _of_bins(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[s
     _note_few({"errors over bins": n_replicates}, mode, notes)
     if has_most:
         notes.append(
-            f"Errors over bins, {GROUPS[mode]}, have no interval with so many classes or labels; `evidence` of "
+            f"Errors over bins, {GROUPS[mode]}, have no interval with so many classes or labels; `calibration_test` of "
             "their metrics computes it."
         )
     found = evidence_of_each(tests, b, average=average, n_replicates=n_replicates)
     return {f"{name}/{mode}": evidence for name, evidence in found.items()}
 
 
-def _in_order(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, Evidence]:
+def _in_order(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, CalibrationTest]:
     """Return the evidence of rank-based errors, and add notes. Without labels TCE and MCB have none."""
     given: dict[str, Any] = {"task": s.task, "mode": mode}
     if s.task == "multilabel":
@@ -102,10 +102,10 @@ def _in_order(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, Evi
     _note_few({name.upper(): n for name, n in drawn.items()}, mode, notes)
     if without := [name.upper() for name in metrics if name not in drawn]:
         notes.append(
-            f"There is no noise floor of {listed(without)}, {GROUPS[mode]}, with so many labels; `evidence` of "
+            f"There is no noise floor of {listed(without)}, {GROUPS[mode]}, with so many labels; `calibration_test` of "
             "their metrics computes it."
         )
-    return {f"{name}/{mode}": metrics[name].evidence_from(sample, n_replicates=n) for name, n in drawn.items()}
+    return {f"{name}/{mode}": metrics[name].test_from(sample, n_replicates=n) for name, n in drawn.items()}
 
 
 def _note_few(drawn: Mapping[str, int], mode: NamedMode, notes: list[str]) -> None:
@@ -123,7 +123,9 @@ def _replicates(affordable: int, at_least: int) -> int:
     return min(max(affordable, at_least), _MOST_REPLICATES)
 
 
-def with_evidence(lines: Iterable[Line], found: Mapping[str, Evidence], *, with_intervals: bool = True) -> list[Line]:
+def with_evidence(
+    lines: Iterable[Line], found: Mapping[str, CalibrationTest], *, with_intervals: bool = True
+) -> list[Line]:
     """Return lines with their evidence."""
 
     def changed(line: Line) -> Line:
@@ -164,7 +166,9 @@ def with_intervals(
             fast.append(each)
             continue
         what = "samples times classes" if n_events > p.samples.numel() else "samples"
-        notes.append(f"There is no interval of {each.name}, above {most:,} {what}; torchcalib.bootstrap computes it.")
+        notes.append(
+            f"There is no interval of {each.name}, above {most:,} {what}; torchcalib.inference.bootstrap computes it."
+        )
     try:
         replicates = _bootstrap(p, fast)
     except (RuntimeError, ValueError) as error:  # memory, or more copies in a replicate than can be counted

@@ -140,9 +140,9 @@ def bootstrap(
     calibration losses it covers the choice of the data, not the split into folds.
 
     Args:
-        metric: a function of torchcalib such as `ece`, `partial(rcl, score="brier")`, or another one that is called as
-            `metric(preds, target, task=task, weights=weights, **options)` and returns `(R, ...)` for weights
-            `(R, ..., N)`. It may return a named tuple of such tensors.
+        metric: a function of torchcalib such as `ece`, `partial(relative_calibration_loss, score="brier")`, or another
+            one that is called as `metric(preds, target, task=task, weights=weights, **options)` and returns `(R, ...)`
+            for weights `(R, ..., N)`. It may return a named tuple of such tensors.
         preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the metric.
         target: as for the metric.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
@@ -168,7 +168,7 @@ def bootstrap(
         Posterior Probabilities (TMLR), for calibration losses.
 
     Example:
-        >>> from torchcalib import brier_score
+        >>> from torchcalib.functional import brier_score
         >>> preds, target = torch.tensor([0.9, 0.8, 0.3, 0.6, 0.2]), torch.tensor([1, 1, 0, 0, 1])
         >>> found = bootstrap(brier_score, preds, target, task="binary")
         >>> [round(x.item(), 3) for x in (found.low, found.value, found.high)]
@@ -178,7 +178,7 @@ def bootstrap(
     check_level(level, n_replicates)
     check_seed(seed)
     if not callable(metric):
-        raise TypeError(f"`metric` must be a function such as torchcalib.ece, got {metric!r}.")
+        raise TypeError(f"`metric` must be a function such as torchcalib.functional.ece, got {metric!r}.")
     names = InputOptions.__annotations__
     p = read_input(task, preds, target, {"weights": weights, **{k: v for k, v in options.items() if k in names}})
     if p.replicates:

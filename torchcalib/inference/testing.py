@@ -1,4 +1,4 @@
-"""Evidence of miscalibration: an error, its null distribution for a calibrated model, its p-value and its interval."""
+"""Tests of calibration: an error, its null distribution for a calibrated model, its p-value and its interval."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ _IN_CACHE = 2**16  # numbers of replicates that are processed at a time: fresh m
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evidence:
+class CalibrationTest:
     """A calibration error with its expected value under perfect calibration, a p-value and an interval.
 
     Attributes:
-        value: error of the data `(...)`.
+        statistic: error of the data `(...)`.
         noise_floor: expected value of the error if the model is perfectly calibrated, given its confidences `(...)`.
             For a signed error it is the expected absolute value.
         p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. It is
@@ -42,7 +42,7 @@ class Evidence:
         level: share of data sets like this one whose interval holds the error of the model.
     """
 
-    value: Tensor
+    statistic: Tensor
     noise_floor: Tensor
     p_value: Tensor
     low: Tensor
@@ -50,9 +50,9 @@ class Evidence:
     level: float
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `found[k]` is the evidence of batch element, group or class k."""
-        if self.value.dim() < 1:
-            raise IndexError("evidence of one value has no batch axis to index")
+        """Index the batch axes: `found[k]` is the test of batch element, group or class k."""
+        if self.statistic.dim() < 1:
+            raise IndexError("a test of one value has no batch axis to index")
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "level"}
         return replace(self, **{name: tensor[index] for name, tensor in tensors.items()})
 
@@ -61,9 +61,9 @@ class Evidence:
 
     def __str__(self) -> str:
         """Return one line for each value."""
-        if self.value.dim():
-            return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.value)))
-        value, floor, p, low, high = map(float, (self.value, self.noise_floor, self.p_value, self.low, self.high))
+        if self.statistic.dim():
+            return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.statistic)))
+        value, floor, p, low, high = map(float, (self.statistic, self.noise_floor, self.p_value, self.low, self.high))
         return in_one_line(value, floor, p, low, high, self.level)
 
 
@@ -87,7 +87,7 @@ class ErrorTest(NamedTuple):
         return self.tested_by or self.value
 
 
-def evidence_of(test: ErrorTest, statistic: Statistic, **how: Any) -> Evidence:
+def evidence_of(test: ErrorTest, statistic: Statistic, **how: Any) -> CalibrationTest:
     """Return the evidence of one error; see `evidence_of_each`."""
     return evidence_of_each({"": test}, statistic, **how)[""]
 
@@ -101,7 +101,7 @@ def evidence_of_each(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
-) -> dict[str, Evidence]:
+) -> dict[str, CalibrationTest]:
     """Return the evidence of several errors of one statistic, from the same simulated outcomes.
 
     Outcomes are simulated from the confidences, as if the model were perfectly calibrated (consistency resampling),
@@ -122,7 +122,7 @@ def evidence_of_each(
         seed: seed of the draws, which are the same on every device.
 
     Returns:
-        `Evidence` of `(...)` by name, without the last axis for an average. NaN without data.
+        `CalibrationTest` of `(...)` by name, without the last axis for an average. NaN without data.
 
     Raises:
         TypeError, ValueError: for bad arguments.
@@ -142,7 +142,7 @@ def evidence_of_each(
             if name in tested:
                 columns = (torch.cat(x).reshape(value.shape) for x in zip(*(of[name] for of in pieces), strict=True))
                 floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
-            found[name] = Evidence(value, floor, p_value, low, high, level)
+            found[name] = CalibrationTest(value, floor, p_value, low, high, level)
         return found
 
 

@@ -1,0 +1,63 @@
+"""Every metric as a function of predictions and targets, and the tables and curves behind them."""
+
+from torchcalib.core.arguments import InputOptions
+from torchcalib.core.bins import BinTable, TCETable
+from torchcalib.metrics.binned import ace, calibration_curve, ece, esce, mce, rmsce
+from torchcalib.metrics.canonical import canonical_error
+from torchcalib.metrics.decision import bayes_decisions, bayes_risk, expected_cost
+from torchcalib.metrics.gaussian import nees
+from torchcalib.metrics.groups.function import by_group
+from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.metrics.kernel import skce
+from torchcalib.metrics.label_distribution import entropy_gap, kl_divergence, squared_distance, total_variation
+from torchcalib.metrics.logistic import cox, spiegelhalter
+from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
+from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
+from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
+from torchcalib.metrics.smooth import ici, smece, smece_width
+from torchcalib.metrics.test_based import gce, tce, tce_table
+
+__all__ = [
+    "BayesRiskCurve",
+    "BinTable",
+    "CORPCurve",
+    "CORPDecomposition",
+    "GroupTable",
+    "InputOptions",
+    "TCETable",
+    "accuracy",
+    "ace",
+    "bayes_decisions",
+    "bayes_risk",
+    "bayes_risk_area",
+    "bayes_risk_curve",
+    "brier_score",
+    "by_group",
+    "calibration_curve",
+    "canonical_error",
+    "corp",
+    "corp_curve",
+    "cox",
+    "ecd",
+    "ece",
+    "entropy_gap",
+    "esce",
+    "expected_cost",
+    "gce",
+    "ici",
+    "kl_divergence",
+    "ks",
+    "mce",
+    "nees",
+    "nll",
+    "optimal_threshold_cost",
+    "rmsce",
+    "skce",
+    "smece",
+    "smece_width",
+    "spiegelhalter",
+    "squared_distance",
+    "tce",
+    "tce_table",
+    "total_variation",
+]

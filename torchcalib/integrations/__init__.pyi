@@ -1,0 +1,3 @@
+from torchcalib.integrations.huggingface import CalibrationMetrics as CalibrationMetrics
+from torchcalib.integrations.lightning import CalibrationMonitor as CalibrationMonitor
+from torchcalib.metrics.distributed_sampler import distinct_rows as distinct_rows
