@@ -22,7 +22,7 @@ TESTED = [
     case
     for case in CASES
     if case.cls.test_from is not CalibrationMetric.test_from
-    and case.cls is not tc.Cox
+    and case.cls not in (tc.Cox, tc.SKCE)
     and not case.format.hard_targets
     and case.options.get("component", "ici") == "ici"
     and case.cls is not tc.SmECE  # of many cells, whose sums are looked at below

@@ -16,8 +16,8 @@ from oracles import ranked as oracles_ranked
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
 
-SCORES = ("nll", "brier", "ecd", "accuracy", "bayesrisk")
-SCORES += ("totalvariation", "kldivergence", "entropydifference", "votesdistance")
+SCORES = ("nll", "brierscore", "ecd", "accuracy", "bayesrisk")
+SCORES += ("totalvariation", "kldivergence", "entropygap", "squareddistance")
 MODES = {  # the default first
     "binary": ["positive", "top_label"],
     "multiclass": ["top_label", "classwise"],
@@ -259,23 +259,23 @@ def score_parts(metric, row, options, binary):
         return [-xmul(t, max(z, floor)) for t, z in zip(row.t, row.log_q, strict=True)]
     if metric == "ecd":
         return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
-    if metric == "brier":
+    if metric == "brierscore":
         # (p - y)^2 of [ECD] eq. 2, with the sum over the other classes in place of 1 - p
         return [(row.t[0] * row.q[1] - row.t[1] * row.q[0]) ** 2 if binary else oracles.brier_of(row.q, row.t)]
     if metric == "accuracy":
         return [row.t[row.top]]
     if options.get("component") == "noise_floor":  # a label is one vote
-        floors = {"totalvariation": oracles.total_variation_floor, "votesdistance": oracles.brier_floor}
+        floors = {"totalvariation": oracles.total_variation_floor, "squareddistance": oracles.brier_floor}
         return [floors.get(metric, oracles.entropy_floor)(row.q, 1)]
     if metric == "totalvariation":
         return [abs(q - t) / 2 for q, t in zip(row.q, row.t, strict=True)]
-    if metric in ("kldivergence", "entropydifference"):
+    if metric in ("kldivergence", "entropygap"):
         own = [oracles.xlogy(t, t) for t in row.t]
         if metric == "kldivergence":
             return own + score_parts("nll", row, {}, binary)
         return own + [-xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)]
-    if metric == "votesdistance":
-        return score_parts("brier", row, {}, binary)
+    if metric == "squareddistance":
+        return score_parts("brierscore", row, {}, binary)
     costs = options.get("cost")
     if costs is None:
         check_whole(row.t)  # 1 less the share of the top, or the shares of the others
@@ -290,7 +290,7 @@ def score_of_prior(metric, shares, ts, options, binary):
     """Per sample, what always predicting `shares` would get."""
     if metric == "nll":
         return [oracles.nll_of(shares, t) for t in ts]
-    if metric == "brier":
+    if metric == "brierscore":
         return [(oracles.binary_brier_of if binary else oracles.brier_of)(shares, t) for t in ts]
     n = len(shares)
     costs = options.get("cost") or [[float(j != k) for j in range(n)] for k in range(n)]
@@ -325,7 +325,7 @@ def score_value(metric, rows, options, binary, n_classes):
             naive = oracles.mean(naive, weights)
         else:
             naive = oracles.mean_at_priors(naive, [t.index(1.0) for t in ts], weights, shares)
-        if metric == "brier" and naive < 1e-4 and any(t != ts[0] for t in ts):
+        if metric == "brierscore" and naive < 1e-4 and any(t != ts[0] for t in ts):
             raise Undecided  # a difference of numbers next to each other: as many digits are lost as it is small
         value, size = ratio(value, naive), abs(ratio(size, naive))
     return value, size

@@ -64,7 +64,7 @@ def test_json_is_strict_and_complete():
     assert content["tables"]["positive"]["upper"] == [1 / 3, 2 / 3, 1]
     stage, expected = json.loads(calibrated("binary").to_json())["calibration"], calibrated("binary")
     assert stage["recommendation"]["text"] == expected.recommendation.text
-    assert stage["calibrator"] == "Temperature()"
+    assert stage["calibrator"] == "TemperatureScaling()"
     assert stage["raw"] == pytest.approx({"NLL": expected["nll"], "Brier score": expected["brier"]}, rel=1e-12)
     gains = [gain.rcl if math.isfinite(gain.rcl) else str(gain.rcl) for gain in expected.calibration.gains]
     assert [gain["rcl"] for gain in stage["gains"]] == gains

@@ -211,7 +211,7 @@ HOSTILE = {
     "text": lambda path: path.write_bytes(b"hello" * 99),
     "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
     "objects": lambda path: torch.save({"format": Evil()}, path),
-    "old format": changed("version", to=6, _use_new_zipfile_serialization=False),
+    "old format": changed("version", to=7, _use_new_zipfile_serialization=False),
     "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
     "a tensor": lambda path: torch.save(torch.ones(3), path),
     "other format": changed("format", to="other"),
@@ -266,15 +266,15 @@ def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, mo
         assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
-    changed("version", to=7)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="`version` of a report state must be 6 for this torchcalib, got 7"):
+    changed("version", to=8)(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="`version` of a report state must be 7 for this torchcalib, got 8"):
         load_report_state(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
         load_report_state(tmp_path / "none.pt")
 
 
 def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
-    for write_sound in (changed("version", to=6), changed("version", to=6, task="binary"), sketch()):
+    for write_sound in (changed("version", to=7), changed("version", to=7, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
         report = load_report_state(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()

@@ -31,6 +31,12 @@ GROUPS: dict[NamedMode, str] = {
     "classwise": "class-wise",
 }
 
+
+def key_of(metric: type) -> str:
+    """Return the first part of the keys of a metric's lines: "brier" for `BrierScore`."""
+    return metric.__name__.lower().removesuffix("score")
+
+
 _TESTED, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and level of the TCE."""
 
@@ -46,7 +52,7 @@ def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str,
 
 _METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
 _METADATA: dict[str, dict[str, Any]] = {
-    **{m.__name__.lower(): _metadata(m) for m in _METRICS},
+    **{key_of(m): _metadata(m) for m in _METRICS},
     **{
         name: _metadata(
             m,
@@ -71,7 +77,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
     """Return a score `(...)`, and its ratio to the score of the class frequencies where that is defined."""
-    values = {metric.__name__.lower(): scored(metric.score, task=task).value(s)}
+    values = {key_of(metric): scored(metric.score, task=task).value(s)}
     if metric in _RELATIVE:
         values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
     return values
@@ -79,7 +85,7 @@ def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str
 
 def error_values(b: BinStats, mode: NamedMode) -> dict[str, Tensor]:
     """Return every error over equal-width bins `(...)`; class-wise the mean over classes."""
-    values = {m.__name__.lower(): m.from_bins(b) for m in ERRORS}
+    values = {key_of(m): m.from_bins(b) for m in ERRORS}
     values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
     classwise = mode == "classwise"
     return {f"{name}/{mode}": value.mean(-1) if classwise else value for name, value in values.items()}
@@ -227,7 +233,7 @@ class Statistics:
         for metric in SCORES:
             s = self.sums[metric.__name__]
             values |= score_values(metric, s, self.task)
-            naive[metric.__name__.lower()] = float(scored(metric.score, task=self.task).of_prior(s))
+            naive[key_of(metric)] = float(scored(metric.score, task=self.task).of_prior(s))
         for mode, bins in self.bins.items():
             values |= error_values(bins, mode)
             if mode in self.samples:

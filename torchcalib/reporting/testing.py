@@ -25,7 +25,7 @@ from torchcalib.metrics.binned import ACE, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS
 from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, score_estimators
+from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, key_of, score_estimators
 
 MOST_CELLS = 2**15
 """Number of bins of all classes together up to which binned errors have intervals."""
@@ -68,7 +68,7 @@ def _of_bins(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[s
     """
     b, average = s.bins[mode], mode == "classwise"
     has_most, over_classes = b.n.numel() > MOST_CELLS, average and s.task == "multiclass"
-    tests = {m.__name__.lower(): ErrorTest(m.from_bins, signed=m.is_signed) for m in ERRORS}
+    tests = {key_of(m): ErrorTest(m.from_bins, signed=m.is_signed) for m in ERRORS}
     tests["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
     tests = {
         name: test._replace(with_interval=not has_most and (with_intervals or (name == "ece" and not over_classes)))

@@ -77,16 +77,16 @@ def _advice(history: History) -> str:
     """Return advice that depends on whether the NLL still falls and the accuracy still rises."""
     best, now = history.best, history.rows[-1]
     if best is None:
-        return "Calibrate the model (calibration.TemperatureScaling)."
+        return "Calibrate the model (torchcalib.calibration.TemperatureScaling)."
     if best is now:
-        return "The NLL still falls: continue the training, and apply TemperatureScaling to the final model."
+        return "The NLL still falls: continue the training, and calibrate the final model by temperature scaling."
     nll = f"The NLL was lowest in {_place(best, history)}, {best.values['nll']:.4g}, and is {now.values['nll']:.4g} now"
     before, after = best.values.get("accuracy", math.nan), now.values.get("accuracy", math.nan)
     keep = f"keep the model of {_place(best, history)} (early stopping)"
     if after > before:
         return (
             f"{nll}, while the accuracy has risen from {before:.1%} to {after:.1%}: {keep}, or calibrate this one "
-            "(calibration.TemperatureScaling)."
+            "(torchcalib.calibration.TemperatureScaling)."
         )
     stands = ", and the accuracy has not risen since" if after <= before else ""
     return f"{nll}{stands}: {keep}."
