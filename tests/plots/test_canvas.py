@@ -33,7 +33,7 @@ def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_by
     figure = Figure()
     ax, other = figure.subplots(1, 2)
     children, limits = len(other.get_children()), other.axis()
-    assert draw(of(), ax) is ax
+    assert draw(of(), ax=ax) is ax
     assert figure.axes == [ax, other]
     assert (len(other.get_children()), other.axis()) == (children, limits)
     first, second = draw(of()), draw(of())
@@ -46,7 +46,7 @@ def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_by
 
 def test_part_of_a_figure_saves_the_whole_figure():
     left, right = Figure().subfigures(1, 2)
-    ax = plots.reliability_diagram(mixed_bins(), left.subplots())
+    ax = plots.reliability_diagram(mixed_bins(), ax=left.subplots())
     right.subplots().set_xlabel("on the right")
     assert "on the right" in to_svg(ax)
 
