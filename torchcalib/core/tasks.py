@@ -43,8 +43,11 @@ def prepare(
     names = _names_of(preds) if class_names is None else checked_names(class_names)
     preds = as_tensor("preds", preds)
     target = _labels("target", target, names, preds.device)
+    n_axes = preds.dim()
     preds, target = _without_single_axes(preds, target)
-    if task is None:
+    if task is None and preds.dim() < n_axes:  # there was an axis of one class
+        task = "binary"
+    elif task is None:
         task = "multiclass" if positive_classes is not None else infer_task(preds, target)
     return Prepared(preds, target, task, names)
 

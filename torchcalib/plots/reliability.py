@@ -131,7 +131,7 @@ def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
             align="edge",
             **_band(style),
         )
-    _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow marks: ", "filled marks: "))
+    _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow: ", "filled: "))
     x, y, gap = bins.confidence[held], bins.frequency[held], bins.gap[held]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
     stroke = np.clip(60 / len(width), 0.5, 1.6)  # the lines of hundreds of bins must not merge

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchcalib.core.tasks import Prepared, encode
+from torchcalib.core.tasks import Prepared
 
 
 def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - the name that scikit-learn has
@@ -87,13 +87,13 @@ def _indices(target: NDArray[Any], classes: Sequence[Any]) -> NDArray[np.int64]:
     """Return the places of labels among the classes of a classifier, numbers or text."""
     known = np.asarray(classes)
     if known.dtype.kind in "OUS":
-        return encode("y", target.astype(object), tuple(map(str, known)))
+        known, target = known.astype(str), target.astype(str)
     order = np.argsort(known)
     try:
         place = np.searchsorted(known, target, sorter=order).clip(max=len(known) - 1)
         indices: NDArray[np.int64] = order[place].astype(np.int64)
         unknown = np.flatnonzero(known[indices] != target)
-    except TypeError:  # text beside numbers
+    except TypeError:  # text where the classifier has numbers
         unknown = np.arange(len(target))
     if len(unknown):
         raise ValueError(
