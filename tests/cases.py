@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 import torch
@@ -18,6 +17,12 @@ COSTS = {  # more decisions than classes, one with a cost in every class, and a 
 }
 
 
+def lead_of(preds, task):
+    """Return the option that keeps all leading axes of `(..., N)` or `(..., N, C)` apart."""
+    axes = preds.dim() - 1 - (task != "binary")
+    return {"batch_dims": axes} if axes > 0 else {}
+
+
 @dataclass(frozen=True)
 class Case:
     """One metric in one setting: its function, its streaming class, and their arguments."""
@@ -30,9 +35,9 @@ class Case:
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
     in_blocks: bool = False  # the value depends on blocks of samples, which are cut in order within each update
 
-    @property
-    def call(self):
-        return partial(self.function, task=self.task, **self.options)
+    def call(self, preds, target, **options):
+        """Call the function, with all leading axes kept apart."""
+        return self.function(preds, target, task=self.task, **self.options, **lead_of(preds, self.task), **options)
 
     def metric(self, **kwargs):
         return self.cls(task=self.task, **self.options, **self.own, **kwargs)

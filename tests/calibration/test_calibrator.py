@@ -24,7 +24,7 @@ def test_without_data_a_fit_is_not_converged(calibrator):
         if calibrator in AFFINE:
             assert transform.outcome == NO_DATA
             assert transform(preds).isnan().all()
-    none = calibrator.fit(torch.rand(0, 5), torch.zeros(0, 5, dtype=torch.int64), task="binary")
+    none = calibrator.fit(torch.rand(0, 5), torch.zeros(0, 5, dtype=torch.int64), task="binary", batch_dims=1)
     assert none.converged.shape == (0,)
     assert none(torch.rand(0, 7)).shape == (0, 7)
     labels = calibrator.fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
@@ -106,7 +106,7 @@ CALLS = [
 @each_calibrator
 def test_wrong_calls_of_calibrators_and_transforms(calibrator):
     logits, target = single(30, lead=(2,))
-    series = calibrator.fit(logits, target, **binary)
+    series = calibrator.fit(logits, target, batch_dims=1, **binary)
     labels = calibrator.fit(logits.T, target.T, task="multilabel", from_logits=True)
     rows = [(what, partial(call, calibrator), error, parts) for what, call, error, *parts in CALLS]
     rows += [

@@ -38,7 +38,7 @@ CALLS = [
     ("seed and calibration", {"calibration": (P, Y), "seed": 3}, ValueError, "`seed` must be left out"),
     ("calibration of one", {"calibration": (P,)}, TypeError, "`calibration` must be (preds, target)"),
     ("calibration of no weight", {"calibration": (P, Y, 0 * P)}, ValueError, "`calibration` must have samples"),
-    ("calibration of another shape", {"calibration": (P[None], Y[None])}, ValueError, "`calibration` must have"),
+    ("calibration of other classes", {"calibration": (P[None], Y[:5])}, ValueError, "`target` must have the shape"),
     ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
     ("calibrator is a class", {"calibrator": TemperatureScaling}, TypeError, "`calibrator` must be"),
     ("unknown score", {"score": "log"}, ValueError, "`score` must be 'nll', 'brier'"),
@@ -86,7 +86,7 @@ def test_wrong_calls_of_one_function():
     wrong = [
         (relative_calibration_loss, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
         (recommend, {"calibrators": []}, "`calibrators` must hold"),
-        (recommend, {"preds": P[None], "target": Y[None]}, "`preds` must have no batch axes"),
+        (recommend, {"preds": P[None], "target": Y[None], "batch_dims": 1}, "`preds` must have no batch axes"),
         (score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
     ]
     given = {"preds": P, "target": Y, "task": "binary"}
@@ -107,7 +107,8 @@ def test_every_option_is_in_the_signature_and_documented(function):
 
 def split(target, n_classes=2, weights=None, **options):
     preds = torch.full((*target.shape, n_classes), 1 / n_classes)
-    return folds_of(read_input("multiclass", preds, target, {"weights": weights}), options)[0]
+    given = {"weights": weights, "batch_dims": target.dim() - 1}
+    return folds_of(read_input("multiclass", preds, target, given), options)[0]
 
 
 def test_folds_are_stratified_over_the_rows_of_positive_weight():

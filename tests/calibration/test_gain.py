@@ -106,7 +106,7 @@ def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype)
 def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
     logits, target = data(80, 4, lead=(2,))
     expected = [function(*series, seed=3, **multi).item() for series in zip(logits, target, strict=True)]
-    assert function(logits, target, seed=3, **multi).tolist() == pytest.approx(expected, abs=1e-7)
+    assert function(logits, target, seed=3, batch_dims=1, **multi).tolist() == pytest.approx(expected, abs=1e-7)
     turned = function(logits[0].T, target[0], class_axis=0, seed=3, **multi)
     assert turned.item() == pytest.approx(expected[0], abs=1e-9)
     logs = logits[0].log_softmax(-1)
@@ -145,10 +145,11 @@ def test_law_integer_weights_are_repeats_and_absent_rows_do_not_matter():
 def test_fits_map(calibrator):
     logits, target = single(60, lead=(3,))
 
-    def loss(logits, target):
-        return calibration_loss(logits, target, score="brier", calibrator=calibrator, train_on_test=True, **binary)
+    def loss(logits, target, **options):
+        given = {"score": "brier", "calibrator": calibrator, "train_on_test": True, **binary, **options}
+        return calibration_loss(logits, target, **given)
 
-    expected = loss(logits, target)
+    expected = loss(logits, target, batch_dims=1)
     assert torch.vmap(loss)(logits, target).allclose(expected, atol=1e-12)
     assert torch.vmap(loss, in_dims=(1, 1))(logits.T, target.T).allclose(expected, atol=1e-12)
     logits[1, 5] = math.nan

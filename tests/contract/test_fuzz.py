@@ -194,7 +194,7 @@ def malform(draw, call):
     """Make of a call one that is refused for its types or shapes."""
     longer = torch.cat([call.target, call.target.new_zeros(1, *call.target.shape[1:])])
     integers, complex_numbers = call.preds.nan_to_num(0, 0, 0).long(), call.preds.to(torch.complex64)
-    wrong = [("preds", value) for value in (integers, complex_numbers, call.preds.tolist(), torch.tensor(0.5))]
+    wrong = [("preds", value) for value in (integers, complex_numbers, ["0.5"], torch.full((7, 6, 5), 0.5))]
     wrong += [("target", longer), ("target", None), ("weights", torch.ones(len(call.target) + 1)), ("weights", 1.0)]
     name, value = wrong[draw(st.integers(0, len(wrong) - 1))]
     call.malformed = f"{name}: {value}"
@@ -225,9 +225,10 @@ def close(found, value, size, call):
 
 
 def updated(metric, call):
-    """Give a metric the batch; where nothing says which axis is which, the samples as an axis of several."""
+    """Give a metric the batch; where the class axis is known from the target, the samples as an axis of several."""
     preds, target, weights = call.preds, call.target, call.weights
-    if not call.lead and "class_axis" not in call.reading and not call.malformed:
+    is_known = call.task == "binary" or (call.task == "multiclass" and target.dim() == 1 and len(set(preds.shape)) == 2)
+    if not call.lead and "class_axis" not in call.reading and not call.malformed and is_known:
         preds, target = preds.expand(1, *preds.shape), target.expand(1, *target.shape)
         weights = None if weights is None else weights.expand(1, *weights.shape)
     metric.update(preds, target, weights=weights)

@@ -31,13 +31,16 @@ def t(*values):
 CALLS = [
     # shape
     ("binary shapes differ", lambda f: f(P2, H, **binary), ValueError, ["`target`", "(2,)", "(3,)"]),
-    ("multiclass without classes", lambda f: f(P2, Y2, **multi), ValueError, ["`preds`", "at least 2 axes", "(2,)"]),
+    ("multiclass without classes", lambda f: f(P2, Y2, **multi), ValueError, ["`preds`", "at least 2 axes", "binary"]),
     ("one class", lambda f: f(Q[:, :1], H, **multi), ValueError, ["at least 2 classes", "task='binary'"]),
-    ("class-first images", lambda f: f(IMAGE, MASK, **multi), ValueError, ["(2, 4, 5)", "pass class_axis=1"]),
+    ("neither axis", lambda f: f(IMAGE, MASK[..., :3], **multi), ValueError, ["`target`", "(2, 4, 3)"]),
+    ("square images", lambda f: f(IMAGE[:, :, 0], IMAGE[:, :, 0], **multi), ValueError, ["`class_axis`", "(2, 3, 5)"]),
     ("class axis out of range", lambda f: f(Q, H, class_axis=2, **multi), ValueError, ["`class_axis`", "got 2"]),
     ("weights too short", lambda f: f(P2, Y2, weights=t(1.0), **binary), ValueError, ["`weights`", "(2,)", "(1,)"]),
     # kind and dtype
-    ("a list", lambda f: f([0.2], t(1), **binary), TypeError, ["`preds`", "torch.Tensor", "list", "torch.as_tensor"]),
+    ("text", lambda f: f(["0.2"], t(1), **binary), TypeError, ["`preds`", "must hold numbers", "'0.2'"]),
+    ("rows of several lengths", lambda f: f([[0.2], [0.3, 0.7]], t(1), **binary), TypeError, ["`preds`", "equal len"]),
+    ("nothing", lambda f: f(None, t(1), **binary), TypeError, ["`preds`", "got None"]),
     ("hard decisions", lambda f: f(t(0, 1), Y2, **binary), TypeError, ["`preds`", "int64", "hard decisions"]),
     ("complex", lambda f: f(P2 + 0j, Y2, **binary), TypeError, ["`preds`", "must be real", "complex64"]),
     ("sparse", lambda f: f(P2.to_sparse(), Y2, **binary), TypeError, ["`preds`", "dense", "to_dense"]),

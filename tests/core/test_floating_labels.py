@@ -162,7 +162,7 @@ def test_shares_compile_and_map():
     metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
 
     def noise(q, t):
-        return metric.accumulator.of(metric.input_format.read(q, t)).noise
+        return metric.accumulator.of(metric.input_format.read(q, t, batch_shape=q.shape[:-1])).noise
 
     expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
     for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):

@@ -86,7 +86,8 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
 def test_slow_loop_soft_targets_of_a_batch(from_logits):
     logits = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
     q, t = logits.softmax(-1), logits.flip(1).softmax(-1)
-    found = F.nll(logits if from_logits else q, t, from_logits=from_logits, task="multiclass", positive_classes=[0, 2])
+    given = {"task": "multiclass", "positive_classes": [0, 2], "from_logits": from_logits, "batch_dims": 1}
+    found = F.nll(logits if from_logits else q, t, **given)
     expected = []
     for rows_of_series, targets in zip(q.tolist(), t.tolist(), strict=True):
         pairs = [(p[0] + p[2], y[0] + y[2]) for p, y in zip(rows_of_series, targets, strict=True)]
@@ -110,12 +111,12 @@ def test_sets_compile_map_and_have_gradients():
     preds, target = rows(F64, n=12)
     preds, target = preds.reshape(2, 6, 10), target.reshape(2, 6)
 
-    def score(p, t):
-        given = {"task": "multiclass", "positive_classes": [0, 1, 2], "validate_args": False}
+    def score(p, t, batch_dims=0):
+        given = {"task": "multiclass", "positive_classes": [0, 1, 2], "validate_args": False, "batch_dims": batch_dims}
         return F.nll(p, t, **given) + F.brier_score(p, t, **given) + F.ecd(p, t, **given)
 
-    expected = score(preds, target)
+    expected = score(preds, target, 1)
     torch.testing.assert_close(torch.vmap(score)(preds, target), expected)
     torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(score, fullgraph=True, backend="eager")(preds, target), expected)
+    torch.testing.assert_close(torch.compile(score, fullgraph=True, backend="eager")(preds, target, 1), expected)
     assert torch.autograd.gradcheck(lambda p: score(p, target), preds.requires_grad_())

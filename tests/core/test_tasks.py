@@ -106,9 +106,13 @@ def test_pandas_objects_and_the_columns_of_a_dataframe():
         ({"class_names": "abc"}, TypeError, "`class_names` must be a list of strings, got 'abc'"),
         ({"class_names": [0, 1, 2]}, TypeError, r"`class_names` must be a list of strings, got \(0, 1, 2\)"),
         ({"class_names": ["a", "b", "a"]}, ValueError, "got 'a' more than once"),
-        ({"preds": [[0.1, 0.9], [1.0]]}, TypeError, "`preds` must be a tensor or an array, got list"),
-        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must hold numbers, got an array of <U1"),
-        ({"preds": PROBS + 1j}, TypeError, "`preds` must hold numbers, got an array of complex128"),
+        (
+            {"preds": [[0.1, 0.9], [1.0]]},
+            TypeError,
+            "`preds` must be a tensor, an array or a list of numbers, got list",
+        ),
+        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must hold numbers, got text such as 'x'"),
+        ({"preds": PROBS + 1j}, TypeError, "`preds` must hold numbers, got complex128"),
     ],
 )
 def test_bad_arrays_and_names_are_errors_that_name_the_cause(given, error, words):

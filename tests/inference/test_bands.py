@@ -19,7 +19,7 @@ def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
 @pytest.mark.parametrize("bins", ["equal_width", "equal_mass"])
 def test_bands_hold_the_frequencies_of_calibrated_models(bins):
     p, y, _ = calibrated("uniform", 1_000, 200)
-    table = F.calibration_curve(p, y, task="binary", bins=bins, n_bins=10)
+    table = F.calibration_curve(p, y, task="binary", bins=bins, n_bins=10, batch_dims=1)
     inside = (table.band_low <= table.frequency) & (table.frequency <= table.band_high)
     assert 0.94 < float(inside.double().mean()) < 0.98  # of 2,000 bins; above 95 %, for counts are whole
 
@@ -50,7 +50,7 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
     p, y, _ = calibrated("uniform", 300, 40)
     wrong, outcomes, _ = miscalibrated("uniform", 300, 10, MOVED["temperature 1.4"])
     for preds, target, least, most in ((p, y, 0.92, 0.98), (wrong.square(), outcomes, 0, 0.5)):
-        curve = F.corp_curve(preds, target, task="binary", n_replicates=99)
+        curve = F.corp_curve(preds, target, task="binary", n_replicates=99, batch_dims=1)
         inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
         assert (
             least < float(inside.double().mean()) < most
@@ -59,7 +59,7 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
 
 def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
     p, y, _ = calibrated("uniform", 3_000, 2)
-    many = F.corp_curve(p, y, task="binary", n_replicates=39)
+    many = F.corp_curve(p, y, task="binary", n_replicates=39, batch_dims=1)
     assert many.n.shape == (2, 1_024)
     assert many.n.sum(-1).tolist() == [3_000, 3_000]
     close(many[1].frequency, many.frequency[1])
@@ -71,7 +71,7 @@ def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
 def test_diagrams_draw_curve_and_bands():
     plots = pytest.importorskip("torchcalib.plots")
     p, y, _ = calibrated("uniform", 200, 2)
-    curve = F.corp_curve(p, y, task="binary", n_replicates=39)
+    curve = F.corp_curve(p, y, task="binary", n_replicates=39, batch_dims=1)
     ax = plots.corp_diagram(curve[0], style=plots.DARK, title="one")
     drawn = torch.from_numpy(ax.lines[1].get_xydata())
     close(drawn, torch.stack((curve[0].confidence, curve[0].frequency), -1))

@@ -84,10 +84,10 @@ def test_batch_axes_and_labels_share_their_draws():
     case = next(case for case in CASES if case.name == "nll-per-label")
     preds, target = case.data(n=30, lead=(2,))
     draw = partial(bootstrap, F.nll, task="multilabel", n_replicates=40)
-    found = draw(preds, target, average=None)
+    found = draw(preds, target, average=None, batch_dims=1)
     assert found.replicates.shape == (40, 2, 4)
     close(found.replicates[:, 1], draw(preds[1], target[1], average=None).replicates)
-    close(draw(preds.mT, target.mT, class_axis=-2).replicates, found.replicates.mean(-1))
+    close(draw(preds.mT, target.mT, class_axis=-2, batch_dims=1).replicates, found.replicates.mean(-1))
 
 
 def test_groups_are_drawn_whole_and_share_a_fold_in_every_replicate():
@@ -143,7 +143,7 @@ def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent_of_1000_data_s
         return 2 * logits, (torch.rand(*shape, generator=generator, dtype=torch.float64) < logits.sigmoid()).long()
 
     truth = F.nll(*drawn(4_000_000), task="binary", from_logits=True)
-    found = bootstrap(F.nll, *drawn(1000, 300), task="binary", from_logits=True, n_replicates=199)
+    found = bootstrap(F.nll, *drawn(1000, 300), task="binary", from_logits=True, n_replicates=199, batch_dims=1)
     covered = (found.low <= truth) & (truth <= found.high)
     assert 0.93 <= float(covered.double().mean()) <= 0.97
 

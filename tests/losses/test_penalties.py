@@ -120,10 +120,10 @@ def test_law_batches_are_loops_and_classes_stand_anywhere(new_penalty, task):
     logits, target = data(task, lead=(3,))
     call = partial(function, task=task, from_logits=True, **options)
     expected = torch.stack([call(*pair) for pair in zip(logits, target, strict=True)])
-    found = [call(logits, target), torch.vmap(call)(logits, target)]
+    found = [call(logits, target, batch_dims=1), torch.vmap(call)(logits, target)]
     if task != "binary":
         labels = target.movedim(-1, 1) if task == "multilabel" else target
-        found.append(call(logits.movedim(-1, 1), labels, class_axis=1))
+        found.append(call(logits.movedim(-1, 1), labels, class_axis=1, batch_dims=1))
     for value in found:
         torch.testing.assert_close(value, expected)
     ways = torch.stack([torch.arange(24) % 4, torch.arange(24) % 5, torch.ones(24)])

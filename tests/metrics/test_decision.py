@@ -100,7 +100,7 @@ def test_expected_cost_of_bayes_decisions_is_the_bayes_risk(priors, normalize):
     h[0, 3] = h[1, 7] = -1
     cost = tc.CostMatrix([[0, 2, 1, 0.3], [1, 0, 1, 0.3], [5, 1, 0, 0.3]])
     given = {"normalize": normalize, "priors": priors, "weights": torch.rand(2, 50), "ignore_index": -1}
-    decisions = F.bayes_decisions(q, cost=cost, **multi)
+    decisions = F.bayes_decisions(q, cost=cost, class_axis=-1, **multi)
     expected = F.bayes_risk(q, h, cost=cost, **given, **multi)
     torch.testing.assert_close(F.expected_cost(decisions, h, cost=cost, **given), expected, rtol=1e-13, atol=0)
 
@@ -155,6 +155,7 @@ def test_optimal_threshold_at_priors_is_that_of_weighted_classes():
     weights = (torch.tensor([0.8, 0.2]) / shares).gather(-1, y)
     given = {"cost": [[0, 1], [3, 0]], **binary}
     expected = torch.stack([F.optimal_threshold_cost(*series, **given) for series in zip(p, y, strict=True)])
+    given["batch_dims"] = 1
     torch.testing.assert_close(F.optimal_threshold_cost(p, y, **given), expected)
     expected = F.optimal_threshold_cost(p, y, weights=weights, **given)
     at_priors = F.optimal_threshold_cost(p, y, priors=[0.8, 0.2], **given)
@@ -170,7 +171,7 @@ def test_labels_and_sets_of_classes_are_binary_tasks():
     torch.testing.assert_close(F.optimal_threshold_cost(**given, average=None), apart)
     torch.testing.assert_close(F.optimal_threshold_cost(**given), apart.mean())
     curve = F.bayes_risk_curve(**given, points=5)
-    torch.testing.assert_close(curve.risk, F.bayes_risk_curve(p, y, points=5, **binary).risk)
+    torch.testing.assert_close(curve.risk, F.bayes_risk_curve(p, y, points=5, batch_dims=1, **binary).risk)
     areas = F.bayes_risk_area(**given, average=None)
     torch.testing.assert_close(areas, F.nll(**given, average=None))
     torch.testing.assert_close(F.bayes_risk_area(**given), areas.mean())
@@ -204,10 +205,10 @@ def test_slow_loop_curve(from_logits):
 def test_a_point_of_the_curve_is_a_bayes_risk():
     p, y = sample(lead=(2,))
     priors = [0.7, 0.3]
-    curve = F.bayes_risk_curve(p, y, points=[0.2, 0.5, 0.9], priors=priors, **binary)
+    curve = F.bayes_risk_curve(p, y, points=[0.2, 0.5, 0.9], priors=priors, batch_dims=1, **binary)
     assert curve.risk.shape == (2, 3)
     for k, c in enumerate((0.2, 0.5, 0.9)):
-        given = {"cost": [[0, 1 / (1 - c)], [1 / c, 0]], "priors": priors, **binary}
+        given = {"cost": [[0, 1 / (1 - c)], [1 / c, 0]], "priors": priors, "batch_dims": 1, **binary}
         torch.testing.assert_close(curve.risk[:, k], F.bayes_risk(p, y, **given))
         torch.testing.assert_close(curve.normalized[:, k], F.bayes_risk(p, y, normalize="prior", **given))
 
@@ -215,7 +216,8 @@ def test_a_point_of_the_curve_is_a_bayes_risk():
 @pytest.mark.parametrize(("weight", "score"), [("uniform", F.nll), ("beta22", F.brier_score)])
 def test_area_of_the_curve_is_the_score_and_so_is_its_gradient(weight, score):
     p, y = sample(n=200, lead=(2,))
-    given = {"weights": torch.rand(2, 200), **binary}
+    each = {"batch_dims": 1, **binary}
+    given = {"weights": torch.rand(2, 200), **each}
     a, b = p.clone().requires_grad_(), p.clone().requires_grad_()
     area, expected = F.bayes_risk_area(a, y, weight=weight, **given), score(b, y, **given)
     torch.testing.assert_close(area, expected, rtol=1e-12, atol=0)
@@ -225,10 +227,10 @@ def test_area_of_the_curve_is_the_score_and_so_is_its_gradient(weight, score):
     at_priors = F.bayes_risk_area(p, y, weight=weight, priors=[0.9, 0.1], **given)
     torch.testing.assert_close(at_priors, score(p, y, priors=[0.9, 0.1], **given), rtol=1e-12, atol=0)
     soft = torch.rand(2, 200, dtype=F64)
-    expected = score(p, soft, **binary) - (0 if weight == "uniform" else (soft.square() - soft).mean(-1))
-    torch.testing.assert_close(F.bayes_risk_area(p, soft, weight=weight, **binary), expected, rtol=1e-12, atol=0)
+    expected = score(p, soft, **each) - (0 if weight == "uniform" else (soft.square() - soft).mean(-1))
+    torch.testing.assert_close(F.bayes_risk_area(p, soft, weight=weight, **each), expected, rtol=1e-12, atol=0)
     finite = ((p * 5).round() / 5).clamp(0.1, 0.9)  # with ties
-    torch.testing.assert_close(F.bayes_risk_area(finite, y, weight=weight, **binary), score(finite, y, **binary))
+    torch.testing.assert_close(F.bayes_risk_area(finite, y, weight=weight, **each), score(finite, y, **each))
 
 
 def test_area_of_saturated_logits_and_of_a_set_whose_probability_rounds_to_1_is_the_nll():

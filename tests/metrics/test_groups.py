@@ -357,7 +357,7 @@ def test_functions_without_a_class_or_with_several_values_batches_class_axes_and
     votes = torch.nn.functional.one_hot(target, 3).double()
     by_group = partial(F.by_group, F.ece, groups=groups, **MULTI)
     one = by_group(logits, target)
-    both = by_group(torch.stack((logits, -logits)), torch.stack((target, target)))
+    both = by_group(torch.stack((logits, -logits)), torch.stack((target, target)), batch_dims=1)
     assert both.shape == (4, 2)
     for found in (both[:, 0], *(by_group(logits.T, labels, class_axis=0) for labels in (target, votes.T))):
         close(found, one)
@@ -377,7 +377,7 @@ def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
     given = {"function": F.ece, "preds": torch.tensor([0.2, 0.7, 0.9]), "target": torch.tensor([0, 1, 1])}
     given |= {"groups": torch.tensor([0, 1, 2]), "task": "binary"}
     wrong = [
-        ({"groups": [0, 1, 1]}, TypeError, "must be a tensor of integers"),
+        ({"groups": [0.0, 1.0, 1.0]}, TypeError, "must be a tensor of integers"),
         ({"groups": torch.tensor([0, 1])}, ValueError, "one number per sample"),
         ({"groups": torch.tensor([0, -2, 1])}, ValueError, "must be numbers in [0, 1]"),
         ({"num_groups": 2}, ValueError, "must be numbers in [0, 1]"),

@@ -82,7 +82,7 @@ def test_slow_loop_bandwidth_of_greatest_likelihood(weighted):
         found = [oracle.leave_one_out_likelihood(rows, weights.tolist(), h) for h in _GRID]
         chosen.append(_GRID[found.index(max(found))])
     assert chosen[0] != chosen[1]
-    value = error(preds, target, weights=weights.expand(2, -1) if weighted else None)
+    value = error(preds, target, weights=weights.expand(2, -1) if weighted else None, batch_dims=1)
     for k in range(2):
         close(value[k], error(preds[k], target[k], bandwidth=chosen[k], weights=weights))
 
@@ -154,7 +154,8 @@ def test_gradients_in_predictions_and_weights_are_those_of_finite_differences(ke
     weights = torch.linspace(0.5, 2, 18, dtype=F64).reshape(2, 9).requires_grad_()
 
     def value(preds, weights):
-        found = F.skce(preds, target, task="binary", estimator="biased", kernel=kernel, weights=weights, chunk=4)
+        given = {"task": "binary", "estimator": "biased", "kernel": kernel, "chunk": 4, "batch_dims": 1}
+        found = F.skce(preds, target, weights=weights, **given)
         return found * torch.tensor([2.0, 3.0])
 
     assert torch.autograd.gradcheck(value, (preds.requires_grad_(), weights))
@@ -166,7 +167,7 @@ def test_a_single_sample_is_nan_and_never_infinite_but_for_the_biased_estimator(
     """The sum over pairs of one sample is 0 but for rounding: 300 samples, alone, by weights and by `ignore_index`."""
     preds, target = data(task, 300)
     given = {"task": task, "estimator": estimator, "block_size": 2, **TASKS[task]}
-    alone = F.skce(preds.unsqueeze(1), target.unsqueeze(1), **given)
+    alone = F.skce(preds.unsqueeze(1), target.unsqueeze(1), batch_dims=1, **given)
     weights = torch.eye(40, dtype=torch.int64)
     weighted = F.skce(preds[:40], target[:40], weights=weights, **given)
     marked = target[:40].where(weights[3].bool() if task != "multilabel" else weights[3].bool().unsqueeze(-1), -1)
@@ -216,7 +217,7 @@ def test_slow_loop_p_value(estimator, size):
 
 def test_simulated_bound_keeps_its_level_and_rejects_gross_miscalibration():
     preds, target = calibrated(500, 60)
-    bound = skce_test(preds, target, task="multiclass", estimator="unbiased").p_value
+    bound = skce_test(preds, target, task="multiclass", estimator="unbiased", batch_dims=1).p_value
     check_valid(bound)
     for level in (0.5, 0.2, 0.05):
         assert (bound <= level).double().mean() <= level
@@ -248,7 +249,7 @@ def test_streamed_test_is_that_of_one_call_and_of_every_label():
 def test_p_value_of_less_than_two_blocks_is_nan(estimator):
     """The variance of one block is 0 but for rounding: 300 sets of one block, or of one sample."""
     preds, target = calibrated(300, 1 if estimator == "unbiased" else 3)
-    given = {"task": "multiclass", "estimator": estimator, "block_size": 3}
+    given = {"task": "multiclass", "estimator": estimator, "block_size": 3, "batch_dims": 1}
     assert bool(skce_test(preds, target, **given).p_value.isnan().all())
 
 

@@ -85,16 +85,16 @@ def test_counts_are_read_in_batches_along_any_axis_compiled_and_mapped(task):
     expected = torch.stack([function(*pair) for pair in zip(logits, counts, strict=True)])
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="eager")
-    found = [function(logits, counts), torch.vmap(function)(logits, counts), compiled(logits, counts)]
+    found = [torch.vmap(function)(logits, counts), *(f(logits, counts, batch_dims=1) for f in (function, compiled))]
     if task != "binary":
-        found.append(function(logits.movedim(-1, 1), counts.movedim(2, 1), class_axis=1))
+        found.append(function(logits.movedim(-1, 1), counts.movedim(2, 1), class_axis=1, batch_dims=1))
     metric = tc.SquaredDistance(**options, batch_shape=(3,), **({"num_labels": C} if task == "multilabel" else {}))
     metric.update(logits[:, :5], counts[:, :5].to(torch.int16))
     metric.update(logits[:, 5:], counts[:, 5:])
     for value in (*found, metric.compute()):
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-13)
     counts[1, 3] = 0
-    assert compiled(logits, counts).isnan().tolist() == [False, True, False]
+    assert compiled(logits, counts, batch_dims=1).isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("task", TASKS)

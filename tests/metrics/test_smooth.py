@@ -100,9 +100,9 @@ def test_law_series_and_labels_of_very_different_widths_are_a_loop():
     for function in (F.smece, F.smece_width):
         each = torch.stack([function(p, y, task="binary") for p, y in zip(preds, target, strict=True)])
         assert len(each.unique()) == 6
-        torch.testing.assert_close(function(preds, target, task="binary"), each, rtol=0, atol=1e-15)
+        torch.testing.assert_close(function(preds, target, task="binary", batch_dims=1), each, rtol=0, atol=1e-15)
     torch.testing.assert_close(
-        F.smece_width(preds.T, target.T, task="multilabel"), F.smece_width(preds, target, task="binary")
+        F.smece_width(preds.T, target.T, task="multilabel"), F.smece_width(preds, target, task="binary", batch_dims=1)
     )
     assert F.smece_width(preds[:, :0].T, target[:, :0].T, task="multilabel").isnan().all()
     metric = tc.SmECE(task="binary", batch_shape=(6,))

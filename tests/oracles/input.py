@@ -60,6 +60,7 @@ class Call:
 
     def value(self):
         given = {"task": self.task, "weights": self.weights, **self.settings, **self.reading}
+        given |= {"batch_dims": len(self.lead)} if self.lead else {}
         return self.function(self.preds, self.target, **given)
 
     def streaming(self, batch_shape=()):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcalib.core.arguments import InputOptions, Task, check_task
-from torchcalib.core.inputs import read_input
+from torchcalib.core.arrays import as_tensors
+from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
@@ -179,8 +180,8 @@ class Calibrator(ABC, Generic[T]):
         """Fit to predictions and labels.
 
         Args:
-            preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
-                Every element of the leading axes and every label has its own fit, all in one solve.
+            preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`, or with further
+                axes of samples. Every element of `batch_dims` and every label has its own fit, all in one solve.
             target: integer labels; see `torchcalib.functional.nll`.
             task: `"binary"`, `"multiclass"` or `"multilabel"`.
             **options: see `torchcalib.functional.InputOptions`. With `positive_classes` the transform takes the
@@ -196,10 +197,12 @@ class Calibrator(ABC, Generic[T]):
             UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability
                 0; see `Transform.remarks`.
         """
+        preds, target, _ = as_tensors(preds, target, None)
         p = self.read(preds, target, task=task, options=options)
         with torch.inference_mode(False):  # gradients could never pass tensors made in inference mode
             transform = self.fit_to(p)
-        transform.class_axis = options.get("class_axis", -1)
+        how = input_format_of(task, options)
+        transform.class_axis = how.resolved(preds, target, how.batch_dims).axis
         transform.warn()
         return transform
 

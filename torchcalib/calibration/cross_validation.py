@@ -10,8 +10,10 @@ from torch import Tensor
 from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import check_numbering
 from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.inputs import InputFormat, flattened
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.host_values import look
 
@@ -98,8 +100,15 @@ def cross_val_calibrate(
         >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
+    original = as_tensor("preds", preds)
+    axis = InputFormat(task, class_axis=options.get("class_axis")).resolved(original, as_tensor("target", target)).axis
+    preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
-    return as_given(fitting.p, fitting.calibrate(fitting.p), options)
+    values = as_given(fitting.p, fitting.calibrate(fitting.p), options)
+    if task == "binary":
+        return values.reshape(original.shape)
+    samples = original.movedim(axis, -1).shape[:-1]
+    return values.reshape(samples) if fitting.p.task != task else values.reshape(*samples, -1).movedim(-1, axis)
 
 
 class Fitting(NamedTuple):
@@ -190,7 +199,10 @@ def _read_held_out(
             f"{type(held_out).__name__}. Put the tensors into a tuple."
         )
     weights = held_out[2] if len(held_out) == 3 else None
-    held = _read(held_out[0], held_out[1], task, calibrator, {**input_options(options), "weights": weights})
+    given = input_options(options)
+    axes = as_tensor("calibration", held_out[0]).dim() - (task != "binary")
+    given = {**given, "weights": weights, "batch_dims": min(given.get("batch_dims", 0), max(0, axes - 1))}
+    held = _read(held_out[0], held_out[1], task, calibrator, given)
     batch, own = p.target.shape[:-1], held.target.shape[:-1]
     labels = p.task == "multilabel"
     if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
@@ -213,23 +225,29 @@ def input_options(options: CalibrationOptions) -> InputOptions:
     return cast("InputOptions", {name: value for name, value in options.items() if name not in _DEFAULTS})
 
 
+def flat_options(
+    preds: Tensor, target: Tensor, task: Task, options: CalibrationOptions
+) -> tuple[Tensor, Tensor, CalibrationOptions]:
+    """Return predictions, targets and options with one axis of samples and classes last; see `flattened`."""
+    preds, target, given = flattened(task, preds, target, input_options(options))
+    kept: dict[str, Any] = {name: value for name, value in options.items() if name in _DEFAULTS}
+    lead = preds.shape[: given.get("batch_dims", 0)]
+    for name in ("folds", "groups"):
+        if kept.get(name) is not None:
+            numbers = as_tensor(name, kept[name], preds.device)
+            of_each = numbers.numel() == lead.numel() * preds.shape[len(lead)]
+            kept[name] = numbers.reshape(*lead, -1) if of_each else numbers.reshape(-1)
+    return preds, target, cast("CalibrationOptions", {**kept, **given})
+
+
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
-    """Return canonical values in the form of `preds`; dropped rows are NaN."""
+    """Return canonical values in the form of flat `preds`; dropped rows are NaN."""
     as_log_odds = p.task == "binary" and p.from_logits and not options.get("from_logits")
     values = (values.sigmoid() if as_log_odds else values).to(p.dtype)
     if p.n_dropped is not None and p.weights is not None:
         absent = in_all_replicates(p.weights == 0, len(p.samples))
         values = values.masked_fill(absent.unsqueeze(-1) if p.task == "multiclass" else absent, torch.nan)
-    if p.task == "binary":
-        return values
-    values = values.transpose(-1, -2) if p.task == "multilabel" else values
-    return values.movedim(-1, axis_from_the_end(p, options))
-
-
-def axis_from_the_end(p: Predictions, options: CalibrationOptions) -> int:
-    """Return the class axis as a negative number, which stays valid with axes of replicates in front."""
-    axis = options.get("class_axis", -1)
-    return axis if axis < 0 else axis - p.given.dim()
+    return values.transpose(-1, -2) if p.task == "multilabel" else values
 
 
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:

@@ -12,8 +12,8 @@ from torchcalib.calibration.cross_validation import (
     DEFAULT,
     CalibrationOptions,
     as_given,
-    axis_from_the_end,
     fitted,
+    flat_options,
     input_options,
     with_calibration_options,
 )
@@ -126,6 +126,7 @@ def both_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of the raw and of the calibrated predictions, `(R, ...)` each for R replicates."""
     function = score_function(score)
+    preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     given: dict[str, Any] = {name: value for name, value in input_options(options).items() if value is not None}
 
@@ -140,8 +141,7 @@ def both_scores(
             if p.replicates:
                 # A label that is left out has weight 0, whatever the weight of its sample.
                 how["weights"] = sample_weights(p).amax(-2) if p.task == "multilabel" else sample_weights(p)
-            if "class_axis" in how:
-                how["class_axis"] = axis_from_the_end(p, options)
+        how |= _batch_dims(values, p.task)
         return function(values, labels.expand(*replicates, *labels.shape), task=p.task, **how)
 
     raw = function(preds, target, task=task, **given)
@@ -210,6 +210,7 @@ def score_divergence(
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 
+    preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     return ScoreDivergence(*fitting.by_replicates(divergence).unbind(-1))
 
@@ -225,6 +226,12 @@ def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictio
     own = _mean(p, variance.sum(-1) if p.task == "multiclass" else variance)
     apart = _mean(p, drawn.squared_error)
     return ScoreDivergence(apart, apart + own)
+
+
+def _batch_dims(values: Tensor, task: Task) -> dict[str, int]:
+    """Return the option of the leading axes of flat predictions, if there are any."""
+    axes = values.dim() - 1 - (task != "binary")
+    return {"batch_dims": axes} if axes else {}
 
 
 def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
@@ -254,6 +261,7 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
         for which, preds in (("raw", p.values), ("own", after.values)):
             samples = preds.shape[:-1] if p.task == "multiclass" else preds.shape
             target = torch.full(samples, k, dtype=torch.int64, device=w.device)
-            value = torch.where(share == 0, 0, share * function(preds, target, **given))
+            score = function(preds, target, **given, **_batch_dims(preds, p.task))
+            value = torch.where(share == 0, 0, share * score)
             raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
     return ScoreDivergence(raw - own, raw)

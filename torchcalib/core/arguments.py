@@ -18,15 +18,18 @@ class InputOptions(TypedDict, total=False):
 
     - `from_logits` (default False): `preds` are logits. This is never guessed from the values.
     - `weights` (default None): non-negative, of the shape of the samples. Weight k equals k copies of the row, 0
-      removes it. Further leading axes, `(R, ..., N)`, are R replicates; results have these axes in front.
+      removes it. A further leading axis, `(R, ..., N)`, is one of R replicates; results have it in front.
     - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
     - `positive_classes` (default None): multi-class input is treated as binary: this set of classes against the rest.
       P(y=1) is the sum over the set, and P(y=0) the sum over the other classes, so that both are precise. Rows are not
       normalised: log scores use the sum over the side that occurred, the Brier score the sum over the other side.
-    - `class_axis` (default -1): axis of classes or labels in `preds`, and in soft or multi-label targets. Integer
-      targets with that axis in multi-class input, `(..., N, C)`, are annotator counts; binary and multi-label counts,
+    - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None is the
+      last axis or axis 1, whichever agrees with the shape of the target; if both do, it must be given. Integer targets
+      with that axis in multi-class input, `(..., N, C)`, are annotator counts; binary and multi-label counts,
       for no and yes, have a last axis, `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators is an error, or
       missing under `nan_policy="drop"`. `ignore_index` applies to labels only.
+    - `batch_dims` (default 0): number of leading axes to keep apart; results have these axes. All other axes but the
+      class axis are samples.
     - `validate_args` (default True): check the values and raise an error for bad ones. Under `torch.compile` and `vmap`
       a bad row makes the result NaN instead. False trusts the input.
     - `nan_policy` (default "raise"): for missing rows, whose predictions or soft targets hold NaN or an infinity that
@@ -40,7 +43,8 @@ class InputOptions(TypedDict, total=False):
     weights: Tensor | None
     ignore_index: int | None
     positive_classes: Sequence[int] | None
-    class_axis: int
+    class_axis: int | None
+    batch_dims: int
     validate_args: bool
     nan_policy: NanPolicy
 

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 ARGUMENTS = {
-    "preds": "Probabilities, or logits with `from_logits=True`: binary `(..., N)`, multi-class `(..., N, C)`, "
-    "multi-label `(..., N, L)`.",
-    "target": "Labels: binary `(..., N)`, multi-class `(..., N)`, multi-label `(..., N, L)`. Or soft targets: "
-    "floating, of the same shape, multi-class `(..., N, C)`. Or integer annotator counts with a class axis.",
+    "preds": "Probabilities, or logits with `from_logits=True`: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, "
+    "multi-label `(N, L)`, or with further axes of samples, as `(N, C, H, W)` and `(B, T, C)`. A tensor, an array, a "
+    "DataFrame or a list.",
+    "target": "Labels of the shape of the samples (multi-label: of `preds`). Or soft targets: floating, of the shape "
+    "of `preds`. Or integer annotator counts with a class axis.",
     "task": '`"binary"`, `"multiclass"` or `"multilabel"`.',
     "bins": '`"equal_width"` over [0, 1], `"equal_mass"` (equally many samples, as in `ace`), `"pava"`, `"pava_bc"` '
     "(isotonic blocks, as in `tce`; integer labels only), or edges that rise from 0 to 1. All but equal-width bins "
@@ -36,11 +37,14 @@ ARGUMENTS = {
     "chunk": "Rows on a side of a tile of pairs, or blocks, that are held in memory at a time. None chooses.",
     "from_logits": "`preds` are logits. This is never guessed from the values.",
     "weights": "Non-negative weight of each sample, of the shape of the samples. Weight k equals k copies of the row, "
-    "0 removes it. Further leading axes, `(R, ..., N)`, give R replicates of the value.",
+    "0 removes it. A further leading axis, `(R, N)`, gives R replicates of the value.",
     "ignore_index": "Rows with this target are dropped. The class stays in the softmax.",
     "positive_classes": "Multi-class input is treated as binary: the probability of this set of classes against the "
     "rest.",
-    "class_axis": "Axis of classes or labels in `preds`, and in soft or multi-label targets.",
+    "class_axis": "Axis of classes or labels in `preds`, and in soft or multi-label targets. None is the last axis or "
+    "axis 1, whichever agrees with the shape of the target; if both do, it must be given.",
+    "batch_dims": "Number of leading axes to keep apart, one value each: results are `(...)`, those axes. All other "
+    "axes but the class axis are samples.",
     "validate_args": "Check the values and raise an error for bad ones. Under `torch.compile` and `vmap` a bad row "
     "makes the result NaN instead. False trusts the input.",
     "nan_policy": 'For rows whose predictions or soft targets are missing (NaN): `"raise"` is an error, `"drop"` '
@@ -61,7 +65,8 @@ INPUT_DEFAULTS: dict[str, Any] = {
     "weights": None,
     "ignore_index": None,
     "positive_classes": None,
-    "class_axis": -1,
+    "class_axis": None,
+    "batch_dims": 0,
     "validate_args": True,
     "nan_policy": "raise",
 }

@@ -19,6 +19,7 @@ from torchcalib.core.arguments import (
     check_task,
     is_int,
 )
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import (
     SUM_TOLERANCE,
     LabelRule,
@@ -51,12 +52,14 @@ class InputFormat:
         whole_weights: whether `weights` must be counts of copies.
         least_votes: least number of annotators of every target: 0 accepts soft targets, 1 labels or annotator counts,
             2 annotator counts only.
+        axis: the class axis; the last one if it is inferred (`class_axis=None`) and not yet resolved.
     """
 
     task: Task
     from_logits: bool = False
     ignore_index: int | None = None
-    class_axis: int = -1
+    class_axis: int | None = None
+    batch_dims: int = 0
     num_classes: int | None = None
     validate_args: bool = True
     hard_targets: bool = False
@@ -64,7 +67,8 @@ class InputFormat:
     positive_classes: Sequence[int] | None = None
     nan_policy: NanPolicy = "raise"
     least_votes: int = 0
-    _alike: dict[bool, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    axis: int = field(init=False, compare=False)
+    _alike: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -77,8 +81,10 @@ class InputFormat:
             raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
         if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
             raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {self.ignore_index}.")
-        if not is_int(self.class_axis):
-            raise TypeError(f"`class_axis` must be an int, got {self.class_axis!r}.")
+        if not (self.class_axis is None or is_int(self.class_axis)):
+            raise TypeError(f"`class_axis` must be an int or None, got {self.class_axis!r}.")
+        object.__setattr__(self, "axis", -1 if self.class_axis is None else self.class_axis)
+        check_count("batch_dims", self.batch_dims, at_least=0)
         if self.num_classes is not None:
             check_count("num_classes", self.num_classes, at_least=1 if self.task == "multilabel" else 2)
 
@@ -92,15 +98,16 @@ class InputFormat:
         drop_invalid: bool = False,
         wait: bool = True,
     ) -> Predictions:
-        """Check and convert one batch of input.
+        """Check and convert one batch of input. All axes but those kept apart and the class axis are samples.
 
         Args:
-            preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; floating.
-            target: binary `(..., N)`, multi-class `(..., N)` integer or soft `(..., N, C)`, multi-label `(..., N, L)`;
-                or annotator counts, see `counts_votes`.
-            weights: `(..., N)`, or for R replicates `(R, ..., N)`; no replicates with a `batch_shape`.
-            batch_shape: leading axes to keep apart; all other axes but the class axis become one axis of samples. None
-                keeps all leading axes.
+            preds: floating: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, multi-label `(N, L)`, with further axes of
+                samples anywhere.
+            target: labels of the shape of the samples, soft targets of the shape of `preds`, or annotator counts, see
+                `counts_votes`.
+            weights: of the shape of the samples, or for R replicates with R in front; no replicates with a
+                `batch_shape`.
+            batch_shape: leading axes to keep apart, whose sizes are checked. None keeps the first `batch_dims`.
             drop_invalid: count bad rows and leave them out instead of raising, without synchronising the device.
             wait: False gives bad rows NaN weights instead of raising, without synchronising the device.
 
@@ -108,6 +115,14 @@ class InputFormat:
             TypeError: for a wrong type or dtype.
             ValueError: for a wrong shape or a bad value.
         """
+        if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
+            preds, target, weights = as_tensors(preds, target, weights)
+        if self.task == "binary":
+            if preds.dim() > 1 or target.dim() > 1 or (weights is not None and weights.dim() > 1):
+                preds, target, weights = _aligned(preds, target, weights)
+        elif self.class_axis is None and preds.dim() > 2:
+            how = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
+            return how.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
         voted = self.check(preds, target, weights)
         preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, voted)
         dtype = torch.promote_types(preds.dtype, torch.float32)
@@ -152,6 +167,34 @@ class InputFormat:
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
+    def resolved(self, preds: Tensor, target: Tensor | None = None, n_batch: int = 0) -> "InputFormat":
+        """Return the format with the class axis of this input, if it is inferred.
+
+        It is the last axis, or axis 1 if there are no batch axes, whichever agrees with the number of classes and with
+        the shape of the target.
+
+        Raises:
+            ValueError: if both agree.
+        """
+        if self.class_axis is not None or self.task == "binary":
+            return self
+        last = preds.dim() - 1
+        axes = [last] if n_batch or last < 2 else [1, last]
+        if self.num_classes is not None:
+            axes = [axis for axis in axes if preds.shape[axis] == self.num_classes]
+        if target is not None and target.dim() == last and self.task == "multiclass":
+            axes = [axis for axis in axes if preds.shape[:axis] + preds.shape[axis + 1 :] == target.shape]
+        if len(axes) > 1:
+            shapes = f"{tuple(preds.shape)}" + ("" if target is None else f" and `target` {tuple(target.shape)}")
+            raise ValueError(
+                f"`class_axis` must be given for `preds` {shapes}, got None: the classes can be axis 1 or the last "
+                "axis. Pass class_axis=1 for class-first input, or class_axis=-1."
+            )
+        axis = axes[0] - preds.dim() if axes and axes[0] == last else axes[0] if axes else -1
+        if axis not in self._alike:
+            self._alike[axis] = replace(self, class_axis=axis)
+        return self._alike[axis]
+
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
         """Return which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
 
@@ -161,8 +204,8 @@ class InputFormat:
         per_class = self.task == "multiclass"
         no_vote = self.votes_in(target)[1] == 0 if self.counts_votes(preds, target) else None
         if per_class:
-            preds = preds.movedim(self.class_axis, -1)
-            target = target.movedim(self.class_axis, -1) if target.is_floating_point() else target
+            preds = preds.movedim(self.axis, -1)
+            target = target.movedim(self.axis, -1) if target.is_floating_point() else target
         missing = missing_rows(preds, target, self.from_logits, per_class)
         return missing if no_vote is None else missing | no_vote
 
@@ -176,21 +219,26 @@ class InputFormat:
             return False
         if self.task != "multiclass":
             return target.shape == (*preds.shape, 2)
-        if target.shape != preds.shape or not -preds.dim() <= self.class_axis < preds.dim():
+        if target.shape != preds.shape or not -preds.dim() <= self.axis < preds.dim():
             return False
-        return preds.shape[self.class_axis] > 1
+        return preds.shape[self.axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return annotator counts as soft targets, and the number of annotators of each; see `counts_votes`."""
-        shares, n_votes = shares_of_votes(target, self.class_axis if self.task == "multiclass" else -1)
+        shares, n_votes = shares_of_votes(target, self.axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
 
     def samples_of(self, preds: Tensor) -> tuple[int, ...]:
         """Return the shape of the samples of checked predictions."""
         shape = list(preds.shape)
         if self.task != "binary":
-            del shape[self.class_axis]
+            del shape[self.axis]
         return tuple(shape)
+
+    def check_axis(self, preds: Tensor) -> None:
+        """Raise unless the class axis is one of `preds`."""
+        if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
+            raise ValueError(f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
 
     @property
     def read_as(self) -> Task:
@@ -200,13 +248,13 @@ class InputFormat:
     def shareable(self, weights: Tensor | None) -> "InputFormat":
         """Return the format without requirements. Formats that are equal then give equal predictions."""
         demands_whole = self.whole_weights and weights is not None
-        if demands_whole not in self._alike:
+        if ("shared", demands_whole) not in self._alike:
             votes = (
                 self.least_votes if self.least_votes > 1 else 0
             )  # the values of a target show whether it has too few
             alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes)
-            self._alike[demands_whole] = alike
-        return self._alike[demands_whole]
+            self._alike["shared", demands_whole] = alike
+        return self._alike["shared", demands_whole]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
         """Check types, dtypes, devices and the demands of the metric, but no values. `read` calls it first.
@@ -234,11 +282,11 @@ class InputFormat:
                 f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
                 "Pass probabilities or logits; hard decisions carry no confidence."
             )
-        has_axis = -preds.dim() <= self.class_axis < preds.dim()
+        has_axis = -preds.dim() <= self.axis < preds.dim()
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
-        if n_expected is not None and preds.shape[self.class_axis] != n_expected:
+        if n_expected is not None and preds.shape[self.axis] != n_expected:
             raise ValueError(
-                f"`preds` must have {n_expected} entries on its class axis ({self.class_axis}), got shape "
+                f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
                 f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
             )
         voted = target.dim() >= preds.dim() and self.counts_votes(preds, target)
@@ -275,8 +323,8 @@ class InputFormat:
         target, n_votes = self.votes_in(target) if voted else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
-                f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, "
-                f"got shape {tuple(preds.shape)}. Add the missing axis with unsqueeze."
+                f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
+                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass (N,).")
             )
         if n_votes is not None and self.ignore_index is not None:
             raise ValueError(
@@ -285,12 +333,10 @@ class InputFormat:
             )
         soft = False
         if has_classes:
-            if not -preds.dim() <= self.class_axis < preds.dim():
-                raise ValueError(
-                    f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.class_axis}."
-                )
+            if not -preds.dim() <= self.axis < preds.dim():
+                self.check_axis(preds)
             soft = self._check_class_shapes(preds, target)
-            n_classes = preds.shape[self.class_axis]
+            n_classes = preds.shape[self.axis]
             chosen = self.positive_classes
             if chosen is not None and (max(chosen) >= n_classes or len(chosen) == n_classes):
                 raise ValueError(
@@ -304,7 +350,7 @@ class InputFormat:
             )
         samples = preds.shape
         if has_classes:
-            axis = self.class_axis % preds.dim()
+            axis = self.axis % preds.dim()
             samples = preds.shape[:axis] + preds.shape[axis + 1 :]
         if weights is not None:
             replicates = max(0, weights.dim() - len(samples)) if batch_shape is None else 0
@@ -312,20 +358,28 @@ class InputFormat:
                 raise ValueError(
                     f"`weights` must have one value per sample, shape {tuple(samples)}, got {tuple(weights.shape)}."
                 )
+        if batch_shape is None:
+            if self.batch_dims and self.batch_dims >= len(samples):
+                raise ValueError(
+                    f"`batch_dims` must be less than the {len(samples)} axes without classes of `preds` "
+                    f"{tuple(preds.shape)}, got {self.batch_dims}."
+                )
+            batch_shape = samples[: self.batch_dims]
+        elif samples[: len(batch_shape)] != batch_shape:
+            raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
         flat = samples
-        if batch_shape is not None:
-            if samples[: len(batch_shape)] != batch_shape:
-                raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
+        if len(samples) != len(batch_shape) + 1:
             flat = torch.Size((*batch_shape, math.prod(samples[len(batch_shape) :])))
         labels = self.task == "multilabel"
-        if flat == samples and not labels and self.class_axis in (-1, preds.dim() - 1):
+        if flat == samples and not labels and self.axis in (-1, preds.dim() - 1):
             return preds, target, n_votes, weights
 
         def arranged(x: Tensor, with_classes: bool) -> Tensor:
-            if with_classes and self.class_axis not in (-1, x.dim() - 1):
-                x = x.movedim(self.class_axis, -1)
+            if with_classes and self.axis not in (-1, x.dim() - 1):
+                x = x.movedim(self.axis, -1)
             if flat != samples:
-                x = x.reshape(flat + x.shape[-1:] if with_classes else flat)
+                lead = x.shape[: x.dim() - len(samples) - with_classes]  # replicates of weights
+                x = x.reshape(lead + flat + x.shape[-1:] if with_classes else lead + flat)
             return x.transpose(-1, -2) if with_classes and labels else x
 
         preds, target = arranged(preds, has_classes), arranged(target, soft)
@@ -336,13 +390,13 @@ class InputFormat:
     def _check_class_shapes(self, preds: Tensor, target: Tensor) -> bool:
         """Check C and the shape of `target`; return whether `target` has the class axis too."""
         what = "L" if self.task == "multilabel" else "C"
-        n_classes = preds.shape[self.class_axis]
+        n_classes = preds.shape[self.axis]
         if n_classes < 2 and self.task == "multiclass":
             raise ValueError(
                 f"`preds` must have at least 2 classes, got shape {tuple(preds.shape)}. "
                 "Pass P(y=1) without the class axis and task='binary'."
             )
-        axis = self.class_axis % preds.dim()
+        axis = self.axis % preds.dim()
         labels = preds.shape[:axis] + preds.shape[axis + 1 :]
         if self.task == "multiclass" and target.shape == labels:
             if target.is_floating_point():
@@ -356,7 +410,7 @@ class InputFormat:
             votes = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
             raise ValueError(
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
-                f"{self.class_axis}, got {tuple(target.shape)}. For class-first input (N, {what}, ...) pass "
+                f"{self.axis}, got {tuple(target.shape)}. For class-first input (N, {what}, ...) pass "
                 f"class_axis=1; votes are {votes}."
             )
         if self.task == "multiclass":
@@ -399,6 +453,21 @@ class InputFormat:
         return [of_preds, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
 
 
+def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return binary input in which all shapes agree, where one had a last axis of size 1 more: `(N,)` and `(N, 1)`."""
+    if target.shape not in (preds.shape, (*preds.shape, 2)):
+        if preds.shape == (*target.shape, 1) or (preds.shape[-1:] == (1,) and target.shape == (*preds.shape[:-1], 2)):
+            preds = preds.squeeze(-1)
+        elif target.shape == (*preds.shape, 1):
+            target = target.squeeze(-1)
+    if weights is not None and weights.shape[-preds.dim() :] != preds.shape:
+        if weights.shape[-preds.dim() - 1 :] == (*preds.shape, 1):
+            weights = weights.squeeze(-1)
+        elif preds.shape[-1:] == (1,) and weights.shape[1 - preds.dim() :] == preds.shape[:-1]:
+            weights = weights.unsqueeze(-1)
+    return preds, target, weights
+
+
 def check_option_names(options: Mapping[str, Any]) -> None:
     """Raise unless all options are those of `InputOptions`."""
     unknown = [name for name in options if name not in _OPTIONS]
@@ -418,3 +487,35 @@ def read_input(
     """Return the predictions of a call with `options` of `InputOptions`."""
     input_format = input_format_of(task, options, **requirements)
     return input_format.read(preds, target, options.get("weights"), wait=wait)
+
+
+def flattened(
+    task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return predictions and targets with one axis of samples and classes last, and options for these.
+
+    Returns:
+        Predictions `(*B, N)`, `(*B, N, C)` or `(*B, N, L)` for the axes B of `batch_dims`; targets to match; options
+        without `class_axis`, and with weights `(*B, N)` or `(R, *B, N)`.
+    """
+    check_option_names(options)
+    preds, target, weights = as_tensors(preds, target, options.get("weights"))
+    if task == "binary":
+        preds, target, weights = _aligned(preds, target, weights)
+    batch_dims = options.get("batch_dims", 0)
+    how = InputFormat(task, class_axis=options.get("class_axis"), batch_dims=batch_dims)
+    how = how.resolved(preds, target, batch_dims)
+    how.check(preds, target, weights)
+    how.check_axis(preds)
+    samples = how.samples_of(preds)
+    flat = (*samples[:batch_dims], -1)
+
+    def of(x: Tensor) -> Tensor:
+        if x.dim() == preds.dim() and task != "binary":
+            return x.movedim(how.axis, -1).reshape(*flat[:-1], math.prod(samples[batch_dims:]), x.shape[how.axis])
+        return x.reshape(*flat, *x.shape[len(samples) :])
+
+    rest = {name: value for name, value in options.items() if name not in ("class_axis", "weights")}
+    if weights is not None:
+        rest["weights"] = weights.reshape(*weights.shape[: max(0, weights.dim() - len(samples))], *flat)
+    return of(preds), of(target), rest

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.arrays import as_tensor
 
 
 class Prepared(NamedTuple):
@@ -42,7 +43,7 @@ def prepare(
     """
     names = _names_of(preds) if class_names is None else checked_names(class_names)
     preds = as_tensor("preds", preds)
-    target = _labels("target", target, names, preds.device)
+    target = _labels(target, names, preds.device)
     n_axes = preds.dim()
     preds, target = _without_single_axes(preds, target)
     if task is None and preds.dim() < n_axes:  # there was an axis of one class
@@ -50,11 +51,6 @@ def prepare(
     elif task is None:
         task = "multiclass" if positive_classes is not None else infer_task(preds, target)
     return Prepared(preds, target, task, names)
-
-
-def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Tensor:
-    """Return values as a tensor: a tensor itself, other values through numpy, on a device."""
-    return values if isinstance(values, Tensor) else _number_tensor(name, _as_array(name, values), device)
 
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
@@ -82,20 +78,6 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
             f"`class_names` must have a name for each of the {n_classes} classes, got {len(class_names)}. "
             "Give them in the order of the class axis; for binary predictions the negative class first."
         )
-
-
-def encode(name: str, labels: NDArray[Any], class_names: Sequence[str]) -> NDArray[np.int64]:
-    """Return the indices of labels among the class names."""
-    found, place = np.unique(labels.astype(str), return_inverse=True)
-    index = {each: k for k, each in enumerate(class_names)}
-    unknown = [str(label) for label in found if label not in index]
-    if unknown:
-        raise ValueError(
-            f"`{name}` must hold the class names {_some(class_names)}, got {_some(unknown)}. "
-            "Check the spelling, or pass class_names with all classes in the order of the class axis."
-        )
-    numbers = np.array([index[str(label)] for label in found], dtype=np.int64)
-    return numbers[place].reshape(labels.shape)
 
 
 def infer_task(preds: Tensor, target: Tensor) -> Task:
@@ -160,55 +142,41 @@ def _names_of(preds: Any) -> tuple[str, ...]:
     return tuple(map(str, columns)) if is_text else ()
 
 
-def _labels(name: str, values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
+def _labels(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
     """Return targets as a tensor; names as indices of classes."""
-    if isinstance(values, Tensor):
-        return values
-    labels = _as_array(name, values)
-    if labels.dtype.kind not in "OUST":
-        return _number_tensor(name, labels, device)
-    is_text = [isinstance(label, str) for label in labels.flat]
-    if not any(is_text):
-        return _number_tensor(name, labels, device)
-    if not all(is_text):
-        row = is_text.index(False)
+    labels = None if isinstance(values, Tensor) or values is None else _objects(values)
+    if labels is None or not any(isinstance(label, str) for label in labels.flat):
+        return as_tensor("target", values, device)
+    row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
+    if row is not None:
         raise ValueError(
-            f"`{name}` must hold a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
+            f"`target` must hold a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
             "Fill it in, or leave the row out."
         )
+    found, place = np.unique(labels.astype(str), return_inverse=True)
     if not class_names:
-        found = np.unique(labels.astype(str)).tolist()
         raise ValueError(
-            f"`{name}` must hold numbers if classes have no names, got text: {_some(found)}. Pass class_names, the "
-            "names of all classes in the order of the class axis; `clf.classes_` of a scikit-learn classifier."
+            f"`target` must hold numbers if classes have no names, got text: {_some(found.tolist())}. "
+            "Pass class_names, the names of all classes in the order of the class axis; `clf.classes_` of scikit-learn."
         )
-    return torch.from_numpy(encode(name, labels, class_names)).to(device)
+    index = {name: k for k, name in enumerate(class_names)}
+    unknown = [str(label) for label in found if label not in index]
+    if unknown:
+        raise ValueError(
+            f"`target` must hold the class names {_some(class_names)}, got {_some(unknown)}. "
+            "Check the spelling, or pass class_names with all classes in the order of the class axis."
+        )
+    numbers = torch.tensor([index[str(label)] for label in found])
+    return numbers[torch.from_numpy(place.reshape(labels.shape))].to(device)
 
 
-def _as_array(name: str, values: Any) -> NDArray[Any]:
-    """Return the numpy array of values that are no tensor."""
+def _objects(values: Any) -> NDArray[Any] | None:
+    """Return values as an array if they may be text."""
     try:
-        return np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"`{name}` must be a tensor or an array, got {type(values).__name__} that numpy refuses: {error}"
-        ) from error
-
-
-def _number_tensor(name: str, array: NDArray[Any], device: torch.device | None) -> Tensor:
-    """Return an array of numbers as a tensor."""
-    if array.dtype.kind == "O":  # such as pandas columns that may hold NA
-        try:
-            array = np.array([np.nan if value is None else value for value in array.flat], float).reshape(array.shape)
-        except (TypeError, ValueError):
-            pass
-        else:
-            is_whole = name == "target" and bool((array == np.floor(array)).all())
-            array = array.astype(np.int64) if is_whole else array
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise TypeError(f"`{name}` must hold numbers, got an array of {array.dtype}. Convert it to numbers first.")
-    dtype = np.int64 if array.dtype.kind in "iu" else array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.array(array, dtype=dtype)).to(device)
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # `as_tensor` names the cause
+        return None
+    return array.astype(object) if array.dtype.kind in "OUT" else None
 
 
 def _some(names: Sequence[str]) -> str:

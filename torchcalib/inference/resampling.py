@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_level, check_seed
 from torchcalib.core.checks import check_numbering
-from torchcalib.core.inputs import read_input
+from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
@@ -180,7 +180,11 @@ def bootstrap(
     if not callable(metric):
         raise TypeError(f"`metric` must be a function such as torchcalib.functional.ece, got {metric!r}.")
     names = InputOptions.__annotations__
-    p = read_input(task, preds, target, {"weights": weights, **{k: v for k, v in options.items() if k in names}})
+    given = {name: options.pop(name) for name in names if name in options}
+    preds, target, given = flattened(task, preds, target, {**given, "weights": weights})
+    weights = given.pop("weights", None)
+    p = read_input(task, preds, target, {"weights": weights, **given})
+    options |= given
     if p.replicates:
         raise ValueError(
             f"`weights` must have one value per sample, got shape {tuple(p.weights.shape)}. "  # type: ignore[union-attr]

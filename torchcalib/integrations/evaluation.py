@@ -41,7 +41,7 @@ def evaluate(
     ignore_index: int | None = IGNORED,
     nan_policy: NanPolicy = "raise",
     positive_classes: Sequence[int] | None = None,
-    class_axis: int = -1,
+    class_axis: int | None = None,
 ) -> Report:
     """Run a model over a data loader and return the report of its predictions.
 
@@ -74,7 +74,7 @@ def evaluate(
         ignore_index: integer labels with this value are dropped, as in `torch.nn.functional.cross_entropy`.
         nan_policy: `"drop"` leaves out rows with NaN and counts them; `"raise"` raises.
         positive_classes: evaluate multi-class predictions as binary, these classes against the rest.
-        class_axis: axis of classes or labels in predictions.
+        class_axis: axis of classes or labels in predictions; None is the last one or axis 1, as the target shows.
 
     Returns:
         The report; see `torchcalib.Report`.

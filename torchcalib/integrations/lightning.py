@@ -255,7 +255,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 "count twice. Return predictions whose first axis is the batch."
             )
             return weights
-        axis = self._format.class_axis
+        axis = self._format.resolved(preds).axis
         shape = preds.shape if self._format.task == "binary" else preds.movedim(axis, -1).shape[:-1]
         once = distinct.to(preds.device).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         return once if weights is None else torch.where(once == 0, 0, weights)

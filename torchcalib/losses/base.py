@@ -59,7 +59,7 @@ class PenaltyLoss(nn.Module):
         from_logits: bool = False,
         ignore_index: int | None = None,
         positive_classes: Sequence[int] | None = None,
-        class_axis: int = -1,
+        class_axis: int | None = None,
         validate_args: bool = True,
         nan_policy: NanPolicy = "raise",
         whole_weights: bool = False,

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.core.arguments import Task, check_count, check_flag, count_of_outputs
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
@@ -27,6 +28,9 @@ from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
+
+_OF_FUNCTIONS = ("weights", "batch_dims")
+"""Input options of functions alone."""
 
 _TORCHMETRICS_OPTIONS = (
     "compute_on_cpu",
@@ -110,7 +114,12 @@ class CalibrationMetric(Metric, Generic[S]):
         own = [] if cls.__init__ is CalibrationMetric.__init__ else parameters_of(cls.__init__)
         of_class = [p for p in parameters_of(CalibrationMetric.__init__) if p.name != "task"]
         of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
-        given = [*parameters_of(cls.factory), *of_stream, *input_parameters(without=["weights"]), *of_class]
+        given = [
+            *parameters_of(cls.factory),
+            *of_stream,
+            *input_parameters(without=_OF_FUNCTIONS),
+            *of_class,
+        ]
         document(cls, cls.__doc__, [*given[:1], *own, *given[1:]], entries=cls.factory.__doc__)
 
     def __init__(
@@ -208,6 +217,8 @@ class CalibrationMetric(Metric, Generic[S]):
         """
         if self._is_synced:
             refuse_if_synced(self, "update")
+        if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
+            preds, target, weights = as_tensors(preds, target, weights)
         if self._shared is None:
             batch = self._state_of(self._read(self.input_format, preds, target, weights))
         else:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
 from torchcalib.inference.resampling import Interval
@@ -139,11 +140,12 @@ class Bootstrapped(WrappedMetric[S]):
         """Add a batch; see `CalibrationMetric.update`."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
+        preds, target, weights = as_tensors(preds, target, weights)
         super().update(preds, target, weights=weights)
         rows = preds.numel() // math.prod(self.batch_shape)
-        self._n_rows += (
-            rows if self.input_format.task == "binary" else rows // preds.shape[self.input_format.class_axis]
-        )
+        if self.input_format.task != "binary":
+            rows //= preds.shape[self.input_format.resolved(preds, target, len(self.batch_shape)).axis]
+        self._n_rows += rows
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add the state of another metric; see `CalibrationMetric.merge_state`.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import Problem, Rule, enforce
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
@@ -115,13 +116,13 @@ def bayes_decisions(
     task: Task,
     cost: CostMatrix | Costs | None = None,
     from_logits: bool = False,
-    class_axis: int = -1,
+    class_axis: int | None = None,
     validate_args: bool = True,
 ) -> Tensor:
     """Decide: the first decision of least expected cost for every prediction; see `bayes_risk` for the arguments.
 
     Returns:
-        Columns of `cost`, int64, `(..., N)`; multi-label `(..., N, L)`.
+        Columns of `cost`, int64, of the shape of the samples; multi-label of `preds`.
 
     Raises:
         TypeError, ValueError: for bad input; the message says what must hold.
@@ -130,13 +131,16 @@ def bayes_decisions(
         >>> bayes_decisions(torch.tensor([0.1, 0.45, 0.9]), task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
         tensor([0, 2, 1])
     """
-    reading = InputFormat(task, from_logits=from_logits, class_axis=class_axis, validate_args=validate_args)
-    unknown = torch.zeros_like(preds, dtype=torch.int64) if isinstance(preds, Tensor) else torch.zeros(0)
-    if task == "multiclass" and -unknown.dim() <= class_axis < unknown.dim() and unknown.shape[class_axis]:
-        unknown = unknown.select(class_axis, 0)
-    p = reading.read(preds, unknown)  # the labels are read, and looked at by nothing
+    preds = as_tensor("preds", preds)
+    how = InputFormat(task, from_logits=from_logits, class_axis=class_axis, validate_args=validate_args).resolved(preds)
+    how.check_axis(preds)
+    samples = how.samples_of(preds) if task != "multilabel" else preds.shape
+    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # labels that nothing uses
     decisions = _decisions(p, None if cost is None else read_costs(cost, p.num_classes))
-    return decisions.movedim(-2, class_axis) if task == "multilabel" else decisions
+    if task != "multilabel":
+        return decisions.reshape(samples)
+    in_front = preds.movedim(how.axis, 0).shape
+    return decisions.reshape(in_front).movedim(0, how.axis)
 
 
 class BayesRisk(ScoreMetric):
@@ -216,7 +220,12 @@ def expected_cost(
             f"`target` must have the shape of `decisions` {tuple(decisions.shape)} (soft targets: and "
             f"{matrix.num_classes} classes), got {tuple(target.shape)}."
         )
-    options: InputOptions = {"weights": weights, "ignore_index": ignore_index, "validate_args": validate_args}
+    options: InputOptions = {
+        "weights": weights,
+        "ignore_index": ignore_index,
+        "validate_args": validate_args,
+        "class_axis": -1,
+    }
     # The one place that reads targets and weights wants predictions beside them; no value of these is used.
     wide = wide_dtype(decisions.device)
     uniform = torch.full((), 1 / matrix.num_classes, dtype=wide, device=decisions.device)
@@ -227,7 +236,7 @@ def expected_cost(
         options,
         hard_targets=priors is not None,
     )
-    decisions = decisions.long()
+    decisions = decisions.long().reshape(p.samples)
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())

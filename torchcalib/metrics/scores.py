@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, check_average, check_choice
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import read_priors
 from torchcalib.core.documentation import INPUT_DEFAULTS, document, input_parameters
 from torchcalib.core.inputs import input_format_of
@@ -71,7 +72,11 @@ class ScoreEstimator(Estimator[ScoreSum]):
         if self.normalize or self.priors is not None:
             name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
             raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. It applies to a mean.")
-        p = self.input_format.read(preds, target, weights)
+        preds, target, weights = as_tensors(preds, target, weights)
+        how = self.input_format.resolved(preds, target)
+        how.check_axis(preds)
+        samples = how.samples_of(preds)
+        p = how.read(preds, target, weights, batch_shape=samples[:-1])
         scores = self.score.per_sample(p, *self.score.arguments).to(p.dtype)
         if p.weights is not None:
             scores = scores.masked_fill((p.weights == 0) | p.weights.isnan(), torch.nan)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import Mode
-from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
+from torchcalib.core.tasks import check_name_count, per_sample, prepare
 from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
 from torchcalib.metrics.test_based import TCE, tce_table
@@ -133,7 +131,7 @@ def _by_class(table: BinTable, label: str | None, given: Given) -> list[Series]:
 
 
 def _of_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
-    """Return the table or curve of predictions, all samples of which are one series."""
+    """Return the table or curve of predictions."""
     if target is None:
         raise TypeError(
             f"`target` must be given for predictions, got None beside {type(preds).__name__}. "
@@ -142,34 +140,9 @@ def _of_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Gi
     options = dict(given.options)
     task: Task | None = options.pop("task", None)
     p = prepare(preds, target, task, class_names=given.class_names, positive_classes=options.get("positive_classes"))
-    weights = options.pop("weights", None)
-    weights = None if weights is None else per_sample("weights", weights, p.preds)
-    flat, weights, options = _flat(p, weights, options)
-    return make(flat.preds, flat.target, task=p.task, mode=given.mode, weights=weights, **options)
-
-
-def _flat(
-    p: Prepared, weights: Tensor | None, options: dict[str, Any]
-) -> tuple[Prepared, Tensor | None, dict[str, Any]]:
-    """Join all axes of samples, because functions take leading axes as a batch."""
-    preds, target = p.preds, p.target
-    if p.task == "binary":
-        if preds.shape == target.shape:
-            preds, target = preds.flatten(), target.flatten()
-            weights = None if weights is None else weights.flatten()
-        return p._replace(preds=preds, target=target), weights, options
-    axis = options.get("class_axis", -1)
-    if preds.dim() < 3 or not -preds.dim() <= axis < preds.dim():
-        return p, weights, options
-    moved = preds.movedim(axis, -1)
-    if target.shape == preds.shape:
-        target = target.movedim(axis, -1).flatten(0, -2)
-    elif target.shape == moved.shape[:-1]:
-        target = target.flatten()
-    else:  # an error of the function
-        return p, weights, options
-    weights = None if weights is None else weights.flatten()
-    return p._replace(preds=moved.flatten(0, -2), target=target), weights, {**options, "class_axis": -1}
+    if options.get("weights") is not None:
+        options["weights"] = per_sample("weights", options["weights"], p.preds)
+    return make(p.preds, p.target, task=p.task, mode=given.mode, **options)
 
 
 def _ece(table: BinTable) -> float:

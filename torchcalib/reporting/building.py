@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, Transform
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names
@@ -103,14 +104,15 @@ class ReportBuilder:
 
         A group is identified by its name, whatever its number is in this piece; a number is named by its digits.
         """
-        on_cpu = not isinstance(preds, Tensor) or preds.device.type == "cpu"
+        preds, target, weights = as_tensors(preds, target, weights)
+        on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         if self._has_groups not in (None, groups is not None):
             raise ValueError(
                 "`groups` must be given with all predictions of a report, or with none, got some of each. "
                 "Give rows that belong to no group the number -1."
             )
-        input_format = replace(self._format, num_classes=self._classes_of(preds))
+        input_format = replace(self._format, num_classes=self._classes_of(preds, target))
         check_name_count(self._class_names, input_format.num_classes or 2)
         empty = self._accumulators or self._empty(input_format)
         counts = are_counts(p.weights if p.weighted else None)
@@ -267,7 +269,7 @@ class ReportBuilder:
             raise ValueError(f"samples must have been added and kept to fit a calibrator, got none: {why_not}.")
         self._raise_if_invalid()
         transform = fitted(calibrator, self._buffer.predictions())
-        transform.class_axis = self._format.class_axis
+        transform.class_axis = self._format.axis
         transform.warn()
         return transform
 
@@ -451,9 +453,11 @@ class ReportBuilder:
         builder._has_groups = GROUPS in saved
         return builder
 
-    def _classes_of(self, preds: Tensor) -> int | None:
+    def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
         """Return the number of classes or labels; None for a binary task."""
-        return None if self._format.task == "binary" or not preds.dim() else preds.shape[self._format.class_axis]
+        if self._format.task == "binary" or not preds.dim():
+            return None
+        return preds.shape[self._format.resolved(preds, target).axis]
 
     def _empty(self, input_format: InputFormat) -> dict[str, Any]:
         """Return empty accumulators for predictions of this format, whose number of classes is known.

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task, check_count
+from torchcalib.core.arguments import InputOptions, Task, check_count
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.groups import check_group_range, check_groups
-from torchcalib.core.inputs import InputFormat
+from torchcalib.core.inputs import flattened
 
 _PER_SAMPLE = ("weights", "folds")
 """Options that have a value for every sample, on the last axis."""
@@ -60,18 +61,15 @@ def by_group(
     """
     if not callable(function):
         raise TypeError(f"`function` must be a function such as torchcalib.functional.ece, got {function!r}.")
-    class_axis = options.pop("class_axis", -1)
-    input_format = InputFormat(task, class_axis=class_axis)
-    input_format.check(preds, target, options.get("weights"))
-    has_classes = task != "binary"
-    if has_classes and -preds.dim() <= class_axis < preds.dim():
-        target = target.movedim(class_axis, -1) if target.dim() == preds.dim() else target
-        preds = preds.movedim(class_axis, -1)
-    axis = preds.dim() - 1 - has_classes
-    if axis < 0 or target.dim() <= axis or target.shape[axis] != preds.shape[axis]:
+    given = {name: options.pop(name) for name in InputOptions.__annotations__ if name in options}
+    preds, target, given = flattened(task, preds, target, given)
+    options |= given
+    axis = preds.dim() - 1 - (task != "binary")
+    if target.dim() <= axis or target.shape[axis] != preds.shape[axis]:
         raise ValueError(
             f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and {tuple(preds.shape)}."
         )
+    groups = as_tensor("groups", groups, preds.device).reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])
     if num_groups is None:
         num_groups = max(1, int(groups.max()) + 1 if groups.numel() else 1)

@@ -52,7 +52,7 @@ def compare(
     weights: Any = None,
     ignore_index: int | None = None,
     positive_classes: Sequence[int] | None = None,
-    class_axis: int = -1,
+    class_axis: int | None = None,
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
@@ -211,7 +211,7 @@ class ComparisonBuilder:
         n_rows = self._rows_of(first)
         if not self._systems:
             n_bins, right = self._binning.n_bins, self._binning.right
-            num_classes = None if how.task == "binary" else first.shape[how.class_axis]
+            num_classes = None if how.task == "binary" else first.shape[how.resolved(first, target).axis]
             check_name_count(self._class_names, num_classes or 2)
             check_size(how.read_as, num_classes or 2, n_bins)
             self._systems = {name: System(p, n_bins, right) for name, p in read.items()}
@@ -285,7 +285,7 @@ class ComparisonBuilder:
         how = self._formats[self._names[0]]
         if how.task == "binary":
             return len(preds)
-        return preds.movedim(how.class_axis, -1).shape[0] if preds.dim() > 1 else 1
+        return preds.movedim(how.resolved(preds).axis, -1).shape[0] if preds.dim() > 1 else 1
 
     def _without_missing_rows(
         self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
@@ -293,9 +293,9 @@ class ComparisonBuilder:
         """Return weights that are 0 where a prediction or target is missing, and the number of rows left out."""
 
         def missing_of(name: str) -> Tensor:
-            how = self._formats[name]
+            how = self._formats[name].resolved(preds[name], target)
             rows = how.missing_in(preds[name], target)
-            return rows.any(how.class_axis) if how.task == "multilabel" else rows
+            return rows.any(how.axis) if how.task == "multilabel" else rows
 
         missing = reduce(torch.logical_or, map(missing_of, self._names))
         if weights is None:
