@@ -83,7 +83,7 @@ def diagram(draw: F) -> F:
     """Document the arguments that all diagrams share."""
     parameters = parameters_of(draw)
     if any(p.kind is Parameter.VAR_KEYWORD for p in signature(draw).parameters.values()):
-        parameters += input_parameters()
+        parameters += input_parameters(without=["batch_dims"])
     document(draw, draw.__doc__, parameters, Axes, _ARGUMENTS)
     return draw
 

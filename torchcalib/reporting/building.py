@@ -83,6 +83,8 @@ class ReportBuilder:
         self.source = source
         self._class_names = checked_names(class_names or ())
         check_option_names(options)
+        if options.get("batch_dims"):
+            raise TypeError("`batch_dims` must be 0 for a report, got another number. Make a report for each entry.")
         self._format = InputFormat(task, **options)
         if task == "binary":
             check_name_count(self._class_names, 2)

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
@@ -358,7 +359,7 @@ class Report(Results[float]):
     groups: GroupTable | None = None
 
     @classmethod
-    @documented
+    @partial(documented, without=["batch_dims"])
     def from_predictions(
         cls,
         preds: Any,
