@@ -5,10 +5,10 @@ from torchcalib import integrations as integrations
 from torchcalib import io as io
 from torchcalib import losses as losses
 from torchcalib import plots as plots
-from torchcalib import reporting as reporting
 from torchcalib import special as special
 from torchcalib._version import __version__ as __version__
 from torchcalib.core.events import TopK as TopK
+from torchcalib.integrations.evaluation import evaluate as evaluate
 from torchcalib.metrics.binned import ACE as ACE
 from torchcalib.metrics.binned import ECE as ECE
 from torchcalib.metrics.binned import ESCE as ESCE

@@ -9,7 +9,7 @@ from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
 from torchcalib.cli import main
-from torchcalib.reporting import load_report_state
+from torchcalib.reporting.building import ReportBuilder
 
 RNG = np.random.default_rng(0)
 N = 17
@@ -50,7 +50,7 @@ def agrees_with_report(folder, suffix, task, preds, target, **weights):
     saved = folder / "state.pt"
     options = ["--task", task, *QUICK_COMMAND, "--save-state", str(saved)]
     assert main(["report", str(folder / f"a.{suffix}"), *options]) == 0
-    found = load_report_state(saved).report()
+    found = ReportBuilder.load(saved).report()
     given = {name: torch.from_numpy(values) for name, values in weights.items()}
     expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **QUICK, **given)
     values_are(found, expected)
@@ -79,7 +79,7 @@ def test_the_command_gives_the_report_of_the_function_for_every_dtype(tmp_path):
 def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, name, monkeypatch):
     monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
     compared = []
-    monkeypatch.setattr("torchcalib.reporting.html.save_comparison", lambda one, folder: compared.append(one) or ())
+    monkeypatch.setattr("torchcalib.reporting.data.Comparison.save", lambda one, folder: compared.append(one) or ())
     task, preds, votes = TARGETS[name]
     systems = {"a": preds, "b": np.roll(preds, 1, 0)}
     files = [str(tmp_path / f"{system}.npz") for system in systems]

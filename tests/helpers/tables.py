@@ -88,7 +88,7 @@ def texts(ax) -> list[str]:
 
 
 def in_logits(table, ax=None, **options):
-    return plots.tce_diagram(table, ax, logit=True, **options)
+    return plots.tce_diagram(table, ax=ax, logit=True, **options)
 
 
 def two_binnings(table, ax=None, **options):

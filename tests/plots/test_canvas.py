@@ -33,7 +33,7 @@ def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_by
     figure = Figure()
     ax, other = figure.subplots(1, 2)
     children, limits = len(other.get_children()), other.axis()
-    assert draw(of(), ax) is ax
+    assert draw(of(), ax=ax) is ax
     assert figure.axes == [ax, other]
     assert (len(other.get_children()), other.axis()) == (children, limits)
     first, second = draw(of()), draw(of())
@@ -46,7 +46,7 @@ def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_by
 
 def test_part_of_a_figure_saves_the_whole_figure():
     left, right = Figure().subfigures(1, 2)
-    ax = plots.reliability_diagram(mixed_bins(), left.subplots())
+    ax = plots.reliability_diagram(mixed_bins(), ax=left.subplots())
     right.subplots().set_xlabel("on the right")
     assert "on the right" in to_svg(ax)
 
@@ -58,7 +58,7 @@ def test_a_batch_is_refused_and_one_of_it_drawn_without_what_fills_it_up(draw):
     else:
         probs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
         outcomes = (torch.arange(40) % 3).clamp(max=1)
-        batch = calibration_curve(probs, outcomes.expand(2, 40), task="binary")
+        batch = calibration_curve(probs, outcomes.expand(2, 40), task="binary", batch_dims=1)
         singles = [calibration_curve(p, outcomes, task="binary") for p in probs]
     with pytest.raises(ValueError, match=r"must have no batch axes, got shape \(2, \d+\)\. Draw one"):
         draw(batch)

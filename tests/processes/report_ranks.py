@@ -44,17 +44,17 @@ def run(folder):
 
 
 def gather(folder):
-    """Gather builders of a training loop. The last rank has none, and the builders keep their own data."""
+    """Gather builders of a training loop. That of the last rank has no data, and the builders keep their own."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=RANK, world_size=N_RANKS)
     builder = torchcalib.ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
     pieces = cut(data_set("multiclass", 60), *[10 + 40 * k // (N_RANKS - 1) for k in range(N_RANKS - 2)])
     if RANK < N_RANKS - 1:
         add_to(builder, pieces[RANK])
     for _ in range(2):
-        whole = torchcalib.reporting.gather_report(builder if RANK < N_RANKS - 1 else None)
+        whole = builder.gather()
         assert (whole is None) == (RANK > 0)
     if whole is not None:
-        torchcalib.reporting.save_report_state(whole, f"{folder}/gathered.pt")
+        whole.save(f"{folder}/gathered.pt")
     if RANK < N_RANKS - 1:
         assert builder.report().n == len(pieces[RANK]["targets"])
     dist.destroy_process_group()

@@ -14,7 +14,7 @@ from torchcalib.cli import main
 from torchcalib.inference import CalibrationTest
 from torchcalib.io.saved import write_whole
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting import load_report_state, save_comparison, save_report, save_report_state, terminal
+from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.html.report import render
 
@@ -64,8 +64,8 @@ def test_names_of_groups_are_shown_as_text(tmp_path, capsys):
     p = torch.rand(len(groups), generator=torch.Generator().manual_seed(0))
     builder = ReportBuilder(task="binary", with_calibration=False, with_intervals=False)
     builder.update(p, groups % 2, groups=groups, group_names=names)
-    save_report_state(builder, tmp_path / "state.pt")
-    found = load_report_state(tmp_path / "state.pt").report()
+    builder.save(tmp_path / "state.pt")
+    found = ReportBuilder.load(tmp_path / "state.pt").report()
     assert found.groups.n_groups == len(names)
     x = torch.full((len(names),), 0.1, dtype=torch.float64)
     evidence = CalibrationTest(x, x / 2, x, x / 2, 2 * x, 0.95)
@@ -106,7 +106,7 @@ def test_output_stays_in_its_folder_for_hostile_names_and_links(compared, tmp_pa
     (out / "compare.png").symlink_to(outside / "new")  # which is not there
     (tmp_path / "link").symlink_to(out)  # a folder that is a link is followed, because it was named
     report = tc.report(torch.rand(20), torch.arange(20) % 2, task="binary", with_calibration=False)
-    written = [*save_comparison(compared, out), *save_report(report, tmp_path / "link")]
+    written = [*compared.save(out), *report.save(tmp_path / "link")]
     assert {path.parent.resolve() for path in written} == {out}
     assert [path.read_text() for path in outside.iterdir()] == ["mine"]
     assert all(path.is_file() and not path.is_symlink() for path in written)

@@ -13,7 +13,8 @@ from helpers.written import WRITERS, write_npz
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
-from torchcalib.reporting import load_report_state, save_report_state, terminal
+from torchcalib.reporting import terminal
+from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.groups import MOST_GROUPS
 from torchcalib.reporting.html.report import render
 
@@ -67,8 +68,8 @@ def test_pieces_parts_and_saved_states_are_one_report_whatever_numbers_a_piece_g
         numbers = torch.from_numpy(numbers.copy()).flip(0)
         parts[k % 2].update(p[rows], y[rows], groups=numbers, group_names=names.tolist())
     assert_close(as_rows((parts[0] + parts[1]).report()), whole)
-    save_report_state(parts[0], tmp_path / "a.pt")
-    loaded = load_report_state(tmp_path / "a.pt")
+    parts[0].save(tmp_path / "a.pt")
+    loaded = ReportBuilder.load(tmp_path / "a.pt")
     loaded.merge(parts[1])
     loaded.merge(parts[2])  # which has seen nothing
     parts[2].merge(loaded)
@@ -110,7 +111,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
     p, y, groups = data(40)
     builder = tc.ReportBuilder(**GIVEN)
     builder.update(p, y, groups=groups, group_names=NAMES)
-    save_report_state(builder, tmp_path / "a.pt")
+    builder.save(tmp_path / "a.pt")
     state = torch.load(tmp_path / "a.pt", weights_only=True)
     names, sums, apart = (state["accumulators"]["groups"][name] for name in ("names", "sums", "apart"))
     for wrong in (
@@ -125,7 +126,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
         accumulators = {**state["accumulators"], "groups": {**state["accumulators"]["groups"], **wrong}}
         torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
-            load_report_state(tmp_path / "b.pt")
+            ReportBuilder.load(tmp_path / "b.pt")
 
 
 def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys):
@@ -144,7 +145,7 @@ def run(folder, *files):
     """Return the report of a state that the command saves, which is quicker than a page."""
     saved = folder / "state.pt"
     assert main(["report", *map(str, files), "--groups", "site", *QUICK_COMMAND, "--save-state", str(saved)]) == 0
-    return load_report_state(saved).report()
+    return ReportBuilder.load(saved).report()
 
 
 @pytest.mark.parametrize("form", ["npz", "npy", "csv", "parquet"])

@@ -17,7 +17,7 @@ from helpers.shards import add_to, assert_same, cut, data_set, shards
 import torchcalib as tc
 from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
-from torchcalib.reporting import buffer, load_report_state, save_report_state, testing
+from torchcalib.reporting import buffer, testing
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.saving import state_bytes
 
@@ -38,8 +38,8 @@ def builder_of(arrays, task, **settings):
 
 
 def through_a_file(builder, folder):
-    save_report_state(builder, folder / "state.pt")
-    return load_report_state(folder / "state.pt")
+    builder.save(folder / "state.pt")
+    return ReportBuilder.load(folder / "state.pt")
 
 
 def parts_of(arrays, task, folder, *ends, **settings):
@@ -211,7 +211,7 @@ HOSTILE = {
     "text": lambda path: path.write_bytes(b"hello" * 99),
     "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
     "objects": lambda path: torch.save({"format": Evil()}, path),
-    "old format": changed("version", to=7, _use_new_zipfile_serialization=False),
+    "old format": changed("version", to=8, _use_new_zipfile_serialization=False),
     "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
     "a tensor": lambda path: torch.save(torch.ones(3), path),
     "other format": changed("format", to="other"),
@@ -241,7 +241,7 @@ HOSTILE = {
     "kept too few": buffered("pieces", to=[]),
     "kept no tensors": buffered("pieces", 0, "given", to="text"),
     "kept of one axis more": buffered("pieces", 0, to=ONE_AXIS_MORE),
-    "pieces": buffered("pieces", to=7),
+    "pieces": buffered("pieces", to=8),
     "kept nothing": changed("accumulators", "predictions", to=None),
     "number": buffered("n_values", to=torch.tensor(48)),
     "source": changed("source", to={"files": 3}),
@@ -260,23 +260,23 @@ def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, mo
     def check(case):
         HOSTILE[case](tmp_path / "bad.pt")
         with pytest.raises(ValueError, match=words) as e:
-            load_report_state("bad.pt")
-        assert str(e.value).endswith("`save_report_state`.")
+            ReportBuilder.load("bad.pt")
+        assert str(e.value).endswith("`ReportBuilder.save`.")
         assert str(e.value).isprintable()
         assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
-    changed("version", to=8)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="`version` of a report state must be 7 for this torchcalib, got 8"):
-        load_report_state(tmp_path / "new.pt")
+    changed("version", to=9)(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="`version` of a report state must be 8 for this torchcalib, got 9"):
+        ReportBuilder.load(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
-        load_report_state(tmp_path / "none.pt")
+        ReportBuilder.load(tmp_path / "none.pt")
 
 
 def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
-    for write_sound in (changed("version", to=7), changed("version", to=7, task="binary"), sketch()):
+    for write_sound in (changed("version", to=8), changed("version", to=8, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
-        report = load_report_state(tmp_path / "good.pt").report()
+        report = ReportBuilder.load(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()
 
 

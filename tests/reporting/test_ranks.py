@@ -15,7 +15,8 @@ import torchcalib as tc
 from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
 from torchcalib.io.paths import share_of
-from torchcalib.reporting import buffer, load_report_state, sample_or_sketch
+from torchcalib.reporting import buffer, sample_or_sketch
+from torchcalib.reporting.building import ReportBuilder
 
 
 def launched(n_ranks, folder, calls):
@@ -95,7 +96,7 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
     def saved(k):
         calibrators = [load_calibrator(path)(torch.linspace(-3, 3, 9)) for path in tmp_path.glob("cal.pt")]
         calibrated = [values.tolist() for values in calibrators]
-        return load_report_state(tmp_path / f"state {k}.pt").report().to_dict() | {"calibrated": calibrated}
+        return ReportBuilder.load(tmp_path / f"state {k}.pt").report().to_dict() | {"calibrated": calibrated}
 
     calls = [(command(files[1], k, options), most) for k, (files, options, most) in enumerate(good)]
     calls += [(["report", *arguments], None) for arguments, _ in bad]
@@ -118,7 +119,7 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
         assert answer[0]["err"].count("\n") == 1
     builder = tc.ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
     add_to(builder, data_set("multiclass", 60))
-    assert_same(load_report_state(tmp_path / "gathered.pt").report().to_dict(), builder.report().to_dict())
+    assert_same(ReportBuilder.load(tmp_path / "gathered.pt").report().to_dict(), builder.report().to_dict())
 
 
 def test_law_shares_are_runs_that_are_all_files_in_order_and_alike_in_size(tmp_path):

@@ -20,7 +20,7 @@ from torchcalib.reporting.comparison.building import ComparisonBuilder
 def run(arguments: argparse.Namespace, systems: Mapping[str, Sequence[Path]]) -> None:
     """Compare the systems, and write and print the comparison."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # needs more packages than the rest
+        from torchcalib.reporting import html  # noqa: F401 - needs the extra `report`
 
         make_folder(arguments.out)
     files = {name: opened(arguments, paths) for name, paths in systems.items()}
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, Sequence[Path]]) ->
             row += len(shared)
             advance(len(shared))
     compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
-    paths = () if arguments.out is None else html.save_comparison(compared, arguments.out)
+    paths = () if arguments.out is None else compared.save(arguments.out)
     terminal.show_comparison(compared)
     terminal.show_paths(paths)
 

@@ -19,7 +19,7 @@ except ImportError as error:
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.core.arguments import check_count
-from torchcalib.reporting import html, terminal
+from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, _: Any) -> None:
     source = {"model": "a small network", "data": "scikit-learn's digits, validation part"}
     finished = replace(builder.report(source=source), history=monitor.history)
     predictions = Path(arguments.out) / "predictions.npz"
-    paths = html.save_report(finished, arguments.out)
+    paths = finished.save(arguments.out)
     np.savez_compressed(predictions, logits=logits.numpy(), targets=labels[valid].numpy())
     terminal.show(finished)
     terminal.show_paths((*paths, predictions))

@@ -7,7 +7,7 @@ from pathlib import Path
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import check_places, finish
 from torchcalib.reporting import terminal
-from torchcalib.reporting.saving import load_report_state
+from torchcalib.reporting.building import ReportBuilder
 
 
 @on_first
@@ -15,10 +15,10 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Load the parts one by one, and write and print the report of all."""
     check_places(arguments, paths)
     with terminal.progress(len(paths), "merging") as advance:
-        whole = load_report_state(paths[0])
+        whole = ReportBuilder.load(paths[0])
         for path in paths[1:]:
             advance(1, f"merging {path.name}")
-            part = load_report_state(path)
+            part = ReportBuilder.load(path)
             try:
                 whole.merge(part)
             except ValueError as error:

@@ -11,7 +11,6 @@ from torchcalib.calibration.saving import save_calibrator
 from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.saving import save_report_state
 
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
@@ -41,16 +40,12 @@ def finish(builder: ReportBuilder, arguments: argparse.Namespace) -> None:
     """Write all results, then print them."""
     save, state = arguments.save_calibrator, arguments.save_state
     if state is not None:
-        save_report_state(builder, state)
+        builder.save(state)
     if state is None or arguments.out is not None or save is not None:
         finished = builder.report()
         if save is not None:
             save_calibrator(_fitted(builder, finished), save)
-        paths: tuple[Path, ...] = ()
-        if arguments.out is not None:
-            from torchcalib.reporting import html
-
-            paths = html.save_report(finished, arguments.out)
+        paths = () if arguments.out is None else finished.save(arguments.out)
         terminal.show(finished)
         terminal.show_paths(paths)
         if save is not None and finished.calibration is not None:

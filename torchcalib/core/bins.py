@@ -1,6 +1,10 @@
 """The table of bins, with the band in which the frequencies of a calibrated model lie."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from itertools import product
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
+from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction, short
+from torchcalib.core.words import count, decimals, edge, percent, significant
 from torchcalib.ops.count_moments import deviations_by_chance
 
 
@@ -34,9 +40,29 @@ def consistency_band(b: BinStats, level: float = 0.95) -> tuple[Tensor, Tensor]:
     return ends[0], ends[1]
 
 
+Row = Mapping[str, float]
+
+
+def _unless_empty(cell: Callable[[Row], Cell]) -> Callable[[Row], Cell]:
+    """Return a function that leaves cells of bins without data empty."""
+    return lambda row: cell(row) if row["n"] else Cell()
+
+
+def _column(
+    header: str, fields: str, cell: Callable[[Row], Cell], *, is_number: bool = True, only_page: bool = False
+) -> Column:
+    """Return a column of these fields of a bin, empty for bins without data but for edges and counts."""
+    shown = cell if fields in ("lower upper", "n", "share") else _unless_empty(cell)
+    data = {name: itemgetter(name) for name in fields.split()}
+    return Column(header, shown, is_number=is_number, shown="page" if only_page else "always", data=data)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class BinTable:
-    """What every bin holds. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
+class BinTable(Tabular):
+    """Bins of predictions. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
+
+    A notebook shows it as a table. `to_pandas`, `to_markdown` and `to_latex` export it, and
+    `torchcalib.plots.reliability_diagram` draws it.
 
     Attributes:
         lower, upper: edges of the bin.
@@ -86,6 +112,41 @@ class BinTable:
         """Return every field as a numpy array, by name."""
         return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
 
+    def layout(self, title: str = "") -> Table:
+        """Return a row for each bin, under the index of its series if there are batch axes."""
+        values = {name: column for name, column in self.to_dict().items() if column.ndim == self.n.dim()}
+        series = list(product(*map(range, self.n.shape[:-1])))
+        sections = {
+            str(list(index)) if index else "": [
+                dict(zip(values, row, strict=True))
+                for row in zip(*(column[index].tolist() for column in values.values()), strict=True)
+            ]
+            for index in series
+        }
+        is_quiet: Callable[[Row], bool] = lambda row: not row["n"]  # noqa: E731
+        return Table.of(self._columns(), sections, title, is_quiet=is_quiet, heading_name="index")
+
+    def _columns(self) -> list[Column]:
+        """Return the columns of the layout."""
+
+        def band(row: Row) -> Cell:
+            low, high = row["band_low"], row["band_high"]
+            return Cell() if math.isnan(low) else Cell(f"{decimals(low)} to {decimals(high)}")
+
+        def edges(row: Row) -> Cell:
+            return Cell(f"{edge(row['lower'])} to {edge(row['upper'])}")
+
+        return [
+            _column("bin", "lower upper", edges, is_number=False),
+            _column("count", "n", lambda row: Cell(count(row["n"]))),
+            _column("share", "share", lambda row: Cell(percent(row["share"]))),
+            _column("mean confidence", "confidence", lambda row: fraction(row["confidence"])),
+            _column("frequency", "frequency", lambda row: fraction(row["frequency"])),
+            _column("if calibrated, 95 %", "band_low band_high", band, only_page=True),
+            _column("gap", "gap", lambda row: fraction(row["gap"], "+")),
+            _column("mean ECD (nats)", "ecd", lambda row: fraction(row["ecd"], "+")),
+        ]
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -119,6 +180,23 @@ class TCETable(BinTable):
 
     rejected: Tensor
     quantiles: Tensor
+
+    def _columns(self) -> list[Column]:
+        def edges(row: Row) -> Cell:
+            return Cell(f"{significant(row['lower'])} to {significant(row['upper'])}")
+
+        return [
+            _column("bin", "lower upper", edges, is_number=False),
+            _column("count", "n", lambda row: Cell(count(row["n"]))),
+            _column("mean prediction", "confidence", lambda row: short(row["confidence"])),
+            _column("empirical probability", "frequency", lambda row: short(row["frequency"])),
+            _column("rejected", "rejected", lambda row: Cell(count(row["rejected"]))),
+            Column(
+                "share rejected",
+                _unless_empty(lambda row: Cell(percent(row["rejected"] / row["n"]))),
+                data={"share_rejected": lambda row: row["rejected"] / row["n"] if row["n"] else math.nan},
+            ),
+        ]
 
     @property
     def tce(self) -> Tensor:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from inspect import Parameter, Signature, signature
-from textwrap import fill
+from textwrap import dedent, fill, indent
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,10 +111,10 @@ def document(
         function.__doc__ = _completed(doc, [p.name for p in parameters], entries)
 
 
-def documented(function: F) -> F:
+def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Decorate a function that takes `**options`: show the input options in its signature and docstring."""
     returns = signature(function).return_annotation
-    document(function, function.__doc__, [*parameters_of(function), *input_parameters()], returns)
+    document(function, function.__doc__, [*parameters_of(function), *input_parameters(without=without)], returns)
     return function
 
 
@@ -150,7 +150,8 @@ def _entries(lines: list[str]) -> dict[str, list[str]]:
 
 
 def _completed(doc: str, names: list[str], entries: str | None) -> str:
-    lines = doc.split("\n")
+    summary, _, rest = doc.partition("\n")
+    lines = [summary, *indent(dedent(rest), " " * 4).split("\n")]  # docstrings of methods are indented further
     begin, end = _place_of_arguments(lines)
     own = _entries((entries or "").split("\n")) | _entries(lines[begin:end])
     listed = [own.get(name) or [_entry(name)] for name in names if name in own or name in ARGUMENTS]

@@ -12,9 +12,9 @@ from torch import Tensor
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
+from torchcalib.core.words import in_one_line
 from torchcalib.inference.inversion import error_interval, mean_gap_interval, rounding_of
 from torchcalib.inference.simulation import MOST_DRAWN, MOST_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
-from torchcalib.inference.words import in_one_line
 
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]

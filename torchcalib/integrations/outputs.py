@@ -57,7 +57,7 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
     if target is None and _is_plain_tuple(batch):
         target = batch[1] if len(batch) == 2 and isinstance(batch[1], Tensor) else None
     elif target is None:
-        _, target = _first(batch, TARGETS)
+        _, target = tensor_named(batch, TARGETS)
     if preds is None or target is None:
         missing = "predictions" if preds is None else "targets"
         raise ValueError(
@@ -90,20 +90,55 @@ def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
     return [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
 
 
-def _by_name(outputs: Any, from_logits: bool) -> Sequence[Tensor | None]:
-    right, wrong = (LOGITS, PROBS) if from_logits else (PROBS, LOGITS)
-    if (name := _first(outputs, wrong)[0]) and not _first(outputs, right)[0]:
-        raise ValueError(
-            f"`from_logits` must be {not from_logits} for the output {name!r} of `validation_step`, got {from_logits}. "
-            f"Pass from_logits={not from_logits}, or rename the output."
-        )
-    return [_first(outputs, names)[1] for names in ((*right, *NEUTRAL), TARGETS, WEIGHTS)]
+def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | None, bool | None]:
+    """Return the predictions in the output of a model, and whether their name means logits.
+
+    Predictions are the output itself, the only tensor of a tuple, or under a usual name.
+
+    Args:
+        outputs: of a model.
+        from_logits: whether predictions are logits; None if unknown.
+
+    Returns:
+        The predictions, or None if they are not found; True or False by their name, or None without one that decides.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs, None
+    if _is_plain_tuple(outputs):
+        tensors = [x for x in outputs if isinstance(x, Tensor)]
+        return (tensors[0] if len(tensors) == 1 else None), None
+    kinds = {True: LOGITS, False: PROBS}
+    for is_logits in (True, False) if from_logits is None else (from_logits,):
+        name, preds = tensor_named(outputs, kinds[is_logits])
+        if name is not None:
+            return preds, is_logits
+    name, preds = tensor_named(outputs, NEUTRAL)
+    if from_logits is not None and name is None:
+        _raise_for_other_kind(outputs, from_logits, "the model")
+    return preds, None
 
 
-def _first(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | None]:
+def tensor_named(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | None]:
     """Return the first name under which `x` has a tensor, and the tensor."""
     for name in names:
         value = x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
         if isinstance(value, Tensor):
             return name, value
     return None, None
+
+
+def _by_name(outputs: Any, from_logits: bool) -> Sequence[Tensor | None]:
+    right = LOGITS if from_logits else PROBS
+    if not tensor_named(outputs, right)[0]:
+        _raise_for_other_kind(outputs, from_logits, "`validation_step`")
+    return [tensor_named(outputs, names)[1] for names in ((*right, *NEUTRAL), TARGETS, WEIGHTS)]
+
+
+def _raise_for_other_kind(outputs: Any, from_logits: bool, origin: str) -> None:
+    """Raise if an output has a name that contradicts `from_logits`."""
+    name, _ = tensor_named(outputs, PROBS if from_logits else LOGITS)
+    if name:
+        raise ValueError(
+            f"`from_logits` must be {not from_logits} for the output {name!r} of {origin}, got {from_logits}. "
+            f"Pass from_logits={not from_logits}, or rename the output."
+        )

@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from types import SimpleNamespace
 from typing import IO, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -16,7 +17,7 @@ from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
-from torchcalib.core.documentation import document, parameters_of
+from torchcalib.core.documentation import document, input_parameters, parameters_of
 
 F = TypeVar("F", bound=Callable[..., Axes])
 
@@ -66,6 +67,10 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
 
 
 _ARGUMENTS = """
+        preds: Probabilities, or logits with `from_logits=True`; or an object that has the bins itself.
+        target: Labels of predictions, see `torchcalib.functional.nll`; None for an object.
+        mode: Kind of confidence, `"positive"`, `"top_label"` or `"classwise"`; None is the main one.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
         ax: Axes to draw on; by default those of a new figure. Further panels are insets, `ax.child_axes`.
         logit: Probabilities have a logit scale, which shows values near 0 and near 1. It ends at about 1 / (10 N) and
             1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Such values are drawn at
@@ -76,7 +81,10 @@ _ARGUMENTS = """
 
 def diagram(draw: F) -> F:
     """Document the arguments that all diagrams share."""
-    document(draw, draw.__doc__, parameters_of(draw), Axes, _ARGUMENTS)
+    parameters = parameters_of(draw)
+    if any(p.kind is Parameter.VAR_KEYWORD for p in signature(draw).parameters.values()):
+        parameters += input_parameters(without=["batch_dims"])
+    document(draw, draw.__doc__, parameters, Axes, _ARGUMENTS)
     return draw
 
 
@@ -149,7 +157,8 @@ class Canvas:
     def diagonal(self, low: float = 0.0, high: float = 1.0) -> None:
         """Draw the line of perfect calibration."""
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
-        self.ax.plot([low, high], [low, high], label="diagonal", **options)
+        if not any(line.get_label() == "diagonal" for line in self.ax.lines):
+            self.ax.plot([low, high], [low, high], label="diagonal", **options)
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
         """Write small text."""

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from torchcalib.core.bins import BinTable
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
+from torchcalib.plots.sources import Given, bins_of
 
 
 @diagram
 def bin_comparison(
-    tables: Mapping[str, BinTable],
+    tables: Mapping[str, Any],
     ax: Axes | None = None,
     *,
     logit: bool = False,
@@ -29,7 +30,7 @@ def bin_comparison(
     - Ticks below the frame: edges of the bins.
 
     Args:
-        tables: bins without batch axes, by the name of the binning.
+        tables: bins without batch axes, by the name of the binning: a `BinTable`, a metric over bins, or a report.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -50,7 +51,8 @@ def bin_comparison(
     """
     if not tables:
         raise ValueError("`tables` must hold at least one table, got none. Pass tables by the names of their binnings.")
-    series = {name: columns_of(table, f"tables[{name!r}]") for name, table in tables.items()}
+    given = Given(None, None, {})
+    series = {name: columns_of(bins_of(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
     canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # below the bin edges and the ticks of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)

@@ -1,14 +1,18 @@
 """Diagrams of frequency against confidence, in bins or by isotonic regression, and the histogram of confidence."""
 
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from torchcalib.core.bins import BinTable
-from torchcalib.metrics.ranked import CORPCurve
+from torchcalib.core.arguments import InputOptions, Task
+from torchcalib.core.events import Mode
+from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
+from torchcalib.plots.sources import Given, Series, bins_of, curve_from, series_of
 
 MAX_LABELLED_BINS = 20
 """With more bins an axis shows the counts, because labels would overlap."""
@@ -16,38 +20,102 @@ MAX_LABELLED_BINS = 20
 _CORP_BARS = 40
 
 
+_SERIES = "torchcalib: curve of a model"
+"""Group id of the curves of models."""
+
+
 @diagram
 def reliability_diagram(
-    table: BinTable, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT
+    preds: Any,
+    target: Any = None,
+    ax: Axes | None = None,
+    *,
+    label: str | None = None,
+    mode: Mode | None = None,
+    task: Task | None = None,
+    n_bins: int = 15,
+    class_names: Sequence[str] | None = None,
+    title: str | None = None,
+    style: Style = LIGHT,
+    **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw frequency against confidence, with the gap to the diagonal and the count of every bin.
+    """Draw frequency against confidence, with the gap to the diagonal and the count of every bin, and the ECE.
 
     Every bin with data has a mark at (mean confidence, frequency), whose area grows with its share of the samples. A
     line joins it to the diagonal: the gap. Filled marks lie below the diagonal (over-confident, for confidences above
     0.5), hollow ones above. The strip on top shows counts. Grey boxes are consistency bands, if the table has them: a
     calibrated model has its mark in the box of a bin in 95% of samples.
 
+    Several models, and classes with `mode="classwise"`, have a curve each instead, named in a legend. A call with
+    `label` adds one to the curves on `ax`.
+
     Args:
-        table: bins without batch axes.
+        preds: Predictions; or a `BinTable`, a metric over bins such as `torchcalib.ECE`, or a `torchcalib.Report`; or a
+            mapping of names of models to any of these.
+        label: Name of the model in the legend.
+        n_bins: Number of equal-width bins of predictions.
+        class_names: Names of the classes, for class-wise curves and for targets that are text.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
-        ValueError: for a batch of tables.
+        TypeError: for predictions without targets.
+        ValueError: for a batch of tables, and more than ten curves.
 
     Example:
         >>> import torch
-        >>> from torchcalib.functional import calibration_curve
-        >>> ax = reliability_diagram(calibration_curve(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), task="binary"))
-        >>> ax.get_xlabel()
+        >>> probs, target = torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0])
+        >>> reliability_diagram(probs, target).get_xlabel()
         'mean confidence of the bin (probability)'
+        >>> ax = reliability_diagram({"first": probs, "second": probs.square()}, target)
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['first: ECE 0.3', 'second: ECE 0.197']
     """
-    bins = columns_of(table)
+    given = Given(mode, class_names, {"task": task, "n_bins": n_bins, **options})
+    series = series_of(preds, target, label, given)
+    tables = [columns_of(one.table) for one in series]
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
     ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (share of the bin)")
     ax.tick_params(pad=6)  # room for a large mark in the corner
+    if label is None and len(series) == 1 and series[0].name is None:
+        return _draw_bins(canvas, tables[0], series[0].error)
+    for one, bins in zip(series, tables, strict=True):
+        _draw_curve(canvas, bins, one)
+    handles = [line for line in ax.lines if line.get_gid() == _SERIES]
+    colors: dict[str, Any] = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
+    for text in ax.legend(handles=handles, fontsize="small", **colors).get_texts():
+        text.set_parse_math(False)
+    return ax
+
+
+def _draw_curve(canvas: Canvas, bins: SimpleNamespace, series: Series) -> None:
+    """Draw the bins with data of one of several models as a curve."""
+    style = canvas.style
+    colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
+    index = sum(line.get_gid() == _SERIES for line in canvas.ax.lines)
+    held = bins.n > 0
+    canvas.ax.plot(
+        bins.confidence[held],
+        bins.frequency[held],
+        color=colors[index % len(colors)],
+        linestyle="-" if index < len(colors) else "--",
+        linewidth=1.4,
+        marker="osD^v"[index % 5],
+        markersize=4.5,
+        markeredgecolor=style.paper,
+        markeredgewidth=0.6,
+        label=f"{printable(str(series.name))}: {series.error}",
+        gid=_SERIES,
+        clip_on=False,
+        zorder=3,
+    )
+
+
+def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
+    """Draw the bins of a single model, with their gaps, bands and counts."""
+    ax, style = canvas.ax, canvas.style
     held = bins.n > 0
     if not held.any():
         return canvas.no_data()
@@ -63,7 +131,7 @@ def reliability_diagram(
             align="edge",
             **_band(style),
         )
-    _explain(canvas, "○", level=0.95 if known.any() else None)
+    _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow: ", "filled: "))
     x, y, gap = bins.confidence[held], bins.frequency[held], bins.gap[held]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
     stroke = np.clip(60 / len(width), 0.5, 1.6)  # the lines of hundreds of bins must not merge
@@ -83,19 +151,31 @@ def reliability_diagram(
 
 
 @diagram
-def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
+def corp_diagram(
+    preds: Any,
+    target: Any = None,
+    ax: Axes | None = None,
+    *,
+    mode: Mode | None = None,
+    task: Task | None = None,
+    title: str | None = None,
+    style: Style = LIGHT,
+    **options: Unpack[InputOptions],
+) -> Axes:
     """Draw the CORP reliability diagram: isotonic regression of outcomes on confidence, with its consistency band.
 
     A curve within the band is no evidence against calibration. Below the diagonal outcomes were less frequent than
     predicted, above it more frequent. The strip on top shows counts.
 
     Args:
-        curve: curve without batch axes; see `corp_curve`.
+        preds: Predictions; or a curve without batch axes, see `torchcalib.functional.corp_curve`; or a metric that
+            keeps samples, such as `torchcalib.CORP`.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
+        TypeError: for predictions without targets.
         ValueError: for a batch of curves.
 
     Source:
@@ -103,11 +183,11 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
 
     Example:
         >>> import torch
-        >>> from torchcalib.functional import corp_curve
-        >>> ax = corp_diagram(corp_curve(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), task="binary"))
+        >>> ax = corp_diagram(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]))
         >>> ax.get_ylabel()
         'recalibrated (frequency)'
     """
+    curve = curve_from(preds, target, Given(mode, None, {"task": task, **options}))
     if curve.n.dim() != 1:
         raise ValueError(
             f"`curve` must have no batch axes, got shape {tuple(curve.n.shape)}. Draw one of the batch: `curve[k]`."
@@ -124,7 +204,7 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
     side = np.where(frequency > confidence, style.above, style.below)
     ax.plot(confidence, frequency, color=style.ink, linewidth=1.0, zorder=2)
     ax.scatter(confidence, frequency, s=7, color=list(side), linewidths=0, zorder=3, clip_on=False)
-    _explain(canvas, "●", curve.level)
+    _explain(canvas, "", curve.level, kinds=("", ""))
     counts, edges = np.histogram(confidence, bins=_CORP_BARS, range=(0, 1), weights=n)
     _draw_counts(canvas, edges[:-1], np.diff(edges), counts, most_labels=0)
     return ax
@@ -132,19 +212,25 @@ def corp_diagram(curve: CORPCurve, ax: Axes | None = None, *, title: str | None 
 
 @diagram
 def confidence_histogram(
-    table: BinTable,
+    preds: Any,
+    target: Any = None,
     ax: Axes | None = None,
     *,
     log: bool | None = None,
+    mode: Mode | None = None,
+    task: Task | None = None,
+    n_bins: int = 15,
     title: str | None = None,
     style: Style = LIGHT,
+    **options: Unpack[InputOptions],
 ) -> Axes:
     """Draw how many samples each bin holds, with the mean confidence and the mean outcome of all samples.
 
     For the top label the mean outcome is the accuracy. The distance between the two lines is |ESCE|.
 
     Args:
-        table: bins without batch axes.
+        preds: Predictions; or a `BinTable` without batch axes, a metric over bins, or a `torchcalib.Report`.
+        n_bins: Number of equal-width bins of predictions.
         log: whether counts have a logarithmic scale, named on the axis; by default if the largest bin holds more than
             20 times the median.
 
@@ -152,8 +238,10 @@ def confidence_histogram(
         The axes; their figure is `ax.figure`.
 
     Raises:
+        TypeError: for predictions without targets.
         ValueError: for a batch of tables.
     """
+    table = bins_of(preds, target, Given(mode, None, {"task": task, "n_bins": n_bins, **options}))
     bins = columns_of(table)
     canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
     ax = canvas.ax
@@ -187,12 +275,17 @@ def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
     return canvas
 
 
-def _explain(canvas: Canvas, mark_above: str, level: float | None) -> None:
-    """Explain the marks on both sides of the diagonal, and the consistency band, if there is one."""
-    canvas.text(0.03, 0.97, f"{mark_above} more often than predicted", canvas.style.above, va="top")
-    canvas.text(0.97, 0.03, "● less often than predicted", canvas.style.below, ha="right")
-    if level is not None:
-        canvas.text(0.03, 0.92, f"■ {100 * level:.10g}% if calibrated", canvas.style.muted, va="top")
+def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, str]) -> None:
+    """Write the error, and explain both sides of the diagonal and the consistency band in words, without marks."""
+    style = canvas.style
+    lines = [
+        (error, style.ink),
+        (f"{kinds[0]}more often than predicted", style.above),
+        ("" if level is None else f"shaded: {100 * level:.10g}% if calibrated", style.muted),
+    ]
+    for row, (text, color) in enumerate((text, color) for text, color in lines if text):
+        canvas.text(0.03, 0.97 - 0.05 * row, text, color, va="top")
+    canvas.text(0.97, 0.03, f"{kinds[1]}less often than predicted", style.below, ha="right")
 
 
 def _band(style: Style) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """The test-based reliability diagram: which predictions of a bin a test of its outcomes rejects."""
 
 from types import SimpleNamespace
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from torchcalib.core.bins import TCETable
+from torchcalib.core.arguments import InputOptions, Task
+from torchcalib.core.events import Mode
 from torchcalib.plots.canvas import (
     LIGHT,
     Canvas,
@@ -19,6 +21,7 @@ from torchcalib.plots.canvas import (
     percent_label,
     probability_label,
 )
+from torchcalib.plots.sources import Given, tests_of
 
 _SLOT = 0.84
 """Width of a violin or bar; bins are one apart."""
@@ -29,7 +32,16 @@ _MOST_CELLS = 48
 
 @diagram
 def tce_diagram(
-    table: TCETable, ax: Axes | None = None, *, logit: bool = False, title: str | None = None, style: Style = LIGHT
+    preds: Any,
+    target: Any = None,
+    ax: Axes | None = None,
+    *,
+    logit: bool = False,
+    mode: Mode | None = None,
+    task: Task | None = None,
+    title: str | None = None,
+    style: Style = LIGHT,
+    **options: Unpack[InputOptions],
 ) -> Axes:
     """Draw the predictions and the empirical probability of every bin, and how many predictions the test rejects.
 
@@ -44,18 +56,26 @@ def tce_diagram(
       room. The rejected share of all samples is the TCE.
 
     Args:
-        table: bins without batch axes; see `torchcalib.functional.tce_table`.
+        preds: Predictions; or a `TCETable` without batch axes, see `torchcalib.functional.tce_table`; or a
+            `torchcalib.TCE`, or a `torchcalib.Report`.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
+        TypeError: for predictions without targets.
         ValueError: for a batch of tables.
 
     Source:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, fig. 1.
+
+    Example:
+        >>> import torch
+        >>> ax = tce_diagram(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0, 1, 1]))
+        >>> [panel.get_ylabel() for panel in ax.child_axes]
+        ['probability', '', 'samples']
     """
-    bins = columns_of(table)
+    bins = columns_of(tests_of(preds, target, Given(mode, None, {"task": task, **options})))
     canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)

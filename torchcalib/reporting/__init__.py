@@ -4,7 +4,3 @@ Predictions are added to accumulators (`accumulators`, `sample_or_sketch`, `buff
 become lines with p-values and intervals (`lines`, `testing`). A `Report` or `Comparison` of them is data
 (`data`). Its tables are described once (`contents`, `tables`) and shown by `str`, `terminal` and `html`.
 """
-
-from torchcalib._lazy import names_of_stub
-
-__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -107,10 +107,12 @@ class PredictionBuffer:
         how, task = self.input_format, self.input_format.read_as
         canonical: Task = "multiclass" if task == "multiclass" else "binary"
         num_classes = how.num_classes if task == "multiclass" else None
-        reading = InputFormat(canonical, how.from_logits, num_classes=num_classes)
+        n_batch = int(task == "multilabel")
+        reading = InputFormat(canonical, how.from_logits, class_axis=-1, batch_dims=n_batch, num_classes=num_classes)
         p = reading.read(piece["given"], piece["given_target"], piece["weights"])
         axes = [*p.samples[:-1]]
-        if p.replicates or len(axes) != (task == "multilabel") or (axes and how.num_classes not in (None, *axes)):
+        n_axes = 1 + n_batch + (canonical == "multiclass")
+        if p.replicates or piece["given"].dim() != n_axes or (axes and how.num_classes not in (None, *axes)):
             raise ValueError(f"pieces must be one series, got samples of shape {tuple(p.samples)}")
         rest = None
         if piece["rest"] is not None:

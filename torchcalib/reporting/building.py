@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
@@ -17,7 +20,8 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.state import SamplesKind, SumsKind
-from torchcalib.io.saved import saved_value
+from torchcalib.core.tasks import check_name_count, checked_names
+from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, Accumulated, Accumulator, are_counts, check_size
@@ -37,7 +41,10 @@ T = TypeVar("T", bound=Transform)
 
 
 class ReportBuilder:
-    """Build a `Report` from predictions, piece by piece. Arguments are those of `report`.
+    """Build a `Report` from predictions, piece by piece. Arguments are those of `report`, with an explicit task.
+
+    `save` and `load` move a builder between processes, `gather` brings those of all ranks together, and `merge` adds
+    the predictions of another one.
 
     Memory is bounded. Rank-based values are exact up to 2^24 samples and come from a sketch above that, see
     `SampleOrSketch`; `report.settings["order_based"]` names the case. For calibrators and bootstrap intervals, all
@@ -45,12 +52,21 @@ class ReportBuilder:
 
     Args:
         source: origin of the predictions, for the report.
+
+    Example:
+        >>> import torch
+        >>> builder = ReportBuilder(task="binary", class_names=["cat", "dog"])
+        >>> for preds, target in (([0.2, 0.7], [0, 1]), ([0.9, 0.4], [1, 1])):
+        ...     builder.update(torch.tensor(preds), torch.tensor(target))
+        >>> builder.report().n
+        4.0
     """
 
     def __init__(
         self,
         *,
         task: Task,
+        class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
         with_calibration: bool = True,
@@ -65,8 +81,13 @@ class ReportBuilder:
         self._with_calibration, self._with_intervals = with_calibration, with_intervals
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self.source = source
+        self._class_names = checked_names(class_names or ())
         check_option_names(options)
+        if options.get("batch_dims"):
+            raise TypeError("`batch_dims` must be 0 for a report, got another number. Make a report for each entry.")
         self._format = InputFormat(task, **options)
+        if task == "binary":
+            check_name_count(self._class_names, 2)
         self._task = self._format.read_as
         self._parts: frozenset[str] = frozenset()  # identifiers of the builders that were merged
         self._has_groups: bool | None = None  # not known before the first piece
@@ -94,6 +115,7 @@ class ReportBuilder:
                 "Give rows that belong to no group the number -1."
             )
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
+        check_name_count(self._class_names, input_format.num_classes or 2)
         empty = self._accumulators or self._empty(input_format)
         counts = are_counts(p.weights if p.weighted else None)
         batch = {
@@ -159,6 +181,7 @@ class ReportBuilder:
             calibration=stage,
             notes=tuple(notes),
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
+            class_names=() if self._format.positive_classes is not None else self._class_names,
         )
 
     def _statistics(self) -> Statistics:
@@ -257,7 +280,8 @@ class ReportBuilder:
         """The arguments of the builder as plain values, without the source."""
         options = {name: getattr(self._format, name) for name in InputOptions.__annotations__ if name != "weights"}
         wanted = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
-        return {"task": self._format.task, **self._settings, **wanted, **options}
+        names = {"class_names": list(self._class_names) or None}
+        return {"task": self._format.task, **names, **self._settings, **wanted, **options}
 
     def merge(self, other: "ReportBuilder") -> None:
         """Add the predictions of another builder, after those of this one.
@@ -296,6 +320,79 @@ class ReportBuilder:
         both.merge(self)
         both.merge(other)
         return both
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, which is complete or absent.
+
+        `ReportBuilder.load` restores the builder, to add predictions, to `merge` it with others, or to report. The
+        command `torchcalib merge FILE ...` makes the report of several files. A file holds sums and, up to the limits
+        of the builder, the predictions themselves, for rank-based values, intervals and calibrators. It is far smaller
+        if both `with_calibration` and `with_intervals` are False.
+
+        Args:
+            path: the file; one of the same name is replaced.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from torchcalib.reporting.saving import state_bytes
+
+        write_whole(Path(path), state_bytes(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ReportBuilder":
+        """Load a file of `save`, or of `torchcalib report --save-state`.
+
+        The file need not be trusted: no code in it runs, it takes no more memory than its size, and its values are
+        checked like predictions.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The builder, on the CPU.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: if it is no report state, damaged, or of another version.
+
+        Example:
+            >>> import tempfile, torch
+            >>> parts = [ReportBuilder(task="binary"), ReportBuilder(task="binary")]
+            >>> parts[0].update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
+            >>> parts[1].update(torch.tensor([0.9, 0.4]), torch.tensor([1, 1]))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     for k in range(2):
+            ...         parts[k].save(f"{folder}/part{k}.pt")
+            ...     whole = ReportBuilder.load(f"{folder}/part0.pt")
+            ...     whole.merge(ReportBuilder.load(f"{folder}/part1.pt"))
+            >>> whole.report().n
+            4.0
+        """
+        from torchcalib.reporting.saving import load_builder
+
+        return load_builder(path)
+
+    def gather(self, process_group: Any = None) -> "ReportBuilder | None":
+        """Merge the builders of all ranks on the first rank, in the order of ranks. Every rank must call it.
+
+        The report of the result is that of all predictions, those of rank 0 first. All states are sent in one
+        collective, after a few numbers from each rank. A builder changes only where samples are too many together:
+        they become a sketch, or are no longer kept, as they would in one builder.
+
+        Args:
+            process_group: the ranks, by default all; Gloo or NCCL.
+
+        Returns:
+            The builder of all on the first rank of the group, None on the others.
+
+        Raises:
+            ValueError: on the first rank, if the builders cannot be merged; see `merge`.
+        """
+        from torchcalib.reporting.saving import parts_of_ranks
+
+        parts = parts_of_ranks(self, process_group)
+        return reduce(add, parts) if parts else None
 
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
         """Return the files of both, after a check that their reports can be added."""

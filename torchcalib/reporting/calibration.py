@@ -13,7 +13,7 @@ from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.inference.words import listed
+from torchcalib.core.words import listed
 from torchcalib.metrics.proper_scores import NLL, BrierScore
 from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.reporting.accumulators import are_counts

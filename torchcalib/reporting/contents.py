@@ -2,25 +2,23 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.inference.words import count, decimals, edge, gain, p_words, percent, significant
-from torchcalib.io.errors import printable
-from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting.monitoring.history import History
-from torchcalib.reporting.tables import (
+from torchcalib.core.events import NamedMode
+from torchcalib.core.tables import (
     Cell,
     Column,
     Table,
-    fraction,
     interval,
     number,
     p_value,
     short,
 )
+from torchcalib.core.words import count, gain, listed, percent, significant
+from torchcalib.io.errors import printable
 
 if TYPE_CHECKING:
     from torchcalib.reporting.data import CalibrationStage, Comparison, Quantity, Report, Results
@@ -87,11 +85,19 @@ def sources_of(results: "Results[Any]") -> list[str]:
     return list(dict.fromkeys(cited))
 
 
+def event_name(results: "Results[Any]", mode: NamedMode) -> str:
+    """Return the name of a kind of confidence, with that of the positive class if it is known."""
+    if mode == "positive":
+        return "positive class" + (f" ({printable(results.class_names[-1])})" if results.class_names else "")
+    return "top label" if mode == "top_label" else "all labels pooled"
+
+
 def input_line(results: "Results[Any]") -> str:
     """Return one line on the input: task, number of samples, classes and bins."""
+    task = f"{results.task}{' (inferred from the shapes)' if results.task_is_inferred else ''}"
     dropped = f" ({results.n_dropped:,} left out for NaN)" if results.n_dropped else ""
     outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
-    return f"{results.task}, n = {count(results.n)}{dropped}, {outputs}, {_bins_in_words(results.settings)}"
+    return f"{task}, n = {count(results.n)}{dropped}, {outputs}, {_bins_in_words(results.settings)}"
 
 
 def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -99,11 +105,14 @@ def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str,
     settings = dict(results.settings)
     is_multilabel = results.task == "multilabel"
     found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
-    found.append(("task", results.task))
+    found.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
     found.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
     if settings.pop("nan_policy", "raise") == "drop" or results.n_dropped:
         found.append(("left out for NaN", count(results.n_dropped)))
-    found.append(("labels" if is_multilabel else "classes", count(results.num_classes)))
+    kind = "labels" if is_multilabel else "classes"
+    found.append((kind, count(results.num_classes)))
+    if results.class_names:
+        found.append((f"names of {kind}", formatted([printable(name) for name in results.class_names])))
     if priors := getattr(results, "priors", ()):
         low, high = percent(min(priors)), percent(max(priors))
         share = "share of 1s, by label" if is_multilabel else "share, by class"
@@ -137,21 +146,64 @@ def _bins_in_words(settings: Mapping[str, Any]) -> str:
 def line_table(report: "Report") -> Table:
     """Return every line of a report."""
     columns = [
-        Column("name", lambda line: Cell(line.name), is_number=False),
+        _name_column(),
         Column("value", lambda line: number(line.value, "main")),
         Column("noise floor", lambda line: number(line.noise_floor)),
-        Column("95 % interval", lambda line: interval(line.interval), is_number=False),
-        Column("p", lambda line: p_value(line.p_value), is_number=False),
+        _interval_column(lambda line: line.interval),
+        Column("p", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}),
         Column("perfect", lambda line: short(line.perfect), shown="wide"),
         Column("naive", lambda line: short(line.naive)),
         *_about(report),
     ]
-    return Table.of(columns, _by_group(report.lines))
+    return Table.of(columns, _by_group(report.lines), index=["key"])
 
 
-def difference_table(comparison: "Comparison", name: str) -> Table:
-    """Return every line of two systems, the baseline and another one, and their difference."""
+def _name_column() -> Column:
+    """Return the column of the names of lines; a DataFrame has their keys, too."""
+    data = {"key": attrgetter("key"), "name": attrgetter("name")}
+    return Column("name", lambda line: Cell(line.name), is_number=False, data=data)
+
+
+def _interval_column(of: Callable[[Any], Any], prefix: str = "") -> Column:
+    """Return the column of an interval of a line; a DataFrame has its ends."""
+
+    def end(line: Any, name: str) -> float:
+        found = of(line)
+        return math.nan if found is None else float(getattr(found, name))
+
+    data = {f"{prefix}{name}": partial(end, name=name) for name in ("low", "high")}
+    return Column("95 % interval", lambda line: interval(of(line)), is_number=False, data=data)
+
+
+def difference_table(comparison: "Comparison", *names: str) -> Table:
+    """Return every line of the baseline and of other systems, and their differences to the baseline.
+
+    Args:
+        comparison: of several systems.
+        *names: the other systems; with more than one, each has its own columns.
+    """
     first = comparison.baseline
+    columns = [_name_column(), _value_column(first)]
+    for name in names:
+        columns += [_value_column(name), *_difference_columns(first, name, alone=len(names) == 1)]
+    columns += [Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"), *_about(comparison)]
+    title = f"{listed([printable(name) for name in names])} against {printable(first)}"
+    return Table.of(columns, _by_group(comparison.lines), title, index=["key"])
+
+
+def _value_column(system: str) -> Column:
+    """Return the column of the values of a system."""
+    return Column(
+        printable(system),
+        lambda line: number(line.values[system]),
+        wraps=True,
+        data={system: lambda line: line.values[system]},
+    )
+
+
+def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
+    """Return the columns of the difference of a system to the first one, with both names unless it is alone."""
+    header = "difference" if alone else f"{printable(name)} − {printable(first)}"
 
     def difference(line: Any) -> Cell:
         value = line.differences[name].value
@@ -163,17 +215,12 @@ def difference_table(comparison: "Comparison", name: str) -> Table:
             return Cell()
         return Cell(found.verdict, style="quiet" if found.verdict == "not told apart" else found.verdict)
 
-    columns = [
-        Column("name", lambda line: Cell(line.name), is_number=False),
-        Column(printable(first), lambda line: number(line.values[first]), wraps=True),
-        Column(printable(name), lambda line: number(line.values[name]), wraps=True),
-        Column("difference", difference),
-        Column("95 % interval", lambda line: interval(line.differences[name].interval), is_number=False),
-        Column("verdict", verdict, is_number=False),
-        Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"),
-        *_about(comparison),
+    key = f"{name} - {first}"
+    return [
+        Column(header, difference, data={key: lambda line: line.differences[name].value}),
+        _interval_column(lambda line: line.differences[name].interval, f"{key}: "),
+        Column("verdict", verdict, is_number=False, data={f"{key}: verdict": lambda line: verdict(line).text}),
     ]
-    return Table.of(columns, _by_group(comparison.lines), f"{printable(name)} against {printable(first)}")
 
 
 def _by_group(lines: Iterable[Any]) -> dict[str, list[Any]]:
@@ -192,52 +239,8 @@ def _about(results: "Results[Any]") -> list[Column]:
     return [
         Column("unit", lambda line: Cell(line.unit), is_number=False, shown="wide"),
         Column("question", lambda line: Cell(line.question, style="question"), is_number=False, shown="page"),
-        Column("source", source, is_number=False, shown="page"),
+        Column("source", source, is_number=False, shown="page", data={"source": attrgetter("source")}),
     ]
-
-
-def bin_table(table: BinTable, title: str = "") -> Table:
-    """Return the bins of a reliability diagram."""
-
-    def band(row: Mapping[str, float]) -> Cell:
-        low, high = row["band_low"], row["band_high"]
-        return Cell() if math.isnan(low) else Cell(f"{decimals(low)} to {decimals(high)}")
-
-    columns = [
-        Column("bin", lambda row: Cell(f"{edge(row['lower'])} to {edge(row['upper'])}"), is_number=False),
-        Column("count", lambda row: Cell(count(row["n"]))),
-        Column("share", lambda row: Cell(percent(row["share"]))),
-        Column("mean confidence", _unless_empty(lambda row: fraction(row["confidence"]))),
-        Column("frequency", _unless_empty(lambda row: fraction(row["frequency"]))),
-        Column("if calibrated, 95 %", _unless_empty(band), shown="page"),
-        Column("gap", _unless_empty(lambda row: fraction(row["gap"], "+"))),
-        Column("mean ECD (nats)", _unless_empty(lambda row: fraction(row["ecd"], "+"))),
-    ]
-    return Table.of(columns, {"": _rows(table)}, title, is_quiet=lambda row: not row["n"])
-
-
-def tested_table(table: TCETable) -> Table:
-    """Return the bins of a test-based reliability diagram."""
-    columns = [
-        Column("bin", lambda row: Cell(f"{significant(row['lower'])} to {significant(row['upper'])}"), is_number=False),
-        Column("count", lambda row: Cell(count(row["n"]))),
-        Column("mean prediction", _unless_empty(lambda row: short(row["confidence"]))),
-        Column("empirical probability", _unless_empty(lambda row: short(row["frequency"]))),
-        Column("rejected", _unless_empty(lambda row: Cell(count(row["rejected"])))),
-        Column("share rejected", _unless_empty(lambda row: Cell(percent(row["rejected"] / row["n"])))),
-    ]
-    return Table.of(columns, {"": _rows(table)}, is_quiet=lambda row: not row["n"])
-
-
-def _unless_empty(cell: Callable[[Any], Cell]) -> Callable[[Any], Cell]:
-    """Return a function that leaves cells of bins without data empty."""
-    return lambda row: cell(row) if row["n"] else Cell()
-
-
-def _rows(table: BinTable) -> list[dict[str, float]]:
-    """Return one dictionary for each bin."""
-    columns = {name: values.tolist() for name, values in table.to_dict().items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def gain_table(stage: "CalibrationStage") -> Table:
@@ -256,52 +259,42 @@ def gain_table(stage: "CalibrationStage") -> Table:
 
     columns = [
         Column("calibrator", lambda row: Cell(row[1]), is_number=False),
-        Column("score", lambda row: number(row[2])),
+        Column("score", lambda row: number(row[2]), data={"value": lambda row: row[2]}),
         Column("gain", lambda row: Cell() if row[3] is None else Cell(gain(row[3]), row[3], style="main")),
-        Column("shorter is better", bar, is_number=False, shown="page"),
+        Column("shorter is better", bar, is_number=False, shown="page", data={}),
     ]
-    return Table.of(columns, sections, f"Cross-validated gain of a calibration stage, {stage.n_folds} folds")
+    title = f"Cross-validated gain of a calibration stage, {stage.n_folds} folds"
+    return Table.of(columns, sections, title, heading_name="score")
 
 
-def group_table(table: GroupTable, longest_name: int) -> Table:
-    """Return the worst groups, with names of at most so many letters."""
-    rows = [{**row, "name": name} for name, row in zip(table.shown_names(longest_name), table.rows(), strict=True)]
-    columns = [
-        Column("group", lambda row: Cell(row["name"], style="name"), is_number=False, wraps=True),
-        Column("n", lambda row: Cell(count(row["n"]))),
-        Column("ECE", lambda row: fraction(row["value"])),
-        Column("noise floor", lambda row: fraction(row["noise_floor"])),
-        Column("p", lambda row: Cell(p_words(row["p_value"]))),
-        Column("shrunk", lambda row: fraction(row["shrunk"])),
-        Column("", lambda row: Cell("within chance" if row["by_chance"] else ""), is_number=False),
-    ]
-    of_all = f"The {len(table)} worst of {count(table.n_groups)} groups"
-    title = of_all if len(table) < table.n_groups else "Groups, the worst first"
-    return Table.of(columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["by_chance"])
+def class_table(report: "Report", most: int | None = None) -> Table | None:
+    """Return classes by their class-wise ECE, the largest first and undefined ones last; None for a binary task.
 
-
-def class_table(report: "Report") -> Table | None:
-    """Return the classes with the largest class-wise ECE, undefined values last; None for a binary task."""
+    Args:
+        report: of any task.
+        most: number of classes; None for all.
+    """
     if not report.per_class:
         return None
     kind, members, ones = ("label", "labels", "1s") if report.task == "multilabel" else ("class", "classes", "samples")
+    names = report.class_names or tuple(map(str, range(len(report.per_class))))
     order = sorted(enumerate(report.per_class), key=lambda item: math.inf if math.isnan(item[1]) else -item[1])
     columns = [
-        Column(kind, lambda row: Cell(str(row[0]))),
-        Column(f"share of {ones}", lambda row: Cell(percent(report.priors[row[0]]))),
-        Column("ECE", lambda row: number(row[1])),
+        Column(
+            kind,
+            lambda row: Cell(printable(names[row[0]]), style="name" if report.class_names else ""),
+            is_number=not report.class_names,
+            wraps=bool(report.class_names),
+            data={kind: lambda row: names[row[0]] if report.class_names else row[0]},
+        ),
+        Column(
+            f"share of {ones}",
+            lambda row: Cell(percent(report.priors[row[0]])),
+            data={"share": lambda row: report.priors[row[0]]},
+        ),
+        Column("ECE", lambda row: number(row[1]), data={"ece": itemgetter(1)}),
     ]
     title = f"{kind.capitalize()} by {kind}"
-    if len(order) > WORST_CLASSES:
-        title = f"The {WORST_CLASSES} of {count(len(order))} {members} with the largest error"
-    return Table.of(columns, {"": order[:WORST_CLASSES]}, title, is_wide=False)
-
-
-def history_table(history: History) -> Table:
-    """Return every validation of a training."""
-
-    def column(name: str) -> Column:
-        return Column(name, lambda row: fraction(row.values.get(name, math.nan)))
-
-    columns = [Column(history.unit, lambda row: Cell(str(getattr(row, history.unit)))), *map(column, history.names)]
-    return Table.of(columns, {"": history.rows})
+    if most is not None and len(order) > most:
+        title = f"The {most} of {count(len(order))} {members} with the largest error"
+    return Table.of(columns, {"": order[:most]}, title, is_wide=False, index=[kind])

@@ -44,10 +44,14 @@ _RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", BrierScore: "n
 """Scores that are divided by the score of the class frequencies."""
 
 
+_NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
+"""Names of lines that are not those of their metrics."""
+
+
 def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
     """Return what a line has of its metric."""
     names = ("unit", "perfect", "question", "source")
-    return {"name": metric.__name__, **{name: getattr(metric, name) for name in names}, **changes}
+    return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
 
 _METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
@@ -58,7 +62,7 @@ _METADATA: dict[str, dict[str, Any]] = {
             m,
             name=name.upper(),
             unit="share of naive",
-            question=f"{m.__name__} divided by that of always predicting the class frequencies",
+            question=f"{_NAMES.get(m, m.__name__)} divided by that of always predicting the class frequencies",
         )
         for m, name in _RELATIVE.items()
     },

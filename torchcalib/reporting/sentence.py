@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
-from torchcalib.inference.words import ends, fixed, in_clauses, listed, places_of
+from torchcalib.core.words import ends, fixed, in_clauses, listed, places_of
 from torchcalib.reporting.data import ComparedLine, Difference, Line
 
 LEVEL = 0.05
@@ -64,7 +64,7 @@ def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     return verdict, f"{error} ({in_clauses(floor, p_value, low, high, places=places)})"
 
 
-_CALIBRATION, _OTHERS = "ECE", ("Accuracy", "NLL", "Brier")
+_CALIBRATION, _OTHERS = "ECE", ("Accuracy", "NLL", "Brier score")
 """Names of the lines of a verdict on calibration, and of further verdicts."""
 
 

@@ -19,22 +19,22 @@ try:
 except ImportError as error:
     raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
+from torchcalib.core.tables import Table
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
 from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
-    bin_table,
+    WORST_CLASSES,
+    class_table,
     difference_table,
+    event_name,
     explanations,
-    gain_table,
-    group_table,
     input_line,
     line_table,
 )
 from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
-from torchcalib.reporting.tables import Table
 
 _WIDTH = 120
 _WHOLE_WIDTH = 110  # of a table of lines with all its columns
@@ -64,7 +64,7 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(total: int, description: str, shown: bool = True) -> Iterator[Advance]:
+def progress(total: int | None, description: str, shown: bool = True) -> Iterator[Advance]:
     """Show a progress bar on stderr if that is a terminal; yield a function that advances it."""
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
@@ -95,12 +95,15 @@ def show(report: Report) -> None:
     _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
         console.print(f"\n[bold]{_shown(report.calibration.recommendation.text)}[/bold]\n")
-        _print_table(console, gain_table(report.calibration), report.calibration.notes)
+        _print_table(console, report.calibration.layout(), report.calibration.notes)
     console.print()
-    _print_table(console, bin_table(report.main_table, f"Bins: {next(iter(report.tables)).replace('_', ' ')}"))
+    _print_table(console, report.main_table.layout(f"Bins: {event_name(report, next(iter(report.tables)))}"))
+    if report.class_names and (worst := class_table(report, WORST_CLASSES)) is not None:
+        console.print()
+        _print_table(console, worst)
     if report.groups is not None:
         console.print()
-        _print_table(console, group_table(report.groups, 3 * _NAME_WIDTH), [GROUP_WORDS])
+        _print_table(console, report.groups.layout(3 * _NAME_WIDTH, "ECE"), [GROUP_WORDS])
 
 
 def show_comparison(comparison: Comparison) -> None:

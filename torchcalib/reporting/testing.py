@@ -16,10 +16,10 @@ from torch import Tensor
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
+from torchcalib.core.words import listed
 from torchcalib.inference.resampling import Interval, Resampling
 from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of_each
-from torchcalib.inference.words import listed
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS

@@ -10,7 +10,7 @@ from helpers.systems import compared
 from helpers.tables import small_blocks
 
 from torchcalib import plots
-from torchcalib.inference import words
+from torchcalib.core import words
 from torchcalib.plots import DARK
 from torchcalib.reporting.html import page as pages
 from torchcalib.reporting.monitoring.history import History, HistoryRow

@@ -15,10 +15,10 @@ import torch
 from helpers.reports import QUICK, TASKS, full
 
 import torchcalib as tc
-from torchcalib.inference.words import significant
+from torchcalib.core.words import significant
 from torchcalib.reporting import html
 from torchcalib.reporting.contents import class_table
-from torchcalib.reporting.html.report import render, save_report
+from torchcalib.reporting.html.report import render
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
@@ -127,7 +127,7 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
 def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
     r = full("multiclass")
     values = (0.3, math.nan, 0.5) + (0.1,) * 9
-    (worst,) = class_table(replace(r, per_class=values)).sections
+    (worst,) = class_table(replace(r, per_class=values), 10).sections
     assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (2, 0, 3, 4, 5, 6, 7, 8, 9, 10)]
     assert [task for task in TASKS if "worst" in page(task).values_of("id")] == ["multiclass", "multilabel"]
 
@@ -138,7 +138,7 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
     (out / "report.html").write_text("old")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):
         before = matplotlib.rcParams.copy()
-        written = save_report(full("binary"), out)
+        written = full("binary").save(out)
         assert matplotlib.rcParams.copy() == before
     pictures = ["reliability", "confidence", "reliability_top_label", "confidence_top_label"]
     pictures += ["test_positive", "test_top_label"]
@@ -155,8 +155,8 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(NotADirectoryError, match=r"`out` must be a folder, got '.*taken.*Name another folder\."):
-        save_report(replace(full("multilabel"), **BARE), tmp_path / "taken" / below)
+    with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Name another folder\."):
+        replace(full("multilabel"), **BARE).save(tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
 
 

@@ -12,7 +12,7 @@ from helpers.trainings import epochs_of
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.reporting import save_report, terminal
+from torchcalib.reporting import terminal
 from torchcalib.reporting.monitoring.history import History, HistoryRow
 from torchcalib.reporting.monitoring.over_confidence import crossings
 
@@ -101,7 +101,7 @@ def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_
     report = replace(quick("multiclass"), tables={}, tests={}, history=history)
     assert quick("multiclass").to_dict()["history"] is None
     assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
-    files = {path.name: path for path in save_report(report, tmp_path)}
+    files = {path.name: path for path in report.save(tmp_path)}
     assert {"training.png", "training.svg"} <= set(files)
     page = files["report.html"].read_text()
     assert "Words &lt;script&gt;" in page

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import NormalDist
 from typing import Any, Literal, get_args
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_choice, check_count
+from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
+from torchcalib.core.words import count, p_words
 from torchcalib.inference.testing import CalibrationTest
-from torchcalib.inference.words import p_words
 from torchcalib.io.errors import printable
 
 SMALL_P = 0.05
@@ -28,7 +30,7 @@ By = Literal["excess", "value", "shrunk", "p_value"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GroupTable:
+class GroupTable(Tabular):
     """Groups with their value and what chance has to do with it; the worst first. All fields are `(k,)`.
 
     Attributes:
@@ -107,6 +109,29 @@ class GroupTable:
         short = [name if len(name) <= most else f"{name[:start]}…{name[start + 1 - most :]}" for name in names]
         times = Counter(short)
         return [less if times[less] == 1 else name for name, less in zip(names, short, strict=True)]
+
+    def layout(self, longest_name: int = _LONG, metric: str = "value") -> Table:
+        """Return a row for each group, with names of at most so many letters, and the name of the metric."""
+        names = self.shown_names(longest_name)
+        rows = [{**row, "name": name} for name, row in zip(names, self.rows(), strict=True)]
+
+        def column(header: str, field: str, cell: Callable[[dict[str, Any]], Cell], **options: Any) -> Column:
+            return Column(header, cell, data={field: itemgetter(field)}, **options)
+
+        columns = [
+            column("group", "group", lambda row: Cell(row["name"], style="name"), is_number=False, wraps=True),
+            column("n", "n", lambda row: Cell(count(row["n"]))),
+            column(metric, "value", lambda row: fraction(row["value"])),
+            column("noise floor", "noise_floor", lambda row: fraction(row["noise_floor"])),
+            column("p", "p_value", lambda row: Cell(p_words(row["p_value"]))),
+            column("shrunk", "shrunk", lambda row: fraction(row["shrunk"])),
+            column("", "by_chance", lambda row: Cell("within chance" if row["by_chance"] else ""), is_number=False),
+        ]
+        of_all = f"The {len(self)} worst of {count(self.n_groups)} groups"
+        title = of_all if len(self) < self.n_groups else "Groups, the worst first"
+        return Table.of(
+            columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["by_chance"], index=["group"]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as a plain value, by name."""

@@ -14,6 +14,7 @@ from torchcalib.core.arguments import NanPolicy, Task, check_choice, check_count
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.tasks import check_name_count, checked_names, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
@@ -37,17 +38,18 @@ _NO_VERDICT = ("UNC",)
 
 
 def compare(
-    systems: Mapping[str, Tensor],
-    target: Tensor,
+    systems: Mapping[str, Any],
+    target: Any,
     *,
-    task: Task,
+    task: Task | None = None,
+    class_names: Sequence[str] | None = None,
     n_bins: int = 15,
     right: bool = False,
     n_replicates: int = N_REPLICATES,
     seed: int = 0,
     nan_policy: NanPolicy = "raise",
     from_logits: bool | Mapping[str, bool] = False,
-    weights: Tensor | None = None,
+    weights: Any = None,
     ignore_index: int | None = None,
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
@@ -74,9 +76,12 @@ def compare(
 
     Args:
         systems: predictions by the name of their system, the baseline first: probabilities (or logits), binary `(N,)`,
-            multi-class `(N, C)`, multi-label `(N, L)`; further axes are samples too. Two at least.
-        target: labels or soft targets of all systems; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+            multi-class `(N, C)`, multi-label `(N, L)`; further axes are samples too. Two at least. Tensors, or anything
+            that numpy takes.
+        target: labels or soft targets of all systems; see `torchcalib.functional.nll`. Text is a class name.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes, and `task_is_inferred` of
+            the comparison is True.
+        class_names: names of the classes in the order of the class axis, for a binary task the negative class first.
         n_bins: number of equal-width bins, and for ACE of equal-mass bins.
         right: bins are `(a, b]` instead of `[a, b)`.
         n_replicates: of the intervals; for rank-based errors at most 199.
@@ -90,8 +95,8 @@ def compare(
         class_axis: the axis of classes or labels.
 
     Returns:
-        A `Comparison`. Print it, index it (`compared["nll"].differences["b"]`), or make files of it with
-        `torchcalib.reporting.save_comparison`.
+        A `Comparison`. Print it, index it (`compared["nll"].differences["b"]`), export it (`to_pandas()`), or write it
+        to files (`save("compared/")`).
 
     Raises:
         TypeError, ValueError: for bad input; the message names the rule and the system.
@@ -114,9 +119,18 @@ def compare(
         >>> compared["accuracy"].differences["sure"].value
         0.0
     """
+    names = _checked_names(tuple(systems))
+    prepared = {}
+    for name in names:
+        with _of_system(name):
+            prepared[name] = prepare(
+                systems[name], target, task, class_names=class_names, positive_classes=positive_classes
+            )
+    first = prepared[names[0]]
     builder = ComparisonBuilder(
-        tuple(systems),
-        task=task,
+        names,
+        task=first.task,
+        class_names=first.class_names,
         n_bins=n_bins,
         right=right,
         n_replicates=n_replicates,
@@ -127,8 +141,9 @@ def compare(
         positive_classes=positive_classes,
         class_axis=class_axis,
     )
-    builder.update(systems, target, weights=weights)
-    return builder.comparison()
+    weights = None if weights is None else per_sample("weights", weights, first.preds)
+    builder.update({name: of.preds for name, of in prepared.items()}, first.target, weights=weights)
+    return replace(builder.comparison(), task_is_inferred=task is None)
 
 
 class ComparisonBuilder:
@@ -142,6 +157,7 @@ class ComparisonBuilder:
         names: Sequence[str],
         *,
         task: Task,
+        class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
         n_replicates: int = N_REPLICATES,
@@ -156,6 +172,7 @@ class ComparisonBuilder:
         check_seed(seed)
         check_choice("nan_policy", nan_policy, get_args(NanPolicy))
         self._names = _checked_names(names)
+        self._class_names = checked_names(class_names or ())
         declared = from_logits if isinstance(from_logits, Mapping) else dict.fromkeys(self._names, from_logits)
         if set(declared) != set(self._names):
             raise ValueError(
@@ -195,6 +212,7 @@ class ComparisonBuilder:
         if not self._systems:
             n_bins, right = self._binning.n_bins, self._binning.right
             num_classes = None if how.task == "binary" else first.shape[how.resolved(first, target).axis]
+            check_name_count(self._class_names, num_classes or 2)
             check_size(how.read_as, num_classes or 2, n_bins)
             self._systems = {name: System(p, n_bins, right) for name, p in read.items()}
             self._formats = {name: replace(of, num_classes=num_classes) for name, of in self._formats.items()}
@@ -243,6 +261,7 @@ class ComparisonBuilder:
             settings=self._settings,
             sources=dict(sources or {}),
             notes=tuple(notes),
+            class_names=() if self._formats[self._names[0]].positive_classes is not None else self._class_names,
         )
 
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:

@@ -12,7 +12,7 @@ except ImportError as error:
         "Install them: pip install 'torchcalib[report]'."
     ) from error
 
-from torchcalib.reporting.html.comparison import render_comparison, save_comparison
-from torchcalib.reporting.html.report import render, save_report
+from torchcalib.reporting.html.comparison import render_comparison
+from torchcalib.reporting.html.report import render
 
-__all__ = ["render", "render_comparison", "save_comparison", "save_report"]
+__all__ = ["render", "render_comparison"]

@@ -1,14 +1,13 @@
 """A `Comparison` as a page, and as a folder of files."""
 
 import math
-from pathlib import Path
 
 from matplotlib import style as matplotlib_style
 
 from torchcalib.plots.differences import difference_plot
 from torchcalib.reporting.contents import DIFFERENCE_WORDS, difference_table, facts, formatted, sources_of
 from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.html.page import both_themes, filled, pictures, write_folder
+from torchcalib.reporting.html.page import both_themes, filled, pictures
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -40,28 +39,15 @@ def render_comparison(comparison: Comparison) -> str:
     )
 
 
-def save_comparison(comparison: Comparison, out: str | Path) -> tuple[Path, ...]:
-    """Write the comparison into a folder: `compare.json`, `compare.html`, `compare.png` and `compare.svg`.
-
-    Each file is complete or absent; one of the same name is replaced.
-
-    Args:
-        comparison: as made by `torchcalib.compare`.
-        out: the folder; made if it is missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        NotADirectoryError: if `out`, or something above it, is a file.
-    """
+def files_of(comparison: Comparison) -> dict[str, bytes]:
+    """Return the files of a comparison: `compare.json`, `compare.html`, `compare.png` and `compare.svg`."""
     files = {
         "compare.json": comparison.to_json().encode() + b"\n",
         "compare.html": render_comparison(comparison).encode(),
     }
     with matplotlib_style.context("default"):
         files |= pictures("compare", difference_plot(comparison))
-    return write_folder(files, out)
+    return files
 
 
 def _sources(comparison: Comparison) -> dict[str, str]:

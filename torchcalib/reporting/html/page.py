@@ -11,15 +11,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from torchcalib.inference.words import count, significant
+from torchcalib.core.tables import to_html
+from torchcalib.core.words import count, significant
 from torchcalib.io.saved import write_whole
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")
 
 
-def write_folder(files: Mapping[str, bytes], out: str | Path) -> tuple[Path, ...]:
+def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> tuple[Path, ...]:
     """Write files into a folder, which is made if it is missing. Each file is complete or absent.
+
+    Args:
+        files: returns their contents by their names; called after the folder is made.
+        out: the folder.
 
     Raises:
         NotADirectoryError: if `out`, or something above it, is a file.
@@ -29,9 +34,9 @@ def write_folder(files: Mapping[str, bytes], out: str | Path) -> tuple[Path, ...
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(
-            f"`out` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
+            f"`path` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
         ) from error
-    return tuple(write_whole(folder / name, content) for name, content in files.items())
+    return tuple(write_whole(folder / name, content) for name, content in files().items())
 
 
 def pictures(name: str, ax: Axes) -> dict[str, bytes]:
@@ -53,7 +58,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(count=count, significant=significant)
+    made.filters.update(count=count, significant=significant, table=lambda table: Markup(to_html(table)))
     made.tests.update(infinite=math.isinf)
     return made
 

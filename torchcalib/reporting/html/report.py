@@ -9,46 +9,39 @@ from typing import Any
 from matplotlib import style as matplotlib_style
 
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.inference.words import count
+from torchcalib.core.events import NamedMode
+from torchcalib.core.words import count
 from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
 from torchcalib.reporting.contents import (
     GROUP_WORDS,
     RCL_SOURCE,
-    bin_table,
+    WORST_CLASSES,
     class_table,
+    event_name,
     explanations,
     facts,
-    gain_table,
-    group_table,
-    history_table,
     line_table,
     sources_of,
-    tested_table,
 )
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.html.page import both_themes, filled, pictures, write_folder
+from torchcalib.reporting.html.page import both_themes, filled, pictures
 from torchcalib.reporting.monitoring.history import History
 
 _LONGEST_NAME = 200  # letters of a group's name
 
 _EVENTS = {
-    "positive": (
-        "positive class",
-        "Confidence is the probability of y = 1; the outcome is whether y is 1.",
-    ),
+    "positive": "Confidence is the probability of y = 1; the outcome is whether y is 1.",
     "top_label": (
-        "top label",
-        "Confidence is the largest probability of a sample; the outcome is whether that class is the true one.",
+        "Confidence is the largest probability of a sample; the outcome is whether that class is the true one."
     ),
     "classwise": (
-        "all labels pooled",
         "Confidence is the probability of a label; the outcome is whether that label is present. Every sample counts "
-        "once for each label.",
+        "once for each label."
     ),
 }
-"""Name and explanation of each kind of confidence."""
+"""Explanation of each kind of confidence."""
 
 
 def render(report: Report) -> str:
@@ -62,7 +55,7 @@ def render(report: Report) -> str:
     """
     with matplotlib_style.context("default"):  # settings of the process must not change the page
         tables = [_bins(report, name, table) for name, table in report.tables.items()]
-        tests = [_tested(name, table) for name, table in report.tests.items()]
+        tests = [_tested(report, name, table) for name, table in report.tests.items()]
         training = _training(report.history) if report.history else None
     stage, groups = report.calibration, report.groups
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
@@ -75,55 +68,43 @@ def render(report: Report) -> str:
         lines=line_table(report),
         sources=sources_of(report),
         calibration=stage,
-        gains=None if stage is None else gain_table(stage),
+        gains=None if stage is None else stage.layout(),
         made_infinite=stage is not None
         and any(math.isinf(gain.value) and math.isfinite(stage.raw[gain.score]) for gain in stage.gains),
         rcl_source=RCL_SOURCE,
         training=training,
         tables=tables,
         tests=tests,
-        worst=class_table(report),
-        groups=None if groups is None else group_table(groups, _LONGEST_NAME),
+        worst=class_table(report, WORST_CLASSES),
+        groups=None if groups is None else groups.layout(_LONGEST_NAME, "ECE"),
         group_words=GROUP_WORDS,
         has_infinite=any(math.isinf(value) for value in shown),
         has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
     )
 
 
-def save_report(report: Report, out: str | Path) -> tuple[Path, ...]:
-    """Write the report into a folder: `report.json`, `report.html`, and PNG and SVG of every diagram.
+def files_of(report: Report) -> dict[str, bytes]:
+    """Return the files of a report: `report.json`, `report.html`, and PNG and SVG of every diagram.
 
     The pictures of the main table are `reliability` and `confidence`; those of another one carry its name, such as
     `reliability_top_label`. Those of tests are `test_positive` and the like, that of a history is `training`.
-    Each file is complete or absent; one of the same name is replaced.
-
-    Args:
-        report: as made by `torchcalib.report`.
-        out: the folder; made if it is missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        NotADirectoryError: if `out`, or something above it, is a file.
     """
     files = {"report.json": report.to_json().encode() + b"\n", "report.html": render(report).encode()}
     with matplotlib_style.context("default"):
         for index, (name, table) in enumerate(report.tables.items()):
-            suffix = f"_{name}" if index else ""
-            for kind, draw in (("reliability", reliability_diagram), ("confidence", confidence_histogram)):
-                ax = draw(table, title=_EVENTS[name][0])
-                files |= pictures(f"{kind}{suffix}", ax)
+            suffix, title = f"_{name}" if index else "", event_name(report, name)
+            files |= pictures(f"reliability{suffix}", reliability_diagram(report, mode=name, title=title))
+            files |= pictures(f"confidence{suffix}", confidence_histogram(table, title=title))
         for name, tested in report.tests.items():
-            files |= pictures(f"test_{name}", tce_diagram(tested, title=_EVENTS[name][0]))
+            files |= pictures(f"test_{name}", tce_diagram(tested, title=event_name(report, name)))
         if report.history:
             files |= pictures("training", training_curve(report.history))
-    return write_folder(files, out)
+    return files
 
 
-def _bins(report: Report, key: str, table: BinTable) -> dict[str, Any]:
+def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
     """Return the pictures and the rows of a bin table."""
-    name, explanation = _EVENTS[key]
+    name, explanation = event_name(report, key), _EVENTS[key]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
     reliability = (
@@ -134,16 +115,16 @@ def _bins(report: Report, key: str, table: BinTable) -> dict[str, Any]:
     return {
         "name": name,
         "explanation": explanation,
-        "reliability": both_themes(reliability_diagram, table, f"reliability-{key}", reliability),
+        "reliability": both_themes(partial(reliability_diagram, mode=key), report, f"reliability-{key}", reliability),
         "histogram": both_themes(confidence_histogram, table, f"confidence-{key}", histogram),
-        "table": bin_table(table),
+        "table": table.layout(),
         "has_band": not bool(table.band_low.isnan().all()),
     }
 
 
-def _tested(key: str, table: TCETable) -> dict[str, Any]:
+def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
     """Return the pictures and the rows of a table with decisions of a test."""
-    name, explanation = _EVENTS[key]
+    name, explanation = event_name(report, key), _EVENTS[key]
     rejected, n = float(table.rejected.sum()), float(table.n.sum())
     label = (
         f"Test-based reliability diagram, {name}: predictions and empirical probability of {len(table.n)} bins; "
@@ -155,7 +136,7 @@ def _tested(key: str, table: TCETable) -> dict[str, Any]:
         "explanation": explanation,
         "diagram": both_themes(tce_diagram, table, f"test-{key}", f"{label}."),
         "logit_diagram": both_themes(logit, table, f"test-logit-{key}", f"{label}; probabilities on the logit scale."),
-        "table": tested_table(table),
+        "table": table.layout(),
         "tce": float(table.tce),
         "rejected": rejected,
         "n": n,
@@ -172,7 +153,7 @@ def _training(history: History) -> dict[str, Any]:
     return {
         "curve": both_themes(training_curve, history, "training", label),
         "warnings": [row.warning[:1].upper() + row.warning[1:] for row in history.warnings],
-        "table": history_table(history),
+        "table": history.layout(),
     }
 
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
+
 VERSION = 1
 """Version of `History.to_dict`."""
 
@@ -28,7 +30,7 @@ class HistoryRow:
 
 
 @dataclass(frozen=True)
-class History:
+class History(Tabular):
     """The validations of a training, from the first to the last.
 
     Attributes:
@@ -76,6 +78,18 @@ class History:
         Later rows are removed: a training that returns to a checkpoint repeats their steps.
         """
         return type(self)((*(known for known in self.rows if known.step < row.step), row))
+
+    def layout(self) -> Table:
+        """Return every validation."""
+
+        def at(row: HistoryRow) -> int:
+            return int(getattr(row, self.unit))
+
+        def column(name: str) -> Column:
+            return Column(name, lambda row: fraction(row.values.get(name, math.nan)))
+
+        first = Column(self.unit, lambda row: Cell(str(at(row))), data={self.unit: at})
+        return Table.of([first, *map(column, self.names)], {"": self.rows}, index=[self.unit])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain Python values, for a checkpoint or a file."""

@@ -6,8 +6,8 @@ import pytest
 from helpers.reports import quick
 from helpers.systems import compared
 
+from torchcalib.core.tables import Cell, Column, Table, fraction, number, to_text
 from torchcalib.reporting import contents, terminal
-from torchcalib.reporting.tables import Cell, Column, Table, fraction, number, to_text
 
 COLUMNS = (
     Column("name", lambda item: Cell(item[0]), is_number=False),
@@ -36,8 +36,8 @@ def test_text_is_aligned_without_empty_columns_and_details():
     "table",
     [
         lambda: contents.line_table(quick("binary")),
-        lambda: contents.bin_table(quick("binary").main_table),
-        lambda: contents.tested_table(quick("binary").tests["positive"]),
+        lambda: quick("binary").main_table.layout(),
+        lambda: quick("binary").tests["positive"].layout(),
         lambda: contents.difference_table(compared("binary"), "sure"),
     ],
 )

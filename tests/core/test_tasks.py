@@ -1,0 +1,120 @@
+"""Arrays, labels with names and tasks as callers give them."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchcalib.core.tasks import infer_task, per_sample, prepare
+
+N, C = 6, 3
+NAMES = ("cat", "dog", "eel")
+PROBS = np.random.default_rng(0).dirichlet([1.0] * C, N)
+LABELS = np.array([0, 1, 2, 2, 1, 0])
+
+
+def zeros(*shape, kind=torch.float32):
+    return torch.zeros(shape, dtype=kind)
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "task"),
+    [
+        ((N,), (N,), "binary"),
+        ((N, 1), (N,), "binary"),
+        ((N,), (N, 1), "binary"),
+        ((N, 1), (N, 1), "binary"),
+        ((N, 1, 4, 5), (N, 4, 5), "binary"),
+        ((N, 1, 4, 5), (N, 1, 4, 5), "binary"),
+        ((N, C), (N,), "multiclass"),
+        ((N, C), (N, 1), "multiclass"),
+        ((N, 7, C), (N, 7), "multiclass"),
+        ((N, C, 4, 5), (N, 4, 5), "multiclass"),
+    ],
+)
+def test_task_follows_from_shapes_and_columns_are_joined(preds, target, task):
+    found = prepare(zeros(*preds), zeros(*target, kind=torch.int64))
+    assert found.task == task
+    assert found.target.numel() == np.prod(target)
+    assert found.preds.numel() == np.prod(preds)
+    if task == "binary":
+        assert found.preds.shape == found.target.shape
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (torch.eye(3).long(), "Every row of `target` holds a single 1, as one-hot labels do. Pass task='multiclass'"),
+        (torch.ones(3, 3).long(), "Rows of `target` hold several 1s or none, as multi-label targets do"),
+        (torch.full((3, 3), 1 / 3), r"got \(3, 3\) for both\. Pass task='multiclass' if"),
+        (torch.zeros(3, 3, 2).long(), "counts of annotators who said no and yes.*Pass task='multilabel'"),
+        (torch.zeros(4, 5, 2), "must have one label for each sample"),
+    ],
+)
+def test_ambiguous_and_other_shapes_ask_for_the_task_and_name_the_evidence(target, words):
+    with pytest.raises(ValueError, match=words):
+        infer_task(torch.zeros(3, 3), target)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        np.asarray,
+        lambda x: x.tolist(),
+        lambda x: torch.from_numpy(x),
+        lambda x: x[::-1][::-1],
+        lambda x: x.astype(x.dtype.newbyteorder(">")),
+        lambda x: [torch.tensor(row) for row in x],
+        lambda x: np.asarray(x).view(type("Sub", (np.ndarray,), {})),
+    ],
+)
+def test_arrays_of_any_kind_keep_their_values(convert):
+    found = prepare(convert(PROBS), convert(LABELS))
+    np.testing.assert_array_equal(found.preds, PROBS)
+    np.testing.assert_array_equal(found.target, LABELS)
+    assert (found.preds.dtype, found.target.dtype) == (torch.float64, torch.int64)
+
+
+def test_text_is_the_index_of_its_name():
+    words = np.array(NAMES)[LABELS]
+    for given in (words, words.astype(object), words.tolist()):
+        found = prepare(PROBS, given, class_names=NAMES)
+        np.testing.assert_array_equal(found.target, LABELS)
+        assert found.class_names == NAMES
+    binary = prepare([0.1, 0.9], ["ham", "spam"], class_names=np.array(["ham", "spam"]))
+    assert (binary.task, binary.target.tolist()) == ("binary", [0, 1])
+
+
+def test_pandas_objects_and_the_columns_of_a_dataframe():
+    pd = pytest.importorskip("pandas")
+    words = np.array(NAMES)[LABELS]
+    frame = pd.DataFrame(PROBS, columns=list(NAMES), index=range(N, 0, -1))
+    for given in (pd.Series(words), pd.Series(pd.Categorical(words, categories=NAMES[::-1])), pd.DataFrame(words)):
+        found = prepare(frame, given)
+        np.testing.assert_array_equal(found.target, LABELS)
+        assert found.class_names == NAMES
+    plain = prepare(pd.DataFrame(PROBS), pd.Series(LABELS, dtype="Int64"))
+    assert (plain.class_names, plain.target.dtype) == ((), torch.int64)
+    np.testing.assert_array_equal(per_sample("weights", pd.DataFrame(LABELS), plain.preds), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"target": ["cat"] * N}, ValueError, "must hold numbers if classes have no names, got text: 'cat'"),
+        ({"target": ["cat", "cow"] * 3, "class_names": NAMES}, ValueError, "'cat', 'dog', 'eel', got 'cow'"),
+        ({"target": ["cat", None] * 3, "class_names": NAMES}, ValueError, "every row, got None in row 1"),
+        ({"class_names": "abc"}, TypeError, "`class_names` must be a list of strings, got 'abc'"),
+        ({"class_names": [0, 1, 2]}, TypeError, r"`class_names` must be a list of strings, got \(0, 1, 2\)"),
+        ({"class_names": ["a", "b", "a"]}, ValueError, "got 'a' more than once"),
+        (
+            {"preds": [[0.1, 0.9], [1.0]]},
+            TypeError,
+            "`preds` must be a tensor, an array or a list of numbers, got list",
+        ),
+        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must hold numbers, got text such as 'x'"),
+        ({"preds": PROBS + 1j}, TypeError, "`preds` must hold numbers, got complex128"),
+    ],
+)
+def test_bad_arrays_and_names_are_errors_that_name_the_cause(given, error, words):
+    with pytest.raises(error, match=words):
+        prepare(**{"preds": PROBS, "target": LABELS, **given})

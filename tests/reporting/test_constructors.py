@@ -1,0 +1,161 @@
+"""Reports of arrays, classifiers and files, and saved builders, are those of the same predictions as tensors."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.reports import QUICK, off, values_are
+from helpers.systems import FEW, systems
+from sklearn.datasets import load_breast_cancer, load_iris, make_multilabel_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+
+import torchcalib as tc
+
+NAMES = [f"kind {k}" for k in range(12)]
+
+
+def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred():
+    probs, target = off("multiclass")
+    expected = tc.report(probs, target, task="multiclass", **QUICK)
+    weights = np.ones((400, 1))
+    words = np.array(NAMES)[target]
+    for given in ((probs.numpy(), target.numpy()), (probs.tolist(), target.tolist()), (probs, words)):
+        found = tc.Report.from_predictions(*given, class_names=NAMES, sample_weight=weights, **QUICK)
+        values_are(found, expected)
+        assert (found.task_is_inferred, expected.task_is_inferred) == (True, False)
+        assert "multiclass (inferred from the shapes), n = 400" in str(found)
+    column = off("binary")[0][:, None]
+    values_are(tc.report(column, off("binary")[1], **QUICK), tc.report(*off("binary"), task="binary", **QUICK))
+    with pytest.raises(TypeError, match="`sample_weight` must not be given beside `weights`"):
+        tc.report(probs, target, weights=weights, sample_weight=weights)
+    with pytest.raises(TypeError, match="`batch_dims` must be 0 for a report"):
+        tc.report(probs, target, batch_dims=1)
+    with pytest.raises(ValueError, match="a name for each of the 12 classes, got 2"):
+        tc.report(probs, target, class_names=["a", "b"])
+    with pytest.raises(ValueError, match="a name for each of the 2 classes, got 12"):
+        tc.report(*off("binary"), class_names=NAMES)
+
+
+def test_comparison_of_arrays_is_that_of_tensors():
+    logits, target = systems("multiclass")
+    expected = tc.compare(logits, target, task="multiclass", from_logits=True, **FEW)
+    words = [NAMES[k] for k in target.tolist()]
+    arrays = {name: x.numpy() for name, x in logits.items()}
+    found = tc.compare(arrays, words, class_names=NAMES[:4], from_logits=True, weights=np.ones(120), **FEW)
+    assert [line.values for line in found.lines] == [line.values for line in expected.lines]
+    assert (found.task, found.task_is_inferred, expected.task_is_inferred) == ("multiclass", True, False)
+    assert found.class_names == tuple(NAMES[:4])
+    with pytest.raises(ValueError, match="system 'a': `target` must hold the class names"):
+        tc.compare({"a": arrays["sure"], "b": arrays["sure"]}, words, class_names=list("abcd"))
+
+
+def iris(labels):
+    x, y = load_iris(return_X_y=True)
+    return x, np.array(labels)[y]
+
+
+def cancer(labels):
+    x, y = load_breast_cancer(return_X_y=True)
+    return x, np.array(labels)[y]
+
+
+CLASSIFIERS = {
+    "text": (LogisticRegression(max_iter=5000), iris(["b", "c", "a"])),
+    "numbers from 1 and a pipeline": (make_pipeline(StandardScaler(), LogisticRegression()), iris([1, 2, 3])),
+    "two classes": (RandomForestClassifier(9, random_state=0), cancer(["malignant", "benign"])),
+    "-1 and 1": (RandomForestClassifier(9, random_state=0), cancer([-1, 1])),
+    "bool": (RandomForestClassifier(9, random_state=0), cancer([False, True])),
+}
+
+
+@pytest.mark.parametrize("case", CLASSIFIERS)
+def test_report_of_a_classifier_has_its_accuracy_log_loss_and_class_names(case):
+    classifier, (x, y) = CLASSIFIERS[case]
+    classifier.fit(x[::2], y[::2])
+    x, y = x[1::2], y[1::2]
+    report = tc.Report.from_estimator(classifier, x, y, sample_weight=np.full(len(y), 2), **QUICK)
+    assert report["accuracy"] == pytest.approx(classifier.score(x, y), abs=1e-12)
+    probs = classifier.predict_proba(x)
+    of_label = probs[np.arange(len(y)), np.searchsorted(classifier.classes_, y)]
+    with np.errstate(divide="ignore"):
+        assert report["nll"] == pytest.approx(-np.log(of_label).mean(), rel=1e-12)
+    assert report.class_names == tuple(map(str, classifier.classes_))
+    assert report.n == 2 * len(y)
+    if len(classifier.classes_) == 2:
+        ece = tc.functional.ece(torch.tensor(probs[:, 1]), torch.tensor(y == classifier.classes_[1]), task="binary")
+        assert (report.task, report["ece"]) == ("binary", pytest.approx(ece.item(), abs=1e-12))
+    names = [f"name {k}" for k in range(len(classifier.classes_))]
+    assert tc.Report.from_estimator(classifier, x, y, class_names=names, **QUICK).class_names == tuple(names)
+
+
+@pytest.mark.parametrize("make", [lambda: OneVsRestClassifier(LogisticRegression()), lambda: RandomForestClassifier(5)])
+def test_several_outputs_are_labels(make):
+    x, y = make_multilabel_classification(120, random_state=0)
+    y[:60, 0] = 0  # a label that the fit never sees
+    classifier = RandomForestClassifier(5) if make().__class__ is RandomForestClassifier else make()
+    y = y if isinstance(classifier, RandomForestClassifier) else y[:, 1:]
+    classifier.fit(x[:60], y[:60])
+    report = tc.Report.from_estimator(classifier, x[60:], y[60:], **QUICK)
+    assert (report.task, report.num_classes) == ("multilabel", y.shape[1])
+    probs = classifier.predict_proba(x[60:])
+    if isinstance(probs, list):
+        probs = np.stack([p[:, 1] if p.shape[1] == 2 else np.zeros(60) for p in probs], -1)
+    expected = ((probs - y[60:]) ** 2).mean()
+    assert report["brier"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda c, x, y: (LinearSVC(), x, y), TypeError, "must have predict_proba, got LinearSVC"),
+        (lambda c, x, y: (c, x, y[:-1]), ValueError, "one label for each row of `X`"),
+        (lambda c, x, y: (c, x, np.arange(len(y))), ValueError, r"\['a', 'b', 'c'\], got '0' \(150 of 150 rows\)"),
+        (lambda c, x, y: (c, x, np.where(y == "a", "z", y)), ValueError, r"got 'z' \(50 of 150 rows\)"),
+    ],
+)
+def test_classifiers_and_labels_that_do_not_fit_are_errors(make, error, words):
+    x, y = iris(["b", "c", "a"])
+    classifier = LogisticRegression(max_iter=5000).fit(x, y)
+    with pytest.raises(error, match=words):
+        tc.Report.from_estimator(*make(classifier, x, y))
+    with pytest.raises(TypeError, match="`task` must not be given, got 'binary'"):
+        tc.Report.from_estimator(classifier, x, y, task="binary")
+
+
+def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(tmp_path):
+    probs, target = off("multiclass")
+    expected = tc.report(probs, target, **QUICK)
+    paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
+    for path, rows in zip(paths, (slice(150), slice(150, 400)), strict=True):
+        np.savez(path, scores=probs[rows], targets=target[rows])
+    opening = {"preds": "scores", "from_logits": False, "class_names": NAMES}
+    for given in (paths, [list(map(str, paths))]):
+        found = tc.Report.from_files(*given, **opening, **QUICK)
+        values_are(found, expected)
+        assert found.source["files"] == list(map(str, paths))
+        assert (found.class_names, found.task_is_inferred) == (tuple(NAMES), True)
+    with pytest.raises(ValueError, match=r"Pass from_logits=True or from_logits=False\.$"):
+        tc.Report.from_files(*paths, preds="scores")
+    np.savez(tmp_path / "c.npz", foo=probs, targets=target)
+    with pytest.raises(ValueError, match=r"Pass preds='NAME' and target='NAME'\.$"):
+        tc.Report.from_files(tmp_path / "c.npz")
+    np.savez(tmp_path / "d.npz", probs=probs, targets=torch.nn.functional.one_hot(target))
+    with pytest.raises(ValueError, match="Pass task='multilabel', or task='multiclass'"):
+        tc.Report.from_files(tmp_path / "d.npz")
+
+
+def test_saved_builders_keep_the_names_of_classes_and_parts_must_agree_on_them(tmp_path):
+    probs, target = off("multiclass")
+    builder = tc.ReportBuilder(task="multiclass", class_names=NAMES, **QUICK)
+    builder.update(probs, target)
+    builder.save(tmp_path / "a.pt")
+    loaded = tc.ReportBuilder.load(tmp_path / "a.pt")
+    assert loaded.report().class_names == tuple(NAMES)
+    other = tc.ReportBuilder(task="multiclass", **QUICK)
+    other.update(probs, target)
+    with pytest.raises(ValueError, match=r"must be made with the same arguments, got class_names=None beside"):
+        loaded.merge(other)

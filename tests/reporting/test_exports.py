@@ -1,0 +1,241 @@
+"""Exports of reports, comparisons and tables hold the numbers that the objects hold."""
+
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from helpers.reports import QUICK, TASKS, calibrated, full, off, quick
+from helpers.systems import compared
+
+import torchcalib as tc
+from torchcalib.core.tables import Cell, Column, Table, number
+from torchcalib.reporting.html.report import render
+from torchcalib.reporting.monitoring.history import History, HistoryRow
+
+HOSTILE = "<b>|_%$&#{}~^\\"
+HISTORY = History((HistoryRow(1, 1, {"nll": 1.5}), HistoryRow(2, 2, {"nll": 0.25, "ece": 0.125})))
+
+
+def grouped():
+    preds, target = off("binary")
+    groups = torch.arange(400) % 3
+    return tc.report(preds, target, task="binary", groups=groups, group_names=["a", HOSTILE, "c"], **QUICK).groups
+
+
+TABLES = {
+    "report": lambda: full("multiclass"),
+    "comparison": lambda: compared("multiclass"),
+    "bins": lambda: quick("binary").main_table,
+    "tested bins": lambda: quick("binary").tests["positive"],
+    "groups": grouped,
+    "gains": lambda: calibrated("binary").calibration,
+    "history": lambda: HISTORY,
+    "classes": lambda: full("multilabel").classes,
+}
+
+
+class Cells(HTMLParser):
+    """Cells of a table by rows, whose tags must be balanced."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.open, self.tags = [], [], set()
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.rows and {"th", "td"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+def unescaped(text):
+    return re.sub(r"\\(.)", r"\1", text.strip())
+
+
+def shown_rows(table):
+    """Return the texts of a table, headings of sections alone."""
+    layout = table.layout().shown_on("always", "wide")
+    rows = [[column.header for column in layout.columns]]
+    for section in layout.sections:
+        rows += [[section.heading]] * bool(section.heading)
+        rows += [[cell.page for cell in row.cells] for row in section.rows]
+    return rows
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_html_and_markdown_hold_every_cell_and_nothing_else(name):
+    table = TABLES[name]()
+    expected = [[" ".join(cell.split()) for cell in row] for row in shown_rows(table)]
+    found = Cells(table._repr_html_())
+    assert found.tags <= {"p", "table", "thead", "tbody", "tr", "th", "td", "data", "bdi"}
+    assert found.rows[: len(expected)] == expected
+    lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
+    cells = [[unescaped(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert all(set(cell) <= {":", "-"} for cell in cells.pop(1))
+    assert {len(row) for row in cells} == {len(expected[0])}
+    bold = [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (len(expected[0]) - 1)] for row in expected]
+    assert cells == bold
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_latex_is_one_tabular_with_as_many_cells_in_every_row(name):
+    table = TABLES[name]()
+    latex = table.to_latex()
+    begin, *rows, end = [line for line in latex.splitlines() if not line.startswith(("%", r"\toprule", r"\midrule"))]
+    n_columns = len(shown_rows(table)[0])
+    assert re.fullmatch(rf"\\begin{{tabular}}{{[lr]{{{n_columns}}}}}", begin)
+    assert (rows.pop(), end) == (r"\bottomrule", r"\end{tabular}")
+    assert all(row.endswith(r" \\") for row in rows)
+    assert len(rows) == len(shown_rows(table))
+    counts = {len(re.findall(r"(?<!\\)&", row)) for row in rows if r"\multicolumn" not in row}
+    assert counts == {n_columns - 1}
+    assert latex.isascii(), "other letters need packages"
+
+
+def test_letters_with_a_meaning_are_escaped():
+    columns = [Column("n", lambda item: Cell(item, style="name"), is_number=False), Column("x", lambda _: number(-0.5))]
+    table = Table.of(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
+    assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.5000"]]
+    assert table.to_markdown().count(r"\<b\>\|\_%$&#{}~^\\") == 3
+    latex = r"$<$b$>$|\_\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
+    assert table.to_latex().count(latex) == 3
+    assert rf"{latex} & $-$0.5000 \\" in table.to_latex()
+
+
+def frame_of(table):
+    pytest.importorskip("pandas")
+    return table.to_pandas()
+
+
+def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
+    report = full("multiclass")
+    frame = frame_of(report)
+    assert list(frame.index) == list(report)
+    assert frame["value"].to_dict() == dict(report)
+    for line in report.lines:
+        row = frame.loc[line.key]
+        expected = [line.noise_floor, line.p_value, *(vars(line.interval).values() if line.interval else (None, None))]
+        found = [None if math.isnan(x) else x for x in row[["noise_floor", "p_value", "low", "high"]]]
+        assert found == expected, line.key
+        assert list(row[["group", "name", "unit", "source"]]) == [line.group, line.name, line.unit, line.source]
+    assert frame_of(quick("binary"))["low"].isna().all()
+
+
+def test_frame_of_a_comparison_has_a_column_for_each_system_and_its_differences():
+    comparison = compared("multiclass")
+    frame = frame_of(comparison)
+    for line in comparison.lines:
+        row = frame.loc[line.key]
+        assert list(row[["calibrated", "sure", "noisy"]]) == list(line.values.values())
+        for name, found in line.differences.items():
+            prefix = f"{name} - calibrated"
+            assert row[prefix] == found.value
+            if found.interval is not None:
+                assert row[f"{prefix}: low"] == found.interval.low
+                assert row[f"{prefix}: high"] == found.interval.high
+                assert row[f"{prefix}: verdict"] == found.verdict
+
+
+@pytest.mark.parametrize("name", ["bins", "tested bins"])
+def test_frame_of_bins_has_the_columns_of_the_table(name):
+    table = TABLES[name]()
+    frame, columns = frame_of(table), table.to_dict()
+    for column in set(frame) & set(columns):
+        np.testing.assert_array_equal(frame[column], columns[column])
+    assert set(columns) - set(frame) <= {"quantiles", "share", "gap", "ecd", "band_low", "band_high"}
+    np.testing.assert_array_equal(frame["n"], columns["n"])
+    if name == "tested bins":
+        assert 100 * frame["rejected"].sum() / frame["n"].sum() == pytest.approx(float(table.tce), rel=1e-12)
+
+
+def test_frames_of_batches_groups_gains_histories_and_classes():
+    probs, target = off("multiclass")
+    batch = tc.functional.calibration_curve(probs, target, task="multiclass", mode="classwise", n_bins=5)
+    frame = frame_of(batch)
+    assert list(frame["index"].unique()) == [f"[{k}]" for k in range(12)]
+    np.testing.assert_array_equal(frame["frequency"], batch.frequency.flatten())
+    groups = grouped()
+    assert frame_of(groups).reset_index().to_dict("records") == groups.rows()
+    stage = calibrated("binary").calibration
+    gains = frame_of(stage).set_index(["score", "calibrator"])
+    assert gains["gain"].dropna().to_dict() == {(g.score, g.calibrator): g.rcl for g in stage.gains}
+    assert {score: gains["value"][score, "none"] for score in stage.raw} == stage.raw
+    assert frame_of(HISTORY)["nll"].to_dict() == {1: 1.5, 2: 0.25}
+    report = full("multilabel")
+    assert frame_of(report.classes)["ece"].sort_index().tolist() == list(report.per_class)
+    assert frame_of(report.classes)["ece"].is_monotonic_decreasing
+
+
+def test_missing_pandas_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pip install 'torchcalib\[pandas\]'"):
+        HISTORY.to_pandas()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_key_without_a_mode_is_that_of_the_main_one(task):
+    report, main = quick(task), {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task]
+    for name in ("ece", "ks", "mcb"):
+        assert report[name] == report[f"{name}/{main}"]
+    assert compared(task)["ece"] is compared(task)[f"ece/{main}"]
+    assert "ece" in report
+    with pytest.raises(KeyError, match="'ec' is not among the lines, which are accuracy, nll"):
+        report["ec"]
+
+
+def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
+    for result in (replace(full("binary"), tables={}, tests={}), compared("binary")):
+        folder = tmp_path / type(result).__name__
+        for name in ("r.html", "r.json", "r.md", "r.tex"):
+            assert result.save(folder / "deep" / name) == (folder / "deep" / name,)
+        texts = {path.suffix: path.read_text(encoding="utf-8") for path in (folder / "deep").iterdir()}
+        assert texts[".html"].startswith("<!DOCTYPE html>")
+        assert json.loads(texts[".json"]) == result.to_dict()
+        assert texts[".md"] == result.to_markdown() + "\n"
+        assert texts[".tex"] == result.to_latex() + "\n"
+        (folder / "v.html").mkdir()
+        written = result.save(folder / "v.html")  # a folder that exists stays one
+        assert {path.parent for path in written} == {folder / "v.html"}
+        assert {path.suffix for path in written} >= {".html", ".json"}
+        assert len(result.save(str(folder / "run-0.5"))) == len(written)
+        with pytest.raises(ValueError, match=r"`path` must end in \.html, \.json, \.md, \.tex, or be a folder, got"):
+            result.save(folder / "r.pdf")
+
+
+def frame_names(report):
+    """Return the names of classes by their errors, the largest first."""
+    order = sorted(range(12), key=lambda k: -report.per_class[k])
+    return [report.class_names[k] for k in order]
+
+
+def test_names_of_classes_are_in_text_page_tables_and_diagrams():
+    probs, target = off("multiclass")
+    names = [f"kind {k}" for k in range(11)] + [HOSTILE]
+    report = tc.report(probs, target, class_names=names, **QUICK)
+    worst = max(zip(report.per_class, names, strict=True))[1]
+    assert shown_rows(report.classes)[1][0] == worst
+    assert worst in str(report)
+    table = re.search(r'aria-labelledby="worst".*?</table>', render(report), flags=re.DOTALL)[0]
+    assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == list(frame_names(report)[:10])
+    assert report.to_dict()["class_names"] == names
+    binary = tc.report([0.1, 0.7, 0.8], ["ham", "spam", "spam"], class_names=["ham", "spam"], **QUICK)
+    assert "positive class (spam)" in render(binary)
+    assert tc.report(probs, target, positive_classes=[1], class_names=names, **QUICK).class_names == ()

@@ -1,0 +1,286 @@
+"""Run a model over a data loader and report on its predictions."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcalib.core.arguments import NanPolicy, Task
+from torchcalib.core.tasks import per_sample, prepare
+from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.data import Report
+
+Predict = Callable[[Any, Any], Any]
+
+IGNORED = -100
+"""Label without meaning, as in `torch.nn.functional.cross_entropy` and in Hugging Face batches."""
+
+
+def evaluate(
+    model: Callable[..., Any],
+    dataloader: Iterable[Any],
+    *,
+    task: Task | None = None,
+    from_logits: bool | None = None,
+    class_names: Sequence[str] | None = None,
+    predict: Predict | None = None,
+    device: str | torch.device | None = None,
+    autocast: bool | torch.dtype = False,
+    progress: bool = True,
+    n_bins: int = 15,
+    right: bool = False,
+    with_calibration: bool = True,
+    with_intervals: bool = True,
+    ignore_index: int | None = IGNORED,
+    nan_policy: NanPolicy = "raise",
+    positive_classes: Sequence[int] | None = None,
+    class_axis: int | None = None,
+) -> Report:
+    """Run a model over a data loader and return the report of its predictions.
+
+    The model runs in evaluation mode without gradients; the modes of its modules are restored afterwards. Predictions
+    are added to a `ReportBuilder` batch by batch, so that memory is bounded. With several processes each reports on its
+    own batches; `ReportBuilder.gather` joins them.
+
+    A batch is `(inputs, target)`, or a mapping with the target under a usual name (`labels`, `target`, `y`, ...). Of a
+    mapping the model gets the entries that its `forward` has as arguments, or the only other tensor. The output is a
+    tensor, or has predictions under a usual name (`logits`, `probs`, `preds`, ...), as outputs of Hugging Face models.
+    Use `predict` for anything else.
+
+    Args:
+        model: a module, or any callable.
+        dataloader: yields batches.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes of the first batch, and
+            `task_is_inferred` of the report is True.
+        from_logits: whether predictions are logits; None follows the name of the output, and is an error for an output
+            without a name.
+        class_names: names of the classes in the order of the class axis, for a binary task the negative class first.
+        predict: called as `predict(model, batch)` with the batch on the device; returns `(preds, target)` or
+            `(preds, target, weights)`.
+        device: where the model runs; a module is moved there and back. None is the device of its first parameter.
+        autocast: True runs the model under `torch.autocast` with its default dtype; a dtype is that dtype.
+        progress: show a progress bar, if stderr is a terminal and rich is installed.
+        n_bins: number of equal-width bins, and for ACE of equal-mass bins.
+        right: bins are `(a, b]` instead of `[a, b)`.
+        with_calibration: compute the gain of a calibration stage.
+        with_intervals: compute intervals of scores, and of rank-based errors.
+        ignore_index: integer labels with this value are dropped, as in `torch.nn.functional.cross_entropy`.
+        nan_policy: `"drop"` leaves out rows with NaN and counts them; `"raise"` raises.
+        positive_classes: evaluate multi-class predictions as binary, these classes against the rest.
+        class_axis: axis of classes or labels in predictions; None is the last one or axis 1, as the target shows.
+
+    Returns:
+        The report; see `torchcalib.Report`.
+
+    Raises:
+        TypeError, ValueError: if predictions or targets are not found, and for bad values.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 3)
+        >>> loader = [(torch.randn(8, 2), torch.randint(0, 3, (8,))) for _ in range(4)]
+        >>> r = evaluate(model, loader, from_logits=True, with_intervals=False)
+        >>> r.task, r.n
+        ('multiclass', 32.0)
+    """
+    _check_model(model)
+    builder: ReportBuilder | None = None
+    declared = from_logits
+    with _evaluation_mode(model, device) as place, torch.no_grad(), _bar(dataloader, progress) as advance:
+        for batch in dataloader:
+            moved = _moved(batch, place)
+            with _autocast(autocast, place):
+                found, named = _predicted(model, moved, predict, declared)
+            given = None if builder is None else builder.settings["task"]
+            p = prepare(
+                found.preds, found.target, given or task, class_names=class_names, positive_classes=positive_classes
+            )
+            if builder is None:
+                declared = _declared(declared, named, p.preds)
+                whole = not p.target.is_floating_point() and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
+                builder = ReportBuilder(
+                    task=p.task,
+                    class_names=p.class_names,
+                    n_bins=n_bins,
+                    right=right,
+                    with_calibration=with_calibration,
+                    with_intervals=with_intervals,
+                    from_logits=declared,
+                    ignore_index=ignore_index if whole else None,
+                    nan_policy=nan_policy,
+                    positive_classes=positive_classes,
+                    class_axis=class_axis,
+                )
+            weights = None if found.weights is None else per_sample("weights", found.weights, p.preds)
+            builder.update(p.preds, p.target, weights=weights)
+            advance()
+    if builder is None:
+        raise ValueError("`dataloader` must yield at least one batch, got none. Check the data set and its length.")
+    return replace(builder.report(), task_is_inferred=task is None)
+
+
+def _check_model(model: Any) -> None:
+    """Raise for objects that are evaluated in another way."""
+    if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
+            "Use torchcalib.Report.from_estimator(clf, X, y)."
+        )
+    if not callable(model):
+        raise TypeError(
+            f"`model` must be callable, got {type(model).__name__}. "
+            "Pass predictions to torchcalib.report(preds, target)."
+        )
+
+
+@contextmanager
+def _evaluation_mode(model: Any, device: str | torch.device | None) -> Iterator[torch.device | None]:
+    """Put a module into evaluation mode and on the device, and restore both; yield the device of batches or None."""
+    if not isinstance(model, nn.Module):
+        yield None if device is None else torch.device(device)
+        return
+    tensors = (*model.parameters(), *model.buffers())
+    before = tensors[0].device if tensors else None
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        if device is not None:
+            model.to(device)
+        yield before if device is None else torch.device(device)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        if device is not None and before is not None:
+            model.to(before)
+
+
+def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
+    """Return the context of mixed precision."""
+    if wanted is False:
+        return nullcontext()
+    kind = "cpu" if device is None else device.type
+    return torch.autocast(kind) if wanted is True else torch.autocast(kind, dtype=wanted)
+
+
+@contextmanager
+def _bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[[], None]]:
+    """Show a progress bar of batches on a terminal, if rich is installed; yield a function that advances it."""
+    shown = wanted and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
+    if not shown:
+        yield lambda: None
+        return
+    from torchcalib.reporting.terminal import progress
+
+    with progress(_length(dataloader), "evaluating") as advance:
+        yield lambda: advance(1)
+
+
+def _length(dataloader: Iterable[Any]) -> int | None:
+    """Return the number of batches, or None if it is unknown."""
+    try:
+        return len(dataloader) if isinstance(dataloader, Sized) else None
+    except TypeError:  # a loader of an iterable data set
+        return None
+
+
+def _moved(x: Any, device: torch.device | None) -> Any:
+    """Move all tensors of a batch to a device."""
+    if device is None:
+        return x
+    if isinstance(x, Tensor) or (hasattr(x, "to") and not isinstance(x, nn.Module)):
+        return x.to(device)
+    if isinstance(x, Mapping):
+        return {name: _moved(value, device) for name, value in x.items()}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(_moved(value, device) for value in x))
+    if isinstance(x, list | tuple):
+        return type(x)(_moved(value, device) for value in x)
+    return x
+
+
+def _predicted(
+    model: Callable[..., Any], batch: Any, predict: Predict | None, from_logits: bool | None
+) -> tuple[Found, bool | None]:
+    """Return predictions and targets of a batch, and whether the name of the output means logits; None without one."""
+    if predict is not None:
+        given = predict(model, batch)
+        if not isinstance(given, list | tuple) or len(given) not in (2, 3):
+            raise TypeError(
+                f"`predict` must return (preds, target) or (preds, target, weights), got {described(given)}."
+            )
+        return Found(*given), None
+    outputs, target, weights = _called(model, batch)
+    preds, named = predictions_in(outputs, from_logits)
+    if preds is None:
+        raise ValueError(
+            f"`model` must return a tensor, or predictions under a usual name, got {described(outputs)}. "
+            f"{_EXAMPLE.format(output='model(batch[0])[0]')}"
+        )
+    return Found(preds, target, weights), named
+
+
+_EXAMPLE = "Pass predict=lambda model, batch: (preds, target), for example ({output}, batch[1])."
+
+
+def _called(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | None]:
+    """Return the output of the model for a batch, the target and the weights of the batch."""
+    if isinstance(batch, Mapping) or hasattr(batch, "_fields"):
+        entries = dict(batch) if isinstance(batch, Mapping) else batch._asdict()
+        target_name = next((name for name in TARGETS if name in entries), None)
+        weights_name, weights = tensor_named(entries, WEIGHTS)
+        if target_name is None:
+            raise ValueError(
+                f"`dataloader` must yield targets under a usual name ({', '.join(TARGETS[:4])} ...), got "
+                f"{described(batch)}. {_EXAMPLE.format(output='model(batch)')}"
+            )
+        left = {name: value for name, value in entries.items() if name not in (target_name, weights_name)}
+        return _call_by_name(model, left), entries[target_name], weights
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return model(batch[0]), batch[1], None
+    raise ValueError(
+        f"`dataloader` must yield (inputs, target) or a mapping, got {described(batch)}. "
+        f"{_EXAMPLE.format(output='model(batch[0])')}"
+    )
+
+
+def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
+    """Call a model with the entries that are its arguments, or with the only tensor."""
+    parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    known = {name: value for name, value in entries.items() if name in parameters}
+    if known:
+        return model(**known)
+    tensors = [value for value in entries.values() if isinstance(value, Tensor)]
+    if len(tensors) == 1:
+        return model(tensors[0])
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return model(**entries)
+    raise ValueError(
+        f"`dataloader` must yield one input, or inputs by the names of the arguments of the model "
+        f"({', '.join(parameters)}), got {described(entries)}. Pass predict=lambda model, batch: (preds, target)."
+    )
+
+
+def _declared(given: bool | None, named: bool | None, preds: Tensor) -> bool:
+    """Return whether predictions are logits, or raise if neither an argument nor a name says so."""
+    if given is not None:
+        return given
+    if named is not None:
+        return named
+    low, high = (float(x) for x in preds.detach().float().aminmax()) if preds.numel() else (0.0, 0.0)
+    advice = (
+        "Pass from_logits=True if the model ends without softmax or sigmoid, and from_logits=False if it ends with one."
+    )
+    if low < 0 or high > 1:
+        advice = "Probabilities are in [0, 1], so these are logits: pass from_logits=True."
+    raise ValueError(
+        "`from_logits` must be given for predictions without a name, "
+        f"got None and values from {low:.4g} to {high:.4g}. {advice}"
+    )

@@ -1,0 +1,150 @@
+"""Convert predictions, metrics and reports to the tables that diagrams draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.bins import BinTable, TCETable
+from torchcalib.core.events import Mode
+from torchcalib.core.tasks import check_name_count, per_sample, prepare
+from torchcalib.metrics.binned import BinnedMetric, calibration_curve
+from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
+from torchcalib.metrics.test_based import TCE, tce_table
+
+MOST_SERIES = 10
+"""Largest number of curves in one diagram, which have different colours and dashes."""
+
+
+class Given(NamedTuple):
+    """Arguments of a diagram that determine its table.
+
+    Attributes:
+        mode: kind of confidence, None for the main one.
+        class_names: of the classes, if they are known.
+        options: of the function that makes a table of predictions, such as `task` and `n_bins`.
+    """
+
+    mode: Mode | None
+    class_names: Sequence[str] | None
+    options: Mapping[str, Any]
+
+
+class Series(NamedTuple):
+    """A table with its name, and the words on its error."""
+
+    name: str | None
+    table: BinTable
+    error: str
+
+
+def series_of(source: Any, target: Any, label: str | None, given: Given) -> list[Series]:
+    """Return the tables of a source: one, or one for each class, or for each entry of a mapping."""
+    if isinstance(source, Mapping) and not hasattr(source, "tables"):
+        if not source:
+            raise ValueError("`preds` must hold at least one model, got none. Pass predictions by names of models.")
+        found = [each for name, one in source.items() for each in series_of(one, target, str(name), given)]
+    elif hasattr(source, "tables"):
+        return [_of_report(source, label, given)]
+    else:
+        table = bins_of(source, target, given)
+        batch = not isinstance(source, BinTable) and table.n.dim() == 2
+        found = _by_class(table, label, given) if batch else [Series(label, table, f"ECE {_ece(table):.3g}")]
+    if len(found) > MOST_SERIES:
+        raise ValueError(
+            f"`preds` must give at most {MOST_SERIES} curves for one diagram, got {len(found)}. "
+            "Draw some of them: a mapping of names to tables, {'cat': table[3], ...}."
+        )
+    return found
+
+
+def bins_of(source: Any, target: Any, given: Given) -> BinTable:
+    """Return the table of bins of a table, a metric, a report, or predictions."""
+    if hasattr(source, "tables"):
+        return _of_report(source, None, given).table
+    if isinstance(source, BinTable):
+        return source
+    if isinstance(source, BinnedMetric):
+        return source.bin_table()
+    made: BinTable = _of_predictions(calibration_curve, source, target, given)
+    return made
+
+
+def tests_of(source: Any, target: Any, given: Given) -> TCETable:
+    """Return the table with decisions of a test of a table, a `TCE`, a report, or predictions."""
+    if hasattr(source, "tests"):
+        tested: TCETable = _in_mode(source.tests, given.mode)
+        return tested
+    if isinstance(source, TCETable):
+        return source
+    if isinstance(source, TCE):
+        return source.table()
+    if isinstance(source, BinTable):
+        raise TypeError(
+            "`preds` must hold decisions of a test, got a table of bins without them. "
+            "Make it with torchcalib.functional.tce_table, or draw it with reliability_diagram."
+        )
+    made: TCETable = _of_predictions(tce_table, source, target, given)
+    return made
+
+
+def curve_from(source: Any, target: Any, given: Given) -> CORPCurve:
+    """Return the curve of a curve, a metric that keeps samples, or predictions."""
+    if isinstance(source, CORPCurve):
+        return source
+    if isinstance(source, RankedMetric):
+        return curve_of(source.statistic())
+    made: CORPCurve = _of_predictions(corp_curve, source, target, given)
+    return made
+
+
+def _of_report(report: Any, label: str | None, given: Given) -> Series:
+    """Return a table of a report, with the error that the report has for it."""
+    mode = given.mode or next(iter(report.tables))
+    table = _in_mode(report.tables, mode)
+    if report.task == "multilabel":
+        return Series(label, table, f"ECE of pooled labels {_ece(table):.3g}")
+    line = next(line for line in report.lines if line.key == f"ece/{mode}")
+    floor = "" if line.noise_floor is None else f" (noise floor {line.noise_floor:.3g})"
+    return Series(label, table, f"ECE {line.value:.3g}{floor}")
+
+
+def _in_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
+    """Return the table of a mode, by default the first."""
+    if not tables:
+        raise ValueError("`preds` must be a report with such tables, got one without. Its `notes` give the reason.")
+    if mode is None:
+        return next(iter(tables.values()))
+    if mode not in tables:
+        raise ValueError(f"`mode` must be one of {', '.join(map(repr, tables))} for this report, got {mode!r}.")
+    return tables[mode]
+
+
+def _by_class(table: BinTable, label: str | None, given: Given) -> list[Series]:
+    """Return the tables of classes by their names."""
+    names = tuple(given.class_names or ())
+    check_name_count(names, len(table.n))
+    of = "" if label is None else f"{label}, "
+    names = names or tuple(f"class {k}" for k in range(len(table.n)))
+    return [Series(f"{of}{name}", table[k], f"ECE {_ece(table[k]):.3g}") for k, name in enumerate(names)]
+
+
+def _of_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
+    """Return the table or curve of predictions."""
+    if target is None:
+        raise TypeError(
+            f"`target` must be given for predictions, got None beside {type(preds).__name__}. "
+            "Pass predictions and targets, or a table, a metric or a report."
+        )
+    options = dict(given.options)
+    task: Task | None = options.pop("task", None)
+    p = prepare(preds, target, task, class_names=given.class_names, positive_classes=options.get("positive_classes"))
+    if options.get("weights") is not None:
+        options["weights"] = per_sample("weights", options["weights"], p.preds)
+    return make(p.preds, p.target, task=p.task, mode=given.mode, **options)
+
+
+def _ece(table: BinTable) -> float:
+    """Return the mean absolute gap over all samples."""
+    return float((table.share * table.gap.abs()).sum())

@@ -1,0 +1,55 @@
+"""Reports of files in Python, with errors that name Python arguments."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torchcalib.io.errors import InputError
+from torchcalib.io.opening import open_predictions
+from torchcalib.reporting.building import ReportBuilder
+
+_PIECE_BYTES = 4 * 2**20
+"""Bytes of predictions in memory at once. Class-wise bins need about 40 bytes for every prediction of 4 bytes."""
+
+_ARGUMENTS = {
+    r"--from-logits": "from_logits=True",
+    r"--from-probs": "from_logits=False",
+    r"--task (\w+)": r"task='\1'",
+    r"--preds NAME --target NAME": "preds='NAME' and target='NAME'",
+    r"--(preds|target|weights|groups) NAME": r"\1='NAME'",
+    r"--(\w+)-(\w+)": r"\1_\2",
+    r"--(\w+)": r"\1",
+}
+"""Python arguments for command line options in messages."""
+
+
+def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> ReportBuilder:
+    """Return a builder with the predictions in files.
+
+    Args:
+        paths: the files; one list of them is the same.
+        opening: arguments of `open_predictions`.
+        **settings: other arguments of the builder.
+    """
+    if len(paths) == 1 and isinstance(paths[0], list | tuple):
+        paths = paths[0]
+    with _errors_in_python():
+        files = open_predictions(paths, **opening)
+        source = files.source
+        builder = ReportBuilder(task=files.task, from_logits=source.from_logits, source=source, **settings)
+        for rows in files.chunks(_PIECE_BYTES):
+            builder.update(**vars(rows))
+    return builder
+
+
+@contextmanager
+def _errors_in_python() -> Iterator[None]:
+    """Name Python arguments in errors instead of command line options."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        for option, argument in _ARGUMENTS.items():
+            message = re.sub(option, argument, message)
+        raise InputError(message) from error
