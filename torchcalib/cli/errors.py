@@ -29,3 +29,9 @@ def fail(line: str) -> int:
     """Print an error and return the exit code for bad input."""
     print(f"torchcalib: error: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
     return 2
+
+
+def warn(line: str) -> None:
+    """Print a warning."""
+    if sys.stderr is not None:
+        print(f"torchcalib: warning: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
