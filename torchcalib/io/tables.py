@@ -22,6 +22,7 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Bytes of text that are parsed at once. A row must fit in a block, the first block determines the type of a column,
 # and arrow reads about thirty blocks ahead.
 _BLOCK = 4 * 2**20
+_LONGEST_HEADER = 2**16  # bytes of the first line that are searched for the separator
 _WIDEST = 8  # bytes of a number
 _MOST_UNFOLDED = 256  # ratio of sizes in memory and in the file, reached by list columns of few different numbers
 
@@ -99,6 +100,7 @@ class Csv(_Table):
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns by the first block, and count the rows of the file."""
+        self._check_separator()
         with self._opened() as file:
             schema = file.schema
         self._check_header(schema.names)
@@ -111,22 +113,28 @@ class Csv(_Table):
         return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
 
     def _check_header(self, names: Sequence[str]) -> None:
-        """Check that the first line holds several names, separated by the delimiter of the format."""
+        """Check that the first line holds names."""
         if all(_is_number(name) for name in names):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(names)}. "
                 "Add a first line such as prob,target."
             )
-        words = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
-        for mark, found in words.items() if len(names) == 1 else ():
-            if mark != self.delimiter and mark in names[0]:
-                remedy = {"\t": "Rename it to .tsv.", ",": "Rename it to .csv."}.get(
-                    mark, f"Save it with commas, and numbers with a decimal point: pandas.read_csv(path, sep='{mark}')."
-                )
-                raise InputError(
-                    f"`{self.label}` must separate columns by {words[self.delimiter]}, got {found} in the first line, "
-                    f"`{names[0]}`. {remedy}"
-                )
+
+    def _check_separator(self) -> None:
+        """Check that the separator of this format is in the first line, if another one is."""
+        with pa.input_stream(self.paths[0], compression="detect") as file:
+            first = file.read(_LONGEST_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
+        words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+        other = next((mark for mark in words if mark in first), None)
+        if self.delimiter in first or other is None:
+            return
+        remedy = {"\t": "Rename it to .tsv.", ",": "Rename it to .csv."}.get(
+            other, f"Write it with commas and decimal points; pandas.read_csv(path, sep='{other}') reads it."
+        )
+        raise InputError(
+            f"`{self.label}` must separate columns by {words[self.delimiter]}, got {words[other]} in the first line, "
+            f"`{first[:200]}`. {remedy}"
+        )
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text, whatever the count."""
