@@ -52,7 +52,7 @@ CALLS = [
     ("just above 1", lambda f: f(t(1.0000001, 0.2), Y2, **binary), ValueError, ["[0, 1]", "1 of 2 rows"]),
     ("negative", lambda f: f(t(-0.1, 0.2), Y2, **binary), ValueError, ["[0, 1]", "got -0.1", "from_logits=True"]),
     ("rows that sum to 0.9", lambda f: f(Q * 0.91, H, **multi), ValueError, ["0.001", "got 0.91", "may be missing"]),
-    ("rows that sum to 2", lambda f: f(Q * 2.1, H, **multi), ValueError, ["[0, 1]", "got 1.68", "from_logits"]),
+    ("rows that sum to 2", lambda f: f(Q * 2.1, H, **multi), ValueError, ["[0, 1]", "got 1.68", "sum to 2.1. Divide"]),
     ("scores of labels", lambda f: f(Q.sqrt(), H, **multi), ValueError, ["sum to 1", "'multilabel'"]),
     ("half rows that sum to 0.9", lambda f: f((Q * 0.9).half(), H, **multi), ValueError, ["sum to 1", "0.02"]),
     ("a row of -inf", lambda f: f(Q * -INF, H, from_logits=True, **multi), ValueError, ["-inf", "3 of 3 rows"]),

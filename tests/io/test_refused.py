@@ -203,7 +203,7 @@ BAD = [  # writer, part of the error, options, and changed limits
     (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` of `a.csv` must hold a number in every row, got none in row 2"),
     (text("a.csv", b"p,y\nhigh,1\nlow,0\n"), "`p` in `a.csv` must be floating-point predictions, got string"),
     (text("a.csv", b"p,y\n0,1\n1,1\n"), "(1.0, not 1)"),
-    (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be numbered from 0 without gaps, got 0, 0."),
+    (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be numbered from 0 or 1 without gaps, got 0, 0."),
     (text("a.csv", CSV_ROWS + b"0.5,0.5\n"), "int64: invalid value '0.5'", {}, {"tables._BLOCK": 64}),
     (cut(parquet(p=PROBS, y=HITS), 0.7), "must be a complete, readable parquet file, got ArrowInvalid"),
     (parquet(probs=[[0.5, 0.5], [1.0]], y=[0, 1]), "got 2 numbers in row 1 and 1 in row 2"),

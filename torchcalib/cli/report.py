@@ -31,6 +31,11 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
             check_places(arguments, paths)
         with working("opening the files", shown=ranks.is_first):
             files = _opened_share(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
+        if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
+            raise ValueError(
+                "--class-names must be given if several processes read text labels, got none. Pass the names of all "
+                "classes in the order of the predictions."
+            )
     warnings: list[str] = []
     with ranks.agreed():
         part = None if files is None else _read(arguments, files, len(paths), ranks, warnings)

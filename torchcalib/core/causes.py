@@ -13,6 +13,7 @@ MOST_IGNORED = 0.05
 _FEW = 8  # values from which on logits without a negative one are unlikely
 _LARGEST_LOGIT = 30.0  # above it the probability is 1 in float64
 _MOST_DECIMALS = 4
+_MOST_ROUNDING = 0.1  # of the sum of a row
 
 
 def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
@@ -63,12 +64,18 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
         return "The excess is rounding error. Clip the probabilities to [0, 1]."
     if per_class:
         total = probs.double().sum(-1)
+        mean = float(total.mean())
         if bool(((total - 100).abs() <= 1 + 0.005 * probs.shape[-1]).all()):
             return "Rows sum to 100, so that these are percentages. Divide them by 100."
+        if bool(((total - mean).abs() <= 1e-3 * mean).all()):
+            return f"All rows sum to {mean:.6g}. Divide them by their sum."
     elif high <= 100 and (high > _LARGEST_LOGIT or finite.numel() >= _FEW):
         return "No value is negative, so that these are probably percentages and no logits. Divide percentages by 100."
-    if finite.numel() >= _FEW and high > _LARGEST_LOGIT:
-        return "No value is negative, so that these are probably no logits. Convert them to probabilities."
+    if finite.numel() >= _FEW:
+        return (
+            "No value is negative, so that these are probably no logits. Convert them to probabilities; pass "
+            "from_logits=True only for the input of a softmax or a sigmoid."
+        )
     return "Pass from_logits=True if these are logits."
 
 
@@ -78,16 +85,20 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
         return "Divide votes by their number, or pass their counts as integers."
     total = probs.double().sum(-1)
     decimals = _decimals(probs)
-    if decimals is not None and bool(((total - 1).abs() <= min(0.1, 0.5 * probs.shape[-1] * 10.0**-decimals)).all()):
+    rounding = 1e-3 if decimals is None else 0.5 * probs.shape[-1] * 10.0**-decimals
+    farthest = float((total - 1).abs().max())
+    if decimals is not None and farthest <= min(_MOST_ROUNDING, rounding):
         return (
             f"They are rounded to {decimals} decimals. Divide every row by its sum: "
             "preds / preds.sum(class_axis, keepdim=True)."
         )
+    if decimals is not None and farthest <= min(0.5, rounding):
+        return f"They are rounded to {decimals} decimals, which is too coarse. Store more digits."
     for axis in range(1, probs.dim() - 1):
         if bool(((probs.double().sum(axis) - 1).abs() <= 1e-3).all()):
             return f"They sum to 1 over axis {axis}. Pass class_axis={axis} for class-first input."
-    if bool((total <= 1 + 1e-3).all()):
-        return "No row has a larger sum. Check that every class has a prediction: one may be missing."
+    if bool((total <= 1 + min(_MOST_ROUNDING, rounding)).all()):
+        return "No row has a sum above 1. Check that every class has a prediction: one may be missing."
     return "Pass task='multilabel' for labels that do not exclude each other, with a target for each label."
 
 

@@ -64,6 +64,12 @@ class PredictionFiles:
         """Number of rows in all files together."""
         return self.source.shape[0]
 
+    @property
+    def has_names_of_labels(self) -> bool:
+        """True if targets are text, and no column of the predictions has the name of a class."""
+        arrays = self.readers[0].arrays
+        return arrays[self.source.target].dtype in TEXT and not arrays[self.source.preds].classes
+
     def chunks(self, max_bytes: int = 64 * 2**20) -> Iterator[Rows]:
         """Yield the rows piece by piece. A piece has at least one row, and rows of one file only.
 
@@ -222,10 +228,17 @@ def open_predictions(
             f"--normalize must get probabilities of several classes, got {opened.task} "
             f"{'logits' if source.from_logits else 'probabilities'}. Leave it out."
         )
+    preds_found, target_found = filled[0].arrays[source.preds], filled[0].arrays[source.target]
+    may_be_systems = preds_found.stem and preds_found.classes and target_found.dtype not in TEXT
+    if may_be_systems and source.from_logits and class_names is None:
+        raise InputError(
+            f"`{source.preds}` in `{filled[0].label}` must be logits of classes, but their names may be those of "
+            f"systems. Pass --class-names {','.join(preds_found.classes)} for classes, or choose one with --preds."
+        )
     names = tuple(class_names) if class_names is not None else source.class_names
     if names:
         names = check_class_names(names, 2 if opened.task == "binary" else source.shape[-1], source.preds)
-    elif filled[0].arrays[source.target].dtype in TEXT:
+    elif target_found.dtype in TEXT:
         names = names_of_labels(filled, source.preds, source.target, opened.task)
     return replace(opened, source=replace(opened.source, class_names=names))
 

@@ -174,7 +174,9 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
         columns = [array for array in columns if array.name.strip() in labels and array.dtype in FLOATS]
         fits = len(columns) >= max(2, len(labels))
     else:
-        fits = len(columns) >= 2 and all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
+        floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
+        # Columns such as `vit_logit` may be systems, and no classes.
+        fits = len(columns) >= 2 and floating and all(are_logits(array.name) is None for array in columns)
     return [reader.compose([array.name for array in columns])] if fits else []
 
 

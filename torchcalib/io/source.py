@@ -6,6 +6,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from torchcalib.io.errors import InputError, printable
 
+_MOST_SHOWN = 20  # names of classes
+
 
 @dataclass(frozen=True)
 class Source:
@@ -50,7 +52,7 @@ class Source:
             "targets": printable(self.target),
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
-            **({"classes": [printable(name) for name in self.class_names]} if self.class_names else {}),
+            **({"classes": _shown(self.class_names)} if self.class_names else {}),
             "shape": list(self.shape),
             "dtype": printable(self.dtype),
             "not used": [printable(name) for name in self.ignored],
@@ -72,6 +74,12 @@ class Source:
         if not source.files or not source.shape:
             raise ValueError("a source must have files and a shape, got none")
         return source
+
+
+def _shown(names: tuple[str, ...]) -> list[str]:
+    """Return the first names, and the number of all."""
+    more = [f"... ({len(names):,} in all)"] if len(names) > _MOST_SHOWN else []
+    return [*map(printable, names[:_MOST_SHOWN]), *more]
 
 
 def _has_type(value: object, kind: Any) -> bool:

@@ -283,9 +283,11 @@ def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
     """Return one array of columns in the order of their numbers."""
     numbers, names, parts = zip(*members, strict=True)
     problem = ""
-    if numbers != tuple(range(len(numbers))):
+    if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
         found = ", ".join(map(str, numbers[:12]))
-        problem = f"must be numbered from 0 without gaps, got {found}. Add what is missing, or name a single column."
+        problem = (
+            f"must be numbered from 0 or 1 without gaps, got {found}. Add what is missing, or name a single column."
+        )
     dtype = _common_dtype({part.dtype for part in parts})
     return Array(f"{names[0]}..{names[-1]}", dtype, (*parts[0].shape, len(parts)), problem, names, stem)
 
