@@ -56,28 +56,37 @@ class _Table(Reader):
         """Return a tensor, or a list of strings."""
         columns = []
         for name in _columns(array):
-            values, width = piece.column(name), 1
+            values = piece.column(name)
             values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-            if not gaps or not (array.dtype in TEXT or pa.types.is_primitive(values.type)):
-                self._check_present(name, values, start, width)
+            if not gaps:
+                self._check_present(name, values, start, 1)
             if array.dtype in TEXT:
                 return ["" if text is None else text for text in values.to_pylist()]
-            if not pa.types.is_primitive(values.type):
-                (width,) = array.shape[1:]
-                lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-                if (lengths != width).any():
-                    row = int((lengths != width).argmax())
-                    raise InputError(
-                        f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in "
-                        f"row 1 and {lengths[row]} in row {start + row + 1}. Write one number per class in every row."
-                    )
-                values = values.flatten()
-                if not gaps:
-                    self._check_present(name, values, start, width)
-            if values.null_count and array.dtype in WHOLE:
-                values = values.cast(pa.int64()).cast(pa.float64())  # integers have no NaN
-            columns.append(values.to_numpy(zero_copy_only=False))
+            if pa.types.is_primitive(values.type):
+                columns.append(_numbers(values))
+            else:
+                columns.append(self._lists(name, values, array.shape[1], start, gaps))
         return torch.from_numpy(np.stack(columns, -1).reshape(piece.num_rows, *array.shape[1:]))
+
+    def _lists(self, name: str, values: Any, width: int, start: int, gaps: bool) -> np.ndarray[Any, Any]:
+        """Return a column of lists as rows of `width` numbers; a missing list as NaN."""
+        present = values.is_valid().to_numpy(zero_copy_only=False)
+        lengths = pc.list_value_length(values).fill_null(width).to_numpy(zero_copy_only=False)
+        if (lengths != width).any():
+            row = int((lengths != width).argmax())
+            raise InputError(
+                f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in row 1 and "
+                f"{lengths[row]} in row {start + row + 1}. Write one number per class in every row."
+            )
+        flat = values.drop_null().flatten()
+        if not gaps:
+            self._check_present(name, flat, start, width)
+        numbers = _numbers(flat).reshape(-1, width)
+        if present.all():
+            return numbers
+        rows = np.full((len(present), width), np.nan, np.result_type(numbers, np.float16))
+        rows[present] = numbers
+        return rows
 
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
         """Check that no value is missing, with `width` values in a row."""
@@ -176,8 +185,7 @@ class Jsonl(_Table):
             shape: tuple[int, ...] = (n,)
             kind = column.type
             if pa.types.is_list(kind):
-                width = pc.list_value_length(first.column(column.name))[0].as_py()
-                kind, shape = kind.value_type, (n, width or 0)
+                kind, shape = kind.value_type, (n, _width(first.column(column.name)))
             described.append(Array(column.name, _dtype(kind), shape))
         return with_composed(described)
 
@@ -240,9 +248,8 @@ def _described(file: Any, column: Any) -> Array:
         return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         _check_unfolded(file.metadata, column.name)
-        first = next(file.iter_batches(batch_size=1, columns=[column.name]), None)
-        width = first and pc.list_value_length(first.column(0))[0].as_py()
-        return Array(column.name, _dtype(kind.value_type), (*shape, width or 0))
+        widths = (_width(batch.column(0)) for batch in file.iter_batches(batch_size=1, columns=[column.name]))
+        return Array(column.name, _dtype(kind.value_type), (*shape, next(filter(None, widths), 0)))
     return Array(column.name, _dtype(kind), shape)
 
 
@@ -256,6 +263,20 @@ def _check_unfolded(metadata: Any, name: str) -> None:
                 MAX_RESIDENT, _MOST_UNFOLDED * chunk.total_uncompressed_size
             ):
                 raise ValueError(f"{chunk.num_values:,} numbers of {name} in {chunk.total_uncompressed_size:,} bytes")
+
+
+def _numbers(values: Any) -> np.ndarray[Any, Any]:
+    """Return a column as numbers; integers with gaps as float64 with NaN."""
+    if values.null_count and not pa.types.is_floating(values.type):
+        values = values.cast(pa.int64()).cast(pa.float64())
+    found: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _width(lists: Any) -> int:
+    """Return the length of the first list that is not missing; 0 if there is none."""
+    lengths = pc.list_value_length(lists).drop_null()
+    return lengths[0].as_py() if len(lengths) else 0
 
 
 def with_composed(arrays: list[Array]) -> list[Array]:
@@ -285,9 +306,7 @@ def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
     problem = ""
     if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
         found = ", ".join(map(str, numbers[:12]))
-        problem = (
-            f"must be numbered from 0 or 1 without gaps, got {found}. Add what is missing, or name a single column."
-        )
+        problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing ones."
     dtype = _common_dtype({part.dtype for part in parts})
     return Array(f"{names[0]}..{names[-1]}", dtype, (*parts[0].shape, len(parts)), problem, names, stem)
 
