@@ -1,6 +1,7 @@
 """Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Needs pyarrow."""
 
 import gzip
+import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # and arrow reads about thirty blocks ahead.
 _BLOCK = 4 * 2**20
 _LONGEST_HEADER = 2**16  # bytes of the first line that are searched for the separator
+_DEEPEST = 100  # nested lists and objects
+_TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _WIDEST = 8  # bytes of a number
 _MOST_UNFOLDED = 256  # ratio of sizes in memory and in the file, reached by list columns of few different numbers
 
@@ -216,6 +219,8 @@ class Jsonl(_Table):
         while size < _BLOCK and (line := file.readline(16 * _BLOCK)):
             if len(line) >= 16 * _BLOCK:
                 raise InputError(f"`{self.label}` must have lines of at most 64 MiB, got a longer one. Check the file.")
+            if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:  # the parser recurses
+                raise InputError(f"`{self.label}` must hold flat objects, got deeply nested ones. Store columns.")
             lines.append(line)
             size += len(line)
         return lines
@@ -240,6 +245,13 @@ class Parquet(_Table):
     def _mapped(self) -> Any:
         """Open the file. Without the map, all columns of a row group would be in memory."""
         return parquet.ParquetFile(self.paths[0], memory_map=True)
+
+
+def _depth(line: bytes) -> int:
+    """Return the greatest depth of lists and objects in a line of JSON."""
+    letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
+    opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
+    return int(np.max(np.cumsum(opening.astype(int) - closing), initial=0))
 
 
 def _described(file: Any, column: Any) -> Array:
