@@ -59,7 +59,7 @@ print(json.dumps({name: peak_of(files) for name, files in many.items()}), file=s
 """
 
 
-FORMATS = ("npy", "npz", "pt", "safetensors", "csv", "parquet")
+FORMATS = ("npy", "npz", "pt", "safetensors", "csv", "jsonl", "parquet")
 
 
 def write(folder, n):
@@ -68,7 +68,11 @@ def write(folder, n):
     arrays = {"logits": np.zeros((n, CLASSES), np.float32), "targets": np.arange(n) % CLASSES}
     few = CLASSES // 3  # the decimal text of a number is longer than its binary form
     for suffix in FORMATS[1:]:
-        some = {"logits": arrays["logits"][:, :few], "targets": np.arange(n) % few} if suffix == "csv" else arrays
+        some = (
+            {"logits": arrays["logits"][:, :few], "targets": np.arange(n) % few}
+            if suffix in ("csv", "jsonl")
+            else arrays
+        )
         WRITERS[suffix](folder / f"a.{suffix}", some)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)

@@ -100,7 +100,7 @@ AMBIGUOUS = [  # predictions, targets, task, and part of the error
     (MAPS, MAPS > 0.5, "", "or --task binary"),
     (RATES, TARGETS["votes for no and yes"][2], "", "Pass --task binary for counts of no and yes, or name one target"),
     (PROBS, TENSORS["votes for each label"][2], "", "Pass --task multilabel for counts of no and yes"),
-    (PROBS, ONE_HOT == 1, "multiclass", "must be whole numbers (vote counts, one-hot labels) or floating"),
+    (PROBS, ONE_HOT < 1, "multiclass", "must be true for one class in every row (--task multiclass), got 2 in row 1"),
     (PROBS[:, :2], ONE_HOT[:, :2], "binary", "Shapes must be (N,) or maps (N, H, ...)"),
     (PROBS, 0 * ONE_HOT, "multiclass", "must count at least 1 vote in every row, got 0"),
     (PROBS, -ONE_HOT, "multiclass", "must be counts of votes, from 0 to 2^53 a row"),

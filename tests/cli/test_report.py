@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,25 +49,27 @@ def test_the_version_is_printed_and_a_report_needs_no_output(tmp_path, capsys, m
     assert main(["report", str(tmp_path / "a.npz"), *QUICK_COMMAND]) == 0
 
 
-WITHOUT_THE_PACKAGE = """
-import sys, types
-package = sys.modules["torchcalib"] = types.ModuleType("torchcalib")
-package.__path__ = [sys.argv[1]]
-from torchcalib.cli import main
-codes = [main(["report", "no.npz"]), main(["merge", "no.pt"]), main(["compare", "a=no.csv", "no.npy"])]
-try:
-    main(["report", "--help"])
-except SystemExit as left:
-    codes.append(left.code)
-print(codes, sorted({"torch", "numpy", "pyarrow", "rich"} & set(sys.modules)))
+LIGHT_CALLS = """
+import runpy, sys
+codes = []
+for arguments in (
+    ["report", "no.npz"], ["merge", "no.pt"], ["compare", "a=no.csv", "no.npy"],
+    ["report", "--help"], ["compare", "--help"], ["--help"], ["--version"], [],
+):
+    sys.argv = ["torchcalib", *arguments]
+    try:
+        runpy.run_module("torchcalib", run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        codes.append(left.code)
+print(codes, sorted({"torch", "torchmetrics", "numpy", "pyarrow", "rich"} & set(sys.modules)))
 """
 
 
 def test_help_and_wrong_paths_import_no_large_package(tmp_path):
-    """The package itself, whose `__init__` is not part of the command line, is replaced by an empty one."""
-    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(Path(tc.__file__).parent)]
+    command = [sys.executable, "-c", LIGHT_CALLS]
     done = subprocess.run(command, cwd=tmp_path, env=quick_environment(), capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("[2, 2, 2, 0] []\n")
+    assert done.stdout.endswith("[2, 2, 2, 0, 0, 0, 0, 0] []\n")
+    assert "names that are found without options" in done.stdout
     assert done.stderr.count("torchcalib: error: ") == done.stderr.count("\n") == 3
 
 

@@ -16,6 +16,8 @@ from torchcalib.cli import main
 
 P2, Y2 = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
 Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]), torch.tensor([1, 0, 0])
+P40, Y40 = torch.full((40,), 0.5), torch.arange(40) // 39  # one label is 1
+Q40 = torch.full((40, 2), 0.5)
 VOTES = torch.tensor([[1, 3], [4, 0], [2, 2]])
 ML, YL = torch.tensor([[0.2, 0.8, 0.1], [0.6, 0.4, 0.9]]), torch.tensor([[0, 1, 0], [1, 0, 1]])
 IMAGE, MASK = torch.full((2, 3, 4, 5), 1 / 3), torch.zeros(2, 4, 5, dtype=torch.int64)
@@ -52,13 +54,15 @@ CALLS = [
     ("infinite probability", lambda f: f(t(INF, 0.2), Y2, **binary), ValueError, ["[0, 1]", "inf", "from_logits=True"]),
     ("just above 1", lambda f: f(t(1.0000001, 0.2), Y2, **binary), ValueError, ["[0, 1]", "1 of 2 rows"]),
     ("negative", lambda f: f(t(-0.1, 0.2), Y2, **binary), ValueError, ["[0, 1]", "got -0.1", "from_logits=True"]),
-    ("rows that sum to 0.9", lambda f: f(Q * 0.9, H, **multi), ValueError, ["0.001", "got 0.9", "'multilabel'"]),
+    ("rows that sum to 0.9", lambda f: f(Q * 0.91, H, **multi), ValueError, ["0.001", "got 0.91", "may be missing"]),
+    ("rows that sum to 2", lambda f: f(Q * 2.1, H, **multi), ValueError, ["[0, 1]", "got 1.68", "sum to 2.1. Divide"]),
+    ("scores of labels", lambda f: f(Q.sqrt(), H, **multi), ValueError, ["sum to 1", "'multilabel'"]),
     ("half rows that sum to 0.9", lambda f: f((Q * 0.9).half(), H, **multi), ValueError, ["sum to 1", "0.02"]),
     ("a row of -inf", lambda f: f(Q * -INF, H, from_logits=True, **multi), ValueError, ["-inf", "3 of 3 rows"]),
     # labels
-    ("label 2 of 2", lambda f: f(P2, t(0, 2), **binary), ValueError, ["`target`", "[0, 1]", "got 2", "ignore_index=2"]),
-    ("label -100", lambda f: f(Q, t(1, -100, 0), **multi), ValueError, ["got -100 (1 of 3", "ignore_index=-100"]),
-    ("label C", lambda f: f(Q, t(1, 2, 0), **multi), ValueError, ["class index in [0, 1]", "got 2"]),
+    ("label 2 of 2", lambda f: f(P40, Y40 * 2, **binary), ValueError, ["[0, 1]", "got 2 (1 of 40", "ignore_index=2"]),
+    ("label -100", lambda f: f(Q40, Y40 * -100, **multi), ValueError, ["got -100 (1 of 40", "ignore_index=-100"]),
+    ("label C", lambda f: f(Q, t(1, 2, 0), **multi), ValueError, ["class index in [0, 1]", "got 2", "at least 3"]),
     ("soft binary above 1", lambda f: f(P2, t(0.0, 1.5), **binary), ValueError, ["[0, 1]", "1.5", "shares"]),
     ("soft NaN", lambda f: f(P2, t(0.0, NAN), **binary), ValueError, ["`target`", "NaN"]),
     ("soft rows that sum to 0.5", lambda f: f(Q, Q / 2, **multi), ValueError, ["`target`", "sum to 1", "Divide votes"]),
@@ -147,7 +151,7 @@ def good(folder):
 
 
 COMMANDS = [
-    ("bad label", lambda d: ["report", save(d / "a.npz", probs=P2, targets=t(0, 7))], "Pass --ignore-index 7"),
+    ("bad label", lambda d: ["report", save(d / "a.npz", probs=P40, targets=Y40 * 7)], "Pass --ignore-index 7"),
     ("logits as probs", lambda d: ["report", save(d / "a.npz", probs=P2 * 9, targets=Y2)], "Pass --from-logits"),
     ("absurd bins", lambda d: ["report", good(d), "--n-bins", "9" * 23], "`--n-bins`"),
     ("many bins", lambda d: ["report", good(d), "--n-bins", "1001"], "at most 1,000"),
@@ -168,7 +172,9 @@ def test_wrong_commands_give_one_line_on_stderr_and_exit_code_2(tmp_path, capsys
         if not (code == 2 and one_line and part in text):
             failed.append(f"{what}: {code}, {text!r}")
     assert not failed
-    for arguments in ([], ["report", "a.npz", "--task", "x"], ["report", "a.npz", "--from-logits", "--from-probs"]):
+    assert main([]) == 0
+    assert "usage: torchcalib" in capsys.readouterr().out
+    for arguments in (["report", "a.npz", "--task", "x"], ["report", "a.npz", "--from-logits", "--from-probs"]):
         with pytest.raises(SystemExit) as left:
             main(arguments)
         assert left.value.code == 2, arguments

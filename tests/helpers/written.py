@@ -1,5 +1,8 @@
 """Writers of prediction files in every format, from arrays by name; and arrays to write."""
 
+import gzip
+import json
+
 import numpy as np
 import torch
 
@@ -32,6 +35,17 @@ def write_csv(path, arrays):
     path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
 
 
+def write_csv_gz(path, arrays):
+    write_csv(path, arrays)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def write_jsonl(path, arrays):
+    """Write classes as lists."""
+    rows = zip(*(np.asarray(values).tolist() for values in arrays.values()), strict=True)
+    path.write_text("".join(json.dumps(dict(zip(arrays, row, strict=True))) + "\n" for row in rows))
+
+
 def write_parquet(path, arrays, **options):
     """Write classes as list columns."""
     import pyarrow as pa
@@ -47,6 +61,8 @@ WRITERS = {
     "pt": lambda path, arrays: torch.save(tensors(arrays), path),
     "safetensors": write_safetensors,
     "csv": write_csv,
+    "csv.gz": write_csv_gz,
+    "jsonl": write_jsonl,
     "parquet": write_parquet,
     "numbered.parquet": lambda path, arrays: write_parquet(path, flat(arrays)),  # classes as numbered columns
 }

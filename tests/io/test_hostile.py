@@ -1,5 +1,6 @@
 """Files that would exhaust memory or time are refused."""
 
+import gzip
 import json
 import os
 import pickle
@@ -85,6 +86,16 @@ def write_hostile(f):
             b"".join(pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {})) + b"\x80\x02" + b"(" * 10**4,
             "must",
         ),
+    }
+    row = b'{"probs": 0.5, "target": 1}\n'
+    contents |= {
+        "bomb.csv.gz": (gzip.compress(b"prob,target\n" + b"1" * 2**28), "must be a complete"),
+        "header.tsv.gz": (gzip.compress(b"a" * 2**28), "must be a complete"),
+        "line.jsonl.gz": (gzip.compress(row + b" " * 2**28), "must have lines of at most 64 MiB"),
+        "deep.jsonl": (b'{"probs": ' + b"[" * 10**6 + b"]" * 10**6 + b"}\n", "deeply nested"),
+        "keys.jsonl": (b"{%s}\n" % b",".join(b'"p%d": 0' % k for k in range(200_000)), "at most 131,072 arrays"),
+        "types.jsonl": (row + b'{"probs": "a", "target": 1}\n', "must be a complete"),
+        "half.jsonl": (row + row[:9], "must be a complete"),
     }
     words = {}
     for name, (logits, targets, words[f"{name}.npz"]) in archives.items():

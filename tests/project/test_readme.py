@@ -84,6 +84,10 @@ def make_predictions(path, suffix):
     path.parent.mkdir(parents=True, exist_ok=True)
     if suffix == "npy":
         np.save(path, targets if re.search("target|label", path.name) else logits)
+    elif path.stem == "answers":
+        WRITERS[suffix](path, {"confidence": logits[:, 0] % 1, "correct": targets % 2})
+    elif path.stem == "models":
+        WRITERS[suffix](path, {"prob_resnet": logits[:, 0] % 1, "prob_vit": logits[:, 1] % 1, "target": targets % 2})
     elif suffix in ("csv", "parquet"):
         probs = torch.from_numpy(logits).softmax(-1).numpy()
         WRITERS[suffix.replace("parquet", "numbered.parquet")](path, {"prob": probs, "target": targets})

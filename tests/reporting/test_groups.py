@@ -148,7 +148,7 @@ def run(folder, *files):
     return ReportBuilder.load(saved).report()
 
 
-@pytest.mark.parametrize("form", ["npz", "npy", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["npz", "npy", "csv.gz", "jsonl", "parquet"])
 @pytest.mark.parametrize("kind", ["text", "numbers"])
 def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
     pytest.importorskip("rich")

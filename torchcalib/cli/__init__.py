@@ -11,19 +11,25 @@ from importlib import import_module
 
 from torchcalib.cli.errors import fail, line_of
 from torchcalib.cli.parser import make_parser
+from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import joined
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 2 for bad input."""
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may lack letters of a name
     try:
         with joined() as ranks:
             with ranks.agreed():
                 paths = arguments.find(arguments)
-                command = import_module(f"torchcalib.cli.{arguments.command}")
+                with working("loading torch", shown=ranks.is_first):
+                    command = import_module(f"torchcalib.cli.{arguments.command}")
             command.run(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130

@@ -1,29 +1,32 @@
 """`torchcalib compare [NAME=]FILES [NAME=]FILES ...`."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
 
 from torch import Tensor
 
 from torchcalib.cli.inputs import PIECE_BYTES, in_rows, opened
+from torchcalib.cli.parser import System
+from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.reporting import terminal
 from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.reporting.confidences import comparison_of_confidences
 
 
 @on_first
-def run(arguments: argparse.Namespace, systems: Mapping[str, Sequence[Path]]) -> None:
+def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the systems, and write and print the comparison."""
     if arguments.out is not None:
         from torchcalib.reporting import html  # noqa: F401 - needs the extra `report`
 
         make_folder(arguments.out)
-    files = {name: opened(arguments, paths) for name, paths in systems.items()}
+    with working("opening the files"):
+        files = {name: opened(arguments, of.paths, of.preds) for name, of in systems.items()}
     _check_alike(files)
     first = next(iter(files.values()))
     builder = ComparisonBuilder(
@@ -45,8 +48,12 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, Sequence[Path]]) ->
                 builder.update(preds, shared.target, weights=shared.weights)
             row += len(shared)
             advance(len(shared))
-    compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
-    paths = () if arguments.out is None else compared.save(arguments.out)
+    with working("computing differences and their intervals"):
+        compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
+    if first.source.are_confidences:
+        compared = comparison_of_confidences(compared)
+    with working("writing the files"):
+        paths = () if arguments.out is None else compared.save(arguments.out)
     terminal.show_comparison(compared)
     terminal.show_paths(paths)
 
@@ -55,9 +62,10 @@ def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
     """Check what the headers of the files show."""
     for (a, one), (b, other) in pairwise(files.items()):
         for kind, here, there in (
-            ("task", one.task, other.task),
+            ("task", _task_in_words(one), _task_in_words(other)),
             ("number of rows", one.n_rows, other.n_rows),
             ("shape of a row of predictions", one.source.shape[1:], other.source.shape[1:]),
+            ("order of classes", *_names_of_both(one, other)),
             ("weights, or none", *("some" if of.source.weights else "none" for of in (one, other))),
         ):
             if here != there:
@@ -65,6 +73,16 @@ def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
                     f"Systems must have one {kind}, got {here} in `{a}` and {there} in `{b}`. "
                     "Compare predictions of the same rows."
                 )
+
+
+def _task_in_words(files: PredictionFiles) -> str:
+    return "confidence" if files.source.are_confidences else files.task
+
+
+def _names_of_both(one: PredictionFiles, other: PredictionFiles) -> tuple[str, str]:
+    """Return the names of classes, where both systems have some."""
+    mine, theirs = one.source.class_names, other.source.class_names
+    return (", ".join(mine), ", ".join(theirs)) if mine and theirs else ("", "")
 
 
 def _together(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:

@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("the demo needs scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
+from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.core.arguments import check_count
@@ -48,9 +49,11 @@ def run(arguments: argparse.Namespace, _: Any) -> None:
     builder = ReportBuilder(task="multiclass", from_logits=True)
     builder.update(logits, labels[valid])
     source = {"model": "a small network", "data": "scikit-learn's digits, validation part"}
-    finished = replace(builder.report(source=source), history=monitor.history)
+    with working("computing values, intervals and calibrators"):
+        finished = replace(builder.report(source=source), history=monitor.history)
     predictions = Path(arguments.out) / "predictions.npz"
-    paths = finished.save(arguments.out)
+    with working("writing the files"):
+        paths = finished.save(arguments.out)
     np.savez_compressed(predictions, logits=logits.numpy(), targets=labels[valid].numpy())
     terminal.show(finished)
     terminal.show_paths((*paths, predictions))

@@ -7,7 +7,9 @@ from torchcalib.io.errors import printable
 
 _OPTIONS = {
     r"Pass from_logits=True": "Pass --from-logits",
-    r", class_axis=1 for class-first input,": "",
+    r"Divide every row by its sum: preds / .*?\)\.": "Pass --normalize.",
+    r"Pass class_axis=(\d+) for class-first input": r"Move axis \1 to the end before saving",
+    r"nan_policy='drop'": "--nan-policy drop",
     r"ignore_index=(-?\d+)": r"--ignore-index \1",
     r"task='(\w+)'": r"--task \1",
     r"`n_bins`": "`--n-bins`",
@@ -29,3 +31,9 @@ def fail(line: str) -> int:
     """Print an error and return the exit code for bad input."""
     print(f"torchcalib: error: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
     return 2
+
+
+def warn(line: str) -> None:
+    """Print a warning."""
+    if sys.stderr is not None:
+        print(f"torchcalib: warning: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201

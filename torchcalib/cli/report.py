@@ -2,11 +2,14 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import reduce
+from hashlib import blake2b
 from operator import add
 from pathlib import Path
 
-from torchcalib.cli.inputs import PIECE_BYTES, in_rows, opened
+from torchcalib.cli.inputs import PIECE_BYTES, check_logits, in_rows, opened
+from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import Ranks
 from torchcalib.cli.results import check_places, finish, no_calibrator
 from torchcalib.io.errors import NoSamplesError
@@ -16,6 +19,9 @@ from torchcalib.reporting import terminal
 from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.building import ReportBuilder
 
+_FEW_ROWS = 20
+"""Number of rows up to which two shards may have equal targets by chance."""
+
 
 def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
     """Read the files and write and print their report."""
@@ -23,15 +29,22 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
     with ranks.agreed():
         if ranks.is_first:
             check_places(arguments, paths)
-        files = _opened_share(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
+        with working("opening the files", shown=ranks.is_first):
+            files = _opened_share(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
+        if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
+            raise ValueError(
+                "--class-names must be given if several processes read text labels, got none. Pass the names of all "
+                "classes in the order of the predictions."
+            )
+    warnings: list[str] = []
     with ranks.agreed():
-        part = None if files is None else _read(arguments, files, len(paths), ranks)
+        part = None if files is None else _read(arguments, files, len(paths), ranks, warnings)
     parts = ranks.gathered(part)
     with ranks.agreed():
         if ranks.is_first:
             if not parts:
                 raise NoSamplesError(paths[0])
-            finish(reduce(add, parts), arguments)
+            finish(reduce(add, parts), arguments, warnings)
 
 
 def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
@@ -42,8 +55,10 @@ def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> Predi
         return None
 
 
-def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks) -> ReportBuilder:
-    """Read the files of this rank; all ranks together read `n_files`."""
+def _read(
+    arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, warnings: list[str]
+) -> ReportBuilder:
+    """Read the files of this rank, and add warnings; all ranks together read `n_files`."""
     source = files.source
     builder = ReportBuilder(
         task=files.task,
@@ -59,6 +74,7 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
     check_size(files.task, source.shape[-1], arguments.n_bins)  # before any row is read
     several = ranks.n_ranks > 1
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
+    seen: dict[tuple[int, bytes], str] = {}
     in_all = f", of {n_files} in all" if several else ""
     with terminal.progress(files.n_rows, reading, shown=ranks.is_first) as advance:
         for k, reader in enumerate(files.readers, 1):
@@ -66,12 +82,23 @@ def _read(arguments: argparse.Namespace, files: PredictionFiles, n_files: int, r
             label = " + ".join(path.name for path in names)
             advance(0, f"{reading} {label}, file {k} of {len(source.files)}{in_all}")
             of = f" of `{names[0]}`" if n_files > len(names) else ""
-            first = 1
+            first, digest, is_constant = 1, blake2b(), True
             for rows in files.chunks_of(reader, PIECE_BYTES):
-                with in_rows(first, len(rows), of):
+                whole = len(rows) == files.n_rows
+                with nullcontext() if whole else in_rows(first, len(rows), of):
+                    if first == 1 and source.from_logits:
+                        check_logits(rows.preds, files.task, f"`{source.preds}` in `{names[0]}`")
                     builder.update(**vars(rows))
+                digest.update(rows.target.numpy().tobytes())
+                is_constant &= bool((rows.target == rows.target.flatten()[0]).all())
                 first += len(rows)
                 if arguments.save_calibrator is not None and (why_not := builder.why_no_calibration()):
                     raise no_calibrator(why_not)
                 advance(len(rows))
+            same = seen.setdefault((first, digest.digest()), str(names[0]))
+            if same != str(names[0]) and first > _FEW_ROWS and not is_constant:
+                warnings.append(
+                    f"`{same}` and `{names[0]}` have the same {first - 1:,} targets in the same order, and their "
+                    f"predictions are pooled. If these are two models, run torchcalib compare {same} {names[0]}."
+                )
     return builder

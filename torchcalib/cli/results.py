@@ -4,10 +4,13 @@ import argparse
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchcalib.calibration.calibrator import Transform
 from torchcalib.calibration.saving import save_calibrator
+from torchcalib.cli.errors import warn
+from torchcalib.cli.progress import working
 from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.data import Report
@@ -36,22 +39,29 @@ def make_folder(out: str) -> None:
     Path(out).mkdir(parents=True, exist_ok=True)
 
 
-def finish(builder: ReportBuilder, arguments: argparse.Namespace) -> None:
-    """Write all results, then print them."""
+def finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequence[str] = ()) -> None:
+    """Write all results, then print them. Remarks become notes of the report, and warnings on stderr."""
     save, state = arguments.save_calibrator, arguments.save_state
     if state is not None:
         builder.save(state)
     if state is None or arguments.out is not None or save is not None:
-        finished = builder.report()
+        with working("computing values, intervals and calibrators"):
+            finished = builder.report()
+        finished = replace(finished, notes=(*finished.notes, *remarks))
         if save is not None:
             save_calibrator(_fitted(builder, finished), save)
-        paths = () if arguments.out is None else finished.save(arguments.out)
+        paths: tuple[Path, ...] = ()
+        if arguments.out is not None:
+            with working("writing the files"):
+                paths = finished.save(arguments.out)
         terminal.show(finished)
         terminal.show_paths(paths)
         if save is not None and finished.calibration is not None:
             terminal.show_calibrator(Path(save), finished.calibration, finished.settings["from_logits"])
     if state is not None:
         terminal.show_state(Path(state), builder.source)
+    for remark in remarks:
+        warn(remark)
 
 
 def no_calibrator(reason: str) -> ValueError:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.core.causes import cause_of_labels, cause_of_sums, cause_of_values
 from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 
@@ -99,7 +100,7 @@ def _found(rows: Tensor, values: Tensor) -> str:
 
 
 def _nan_problem(name: str, values: Tensor) -> Problem:
-    fix = "Look for where they became NaN, or give these rows weight 0."
+    fix = "Pass nan_policy='drop' to leave these rows out."
     return Problem(values.isnan(), lambda rows: f"`{name}` must not hold NaN, got {_found(rows, values)}. {fix}")
 
 
@@ -171,11 +172,8 @@ class LabelRule(Rule):
         """Return labels out of range."""
 
         def explain(rows: Tensor) -> str:
-            found = _found(rows, self.target)
-            return (
-                f"`target` must be a class index in [0, {self.num_classes - 1}], got {found}. "
-                f"Pass ignore_index={found.split()[0]} if that value marks rows to drop."
-            )
+            rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
+            return f"{rule} {cause_of_labels(self.target, rows, self.num_classes)}"
 
         return [Problem((self.target < 0) | (self.target >= self.num_classes), explain)]
 
@@ -251,19 +249,11 @@ class ProbabilityRule(Rule):
         """Return NaN, values outside [0, 1] and, over classes, sums that are not 1."""
         name, probs = self.name, self.probs
         low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
-        if name == "preds":
-            fix = "Pass from_logits=True if these are logits."
-            fix_of_sum = (
-                "Pass from_logits=True for logits, class_axis=1 for class-first input, or task='multilabel' for labels "
-                "that do not exclude each other."
-            )
-        else:
-            fix = "Soft targets are shares of votes; pass counts of votes as integers."
-            fix_of_sum = "Divide votes by their number, or pass their counts as integers."
         outside = Problem(
             ~((low >= 0) & (high <= 1)),
             lambda rows: (
-                f"`{name}` must be probabilities in [0, 1], got {_found(rows, torch.where(low < 0, low, high))}. {fix}"
+                f"`{name}` must be probabilities in [0, 1], got {_found(rows, torch.where(low < 0, low, high))}. "
+                f"{cause_of_values(name, probs, rows, self.per_class)}"
             ),
         )
         if not self.per_class:
@@ -273,7 +263,7 @@ class ProbabilityRule(Rule):
             ~((total - 1).abs() <= self.tolerance),
             lambda rows: (
                 f"`{name}` must sum to 1 over the class axis (within {self.tolerance:g}), got {_found(rows, total)}. "
-                f"{fix_of_sum}"
+                f"{cause_of_sums(name, probs)}"
             ),
         )
         return [_nan_problem(name, low), outside, off]

@@ -14,9 +14,27 @@ FORMATS = {
     ".pth": "pt",
     ".safetensors": "safetensors",
     ".csv": "csv",
+    ".csv.gz": "csv",
+    ".tsv": "tsv",
+    ".tsv.gz": "tsv",
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
     ".parquet": "parquet",
 }
 """Format of a file, by its suffix in lower case."""
+
+_ADVICE = {
+    ".json": "Write one object a line to a .jsonl file: df.to_json(path, orient='records', lines=True).",
+    ".pkl": "Pickles are never loaded. Write df.to_parquet(path) or numpy.savez(path, probs=..., targets=...).",
+    ".xlsx": "Save the sheet as .csv.",
+}
+"""Remedies for other formats, by the suffix."""
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format of a file by its name; None for other files."""
+    name = path.name.lower()
+    return next((kind for suffix, kind in FORMATS.items() if name.endswith(suffix)), None)
 
 
 def expanded(names: Iterable[str]) -> tuple[Path, ...]:
@@ -46,13 +64,7 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     if not files:
         raise InputError("There must be a file to read, got none. Name one or more files.")
     for path in files:
-        suffix = path.suffix.lower()
-        if suffix not in FORMATS:
-            raise InputError(
-                f"`{path}` must end in one of {', '.join(FORMATS)}, got `{path.suffix}`. "
-                "Save it in one of these formats."
-            )
-        with reading(str(path), FORMATS[suffix]):
+        with reading(str(path), format_of(path) or "known"):
             if not path.is_file():  # opening a pipe would never return, and a device may have no end
                 found = (
                     "a directory. Name the files in it."
@@ -62,7 +74,10 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
                     else "nothing of this name. Check the path."
                 )
                 raise InputError(f"`{path}` must be a file, got {found}")
-        if FORMATS[suffix] != FORMATS[files[0].suffix.lower()]:
+        if format_of(path) is None:
+            advice = _ADVICE.get(path.suffix.lower(), "Save it in one of these formats.")
+            raise InputError(f"`{path}` must end in one of {', '.join(FORMATS)}, got `{path.suffix}`. {advice}")
+        if format_of(path) != format_of(files[0]):
             raise InputError(
                 f"`{files[0]}` and `{path}` must have one format, got two. Read them separately, or convert one."
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -23,14 +22,12 @@ import torch
 from numpy.lib import format as npy_format
 
 from torchcalib.io.errors import InputError, quoted, reading
-from torchcalib.io.paths import FORMATS
+from torchcalib.io.paths import format_of
 from torchcalib.io.saved import load_tensors
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 TEXT = frozenset({"string", "large_string"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
-NUMBERED = re.compile(r"(.+?)[_.]?(\d+)")
-"""Name of a numbered column, such as `prob_0`, `prob.0` or `prob0`."""
 
 MOST_ARRAYS = 2**17  # arrays or columns of a file; listing more would take too long
 MAX_RESIDENT = 2 * 2**30  # bytes that may be in memory at once, such as one row
@@ -56,8 +53,9 @@ class Array:
     dtype: str  # as torch names it, "string", or the name that the file format uses
     shape: tuple[int, ...]  # rows first
     problem: str = ""  # reason why the array cannot be used; an error only for arrays that are chosen
-    columns: tuple[str, ...] = ()  # numbered columns that form the array, in order; empty for all other arrays
+    columns: tuple[str, ...] = ()  # columns that form the array, one a class, in order; empty for all other arrays
     stem: str = ""  # common part of their names
+    classes: tuple[str, ...] = ()  # names of the classes, if the columns are named by them
 
     @property
     def key(self) -> str:
@@ -90,17 +88,24 @@ class Reader(ABC):
         """Return arrays that can be sliced from the first row to the last, once; `stack` closes the file."""
         raise NotImplementedError
 
-    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
-        """Yield at most `count` rows of the named arrays: numbers as tensors, text as lists of strings."""
+    def compose(self, columns: Sequence[str]) -> str:
+        """Add an array of several columns, one a class, and return its name. Only tables have columns."""
+        raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
+
+    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
+        """Yield at most `count` rows of the named arrays: numbers as tensors, text as lists of strings.
+
+        Missing cells of tables are an error unless `gaps`. Numbers are then floats with NaN, and text is empty.
+        """
         with ExitStack() as stack:
             arrays = self.open(names, stack)
             for start in range(0, self.arrays[names[0]].shape[0], count):
                 yield tuple(_tensor(array[start : start + count]) for array in arrays)
 
-    def stream(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
+    def stream(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield `rows`; damage in later rows is an `InputError`, too."""
         with reading(self.label, self.format):
-            yield from self.rows(names, count)
+            yield from self.rows(names, count, gaps)
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that the names are unique, and not too many to list."""
@@ -256,12 +261,12 @@ class Safetensors(Reader):
 
 def readers_of(files: Sequence[Path]) -> list[Reader]:
     """Return one reader a file; `.npy` files have one together."""
-    file_format = FORMATS[files[0].suffix.lower()]
+    file_format = str(format_of(files[0]))
     kinds: dict[str, type[Reader]] = {kind.format: kind for kind in (Npz, Npy, Pt, Safetensors)}
     if file_format not in kinds:
         with reading(str(files[0]), file_format):
-            from torchcalib.io.tables import Csv, Parquet  # needs pyarrow, an optional package
-        kinds |= {kind.format: kind for kind in (Csv, Parquet)}
+            from torchcalib.io.tables import Csv, Jsonl, Parquet, Tsv  # needs pyarrow, an optional package
+        kinds |= {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
     reader = kinds[file_format]
     return [reader(*files)] if reader is Npy else [reader(path) for path in files]
 

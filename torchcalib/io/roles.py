@@ -1,17 +1,29 @@
-"""Roles of the arrays in a file, by their names, dtypes and shapes, never by their values."""
+"""Roles of the arrays in a file, by their names, dtypes and shapes. Columns named by labels are found by the labels."""
 
+import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE, Reader
+from torchcalib.io.names import (
+    CONFIDENCES,
+    CORRECT,
+    INDEX,
+    LOG_PROBS,
+    LOGITS,
+    NEUTRAL,
+    NUMBERED,
+    PROBS,
+    TARGETS,
+    WEIGHTS,
+    are_logits,
+)
+from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
 
 Task = Literal["binary", "multiclass", "multilabel"]
-
-_LOG_PROBS = ("log_probs", "logprobs", "log_prob", "log_probabilities")
-_LOGITS = ("logits", "logit", *_LOG_PROBS)  # the softmax of log-probabilities is the probabilities
-_PROBS = ("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "p")
-_NEUTRAL = ("preds", "pred", "predictions", "scores", "score", "outputs", "output", "y_pred", "y_score")
+FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
+"""Task of files: `"confidence"` is the confidence in a prediction, and whether the prediction is correct."""
 
 
 class Role(NamedTuple):
@@ -23,20 +35,17 @@ class Role(NamedTuple):
     advice: str
 
 
-_NUMBERS = (
-    FLOATS | WHOLE,
-    "hold numbers",
-    "Store numbers (class indices as targets), or name another array with --target or --weights.",
-)
 ROLES = {
     "preds": Role(
-        (*_LOGITS, *_PROBS, *_NEUTRAL),
+        (*LOGITS, *PROBS, *NEUTRAL),
         FLOATS,
         "be floating-point predictions",
         "Store logits or probabilities (1.0, not 1), or name another array with --preds.",
     ),
-    "target": Role(("targets", "target", "labels", "label", "y_true", "y", "gt"), *_NUMBERS),
-    "weights": Role(("weights", "weight", "sample_weight"), *_NUMBERS),
+    "target": Role(
+        TARGETS, FLOATS | WHOLE | TEXT, "hold numbers or text", "Store class indices or names, or pass --target NAME."
+    ),
+    "weights": Role(WEIGHTS, FLOATS | WHOLE, "hold numbers", "Name another array with --weights."),
     "groups": Role(
         (), WHOLE | TEXT, "hold whole numbers or text as groups", "Store an integer or a name for every sample."
     ),
@@ -48,50 +57,158 @@ _SHAPES = {
 }
 
 
-def find_roles(reader: Reader, given: Mapping[str, str | None]) -> dict[str, str]:
+def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
     """Return the names of the arrays by role, found by the given names or else by common names."""
-    found = {role: _find(reader, role, given[role]) for role in ROLES}
+    found = {role: _candidates(reader, role, given[role]) for role in ROLES}
+    found["target"] = _targets_of(reader, found["preds"], found["target"])
+    found["preds"] = _preds_beside(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
         # Any file names will do: one floating-point and one whole-number array have a single interpretation.
         found["preds"] = found["preds"] or _only(reader, FLOATS)
         found["target"] = found["target"] or _only(reader, WHOLE)
+    if not found["preds"] and len(found["target"]) == 1:
+        found["preds"] = _unnamed_classes(reader, found["target"][0], given)
+    for role, names in found.items():
+        if len(names) > 1:
+            systems = ", or give each to `torchcalib compare FILE --preds A --preds B`" if role == "preds" else ""
+            raise InputError(
+                f"`{reader.label}` must hold one array for --{role}, got {quoted(names)}. "
+                f"Choose with --{role} NAME{systems}."
+            )
     for role, kind, known in (
         ("preds", "predictions", "logits, probs, preds"),
         ("target", "targets", "targets, labels, y"),
     ):
-        if found[role] is None:
+        if not found[role]:
             raise InputError(
                 f"`{reader.label}` must hold {kind} under a known name ({known} ...), got {_held(reader)}. "
                 "Pass --preds NAME --target NAME."
             )
-    roles = {role: name for role, name in found.items() if name is not None}
+    roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
             f"`{reader.label}` must hold predictions, targets, weights and groups apart, got {quoted(roles.values())}. "
             "Pass --preds NAME --target NAME."
         )
+    _check_confidence(reader, roles, given["preds"], task)
     return roles
 
 
-def _find(reader: Reader, role: str, given: str | None) -> str | None:
+def _key(reader: Reader, name: str) -> str:
+    """Return the stem of numbered columns, or the lower-case name."""
+    key = reader.arrays[name].key
+    numbered = NUMBERED.fullmatch(key)
+    return (numbered[1] or "") if numbered else key
+
+
+def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
+    """Return the arrays of a given name, or those of common names."""
+    if given is None:
+        return [name for key in ROLES[role].names for name, array in reader.arrays.items() if array.key == key]
     if given in reader.arrays:
-        return given
-    keys = ROLES[role].names if given is None else (given.strip().lower().removesuffix(".npy"),)
-    found = [name for key in keys for name, array in reader.arrays.items() if array.key == key]
-    if given is not None and not found:
-        raise InputError(
-            f"--{role} must name an array of `{reader.label}`, got `{given}` beside {_held(reader)}. Choose one."
-        )
-    if len(found) > 1:
-        raise InputError(
-            f"`{reader.label}` must hold one array for --{role}, got {quoted(found)}. Choose with --{role} NAME."
-        )
-    return found[0] if found else None
+        return [given]
+    key = given.strip().lower().removesuffix(".npy")
+    found = [name for name, array in reader.arrays.items() if array.key == key]
+    return found or [_chosen(reader, role, given)]
 
 
-def _only(reader: Reader, dtypes: frozenset[str]) -> str | None:
+def _chosen(reader: Reader, role: str, given: str) -> str:
+    """Return the array of the columns that a list, a pattern or a range names: `a,b`, `prob_*`, `0..3`."""
+    columns: list[str] = []
+    own = [name for name, array in reader.arrays.items() if not array.columns]
+    for part in map(str.strip, given.split(",")):
+        first, dots, last = part.partition("..")
+        ends = NUMBERED.fullmatch(first), NUMBERED.fullmatch(last)
+        if part in own:
+            found = [part]
+        elif dots and ends[0] and ends[1] and (ends[0][1] or "") in (ends[1][1] or "", ends[0][1]):
+            stem = first[: len(first) - len(ends[0][2])]
+            found = [f"{stem}{k}" for k in range(int(ends[0][2]), int(ends[1][2]) + 1)]
+        else:
+            found = [name for name in own if fnmatchcase(name, part)] if re.search(r"[*?\[]", part) else []
+            found.sort(key=lambda name: int(match[2]) if (match := NUMBERED.fullmatch(name)) else 0)
+        missing = [name for name in found if name not in own]
+        if missing or not found:
+            raise InputError(
+                f"--{role} must name an array of `{reader.label}`, got `{(missing or [part])[0]}` beside "
+                f"{_held(reader)}. Choose one, or columns by a list a,b or a pattern 'prob_*'."
+            )
+        columns += found
+    if len(set(columns)) < len(columns):
+        raise InputError(f"--{role} must name every column once, got {quoted(columns)}. Remove the repetition.")
+    return columns[0] if len(columns) == 1 else reader.compose(columns)
+
+
+def _targets_of(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
+    """Return the targets for these predictions: `correct` for a confidence, else other names."""
+    if len(targets) < 2:
+        return targets
+    only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
+    return [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
+
+
+def _preds_beside(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
+    """Return the predictions among arrays of common names: floating ones, confidences only beside `correct`."""
+    if len(preds) > 1:
+        floating = [name for name in preds if reader.arrays[name].dtype in FLOATS]
+        preds = floating or preds
+    if len(preds) > 1:
+        are_correct = bool(targets) and _key(reader, targets[0]) in CORRECT
+        preds = [name for name in preds if (_key(reader, name) in CONFIDENCES) == are_correct] or preds
+    return preds
+
+
+def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
+    """Return columns without a common name that hold one class each: `0 .. 3`, or the names of the classes."""
+    numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
+    if numbered:
+        return numbered[:1]
+    taken = {target, given["weights"], given["groups"]}
+    columns = [
+        array
+        for name, array in reader.arrays.items()
+        if name not in taken and not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS)
+    ]
+    if reader.arrays[target].dtype in TEXT:
+        labels = _labels_of(reader, target, len(columns))
+        columns = [array for array in columns if array.name.strip() in labels and array.dtype in FLOATS]
+        fits = len(columns) >= max(2, len(labels))
+    else:
+        floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
+        # Columns such as `vit_logit` may be systems, and no classes.
+        fits = len(columns) >= 2 and floating and all(are_logits(array.name) is None for array in columns)
+    return [reader.compose([array.name for array in columns])] if fits else []
+
+
+def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
+    """Return the different texts of a column, or a few more than `most` of them."""
+    labels: set[str] = set()
+    for (values,) in reader.stream([target], 2**16, gaps=True):
+        labels |= {text.strip() for text in values} - {""}
+        if len(labels) > most:
+            break
+    return labels
+
+
+def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
+    """Check that a confidence in the predicted class stands beside whether the class is correct."""
+    preds, target = roles["preds"], roles["target"]
+    if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
+        raise InputError(
+            f"`{preds}` in `{reader.label}` must stand beside a column `correct` (1 where the prediction is right, "
+            f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
+            f" If `{preds}` is P(y=1) and `{target}` is y, pass --task binary."
+        )
+
+
+def is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
+    """Return whether predictions are confidences in a prediction, and targets whether that is correct."""
+    return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
+
+
+def _only(reader: Reader, dtypes: frozenset[str]) -> list[str]:
     fitting = [name for name, array in reader.arrays.items() if array.dtype in dtypes]
-    return fitting[0] if len(fitting) == 1 else None
+    return fitting if len(fitting) == 1 else []
 
 
 def _held(reader: Reader) -> str:
@@ -129,13 +246,23 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
     return preds.shape[0]
 
 
-def infer_task(reader: Reader, roles: Mapping[str, str], task: Task | None) -> tuple[Task, tuple[int, ...]]:
+def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
     """Infer the task from shapes, or check the one that is given. Also return the shape of one prediction."""
+    if task not in (None, "confidence", *_SHAPES):
+        raise InputError(f"The task must be one of {quoted(_SHAPES)} or `confidence`, got `{task}`. Pass one of them.")
+    if is_confidence(reader, roles, task):
+        preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
+        if not {preds.shape[1:], target.shape[1:]} <= {(), (1,)} or target.dtype in TEXT:
+            raise InputError(
+                f"Confidences must be one number a sample beside 0 or 1 (is the prediction correct), got predictions "
+                f"{preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`. Choose with --preds "
+                "NAME --target NAME."
+            )
+        task = "binary"
+    assert task != "confidence"
     preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
     scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
-    if task not in (None, *_SHAPES):
-        raise InputError(f"The task must be one of {quoted(_SHAPES)}, got `{task}`. Pass one of them with --task.")
     if task in (None, "binary") and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
         scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
     per_class = labels == scores
@@ -169,15 +296,9 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: Task | None) -> t
             f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. "
             "Check the program that wrote them, and the option --task."
         )
-    if task == "multiclass" and per_class and target.dtype == "bool":
+    if target.dtype in TEXT and (task == "multilabel" or per_class == (task == "multiclass")):
         raise InputError(
-            f"Targets with a class axis must be whole numbers (vote counts, one-hot labels) or floating (shares), "
-            f"got {found}. Save them as integers, or save class indices."
-        )
-    if task == "multiclass" and soft and not per_class:
-        raise InputError(
-            f"Targets must be integer class indices where predictions have a class axis, got {found}. "
-            "Save them as integers, or votes in an array shaped like the predictions."
+            f"Targets must be numbers unless they are names of classes, one a sample, got {found}. Store numbers."
         )
     return task, scores
 
@@ -207,17 +328,35 @@ def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sampl
 
 def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
     """Infer from the name of the predictions whether they are logits."""
-    preds, where = reader.arrays[roles["preds"]], f"`{roles['preds']}` in `{reader.label}`"
-    numbered = NUMBERED.fullmatch(preds.key)
-    stem = numbered[1] if numbered else preds.key
-    if stem not in (*_LOGITS, *_PROBS):
+    preds = reader.arrays[roles["preds"]]
+    where = f"`{preds.name}` in `{reader.label}`"
+    names = preds.columns if preds.columns and not preds.stem else (preds.key,)
+    meanings = {are_logits(name) for name in names}
+    if len(meanings) > 1 or None in meanings:
         raise InputError(
             f"{where} must be declared as logits or as probabilities, got a name that means neither. "
-            "Pass --from-logits or --from-probs."
+            f"{_looks(reader, preds, task)}"
         )
-    if stem in _LOG_PROBS and task != "multiclass":
+    if _key(reader, preds.name) in LOG_PROBS and task != "multiclass":
         raise InputError(
             f"{where} must hold every class if it holds log-probabilities, got {task} predictions {preds.shape}, "
             "and log p is not the logit of p. Store probabilities or logits."
         )
-    return stem in _LOGITS
+    return meanings == {True}
+
+
+def _looks(reader: Reader, preds: Array, task: Task) -> str:
+    """Return advice by the first rows of predictions without a meaning."""
+    (values,) = next(reader.stream([preds.name], 1000, gaps=True))
+    values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
+    if not len(values) or preds.dtype not in FLOATS:
+        return "Pass --from-logits or --from-probs."
+    low, high = (float(end) for end in values.aminmax())
+    total = values.sum(-1) if task == "multiclass" else None
+    if low < 0:
+        return "Some are negative: pass --from-logits if they are logits or log-probabilities."
+    if high <= 1 and (total is None or bool(((total - 1).abs() <= 1e-3).all())):
+        return "These look like probabilities: pass --from-probs."
+    if high <= 1 and total is not None and bool(((total - 1).abs() <= 0.005 * preds.shape[-1] + 1e-6).all()):
+        return "These look like rounded probabilities: pass --from-probs --normalize."
+    return "Pass --from-logits or --from-probs."

@@ -6,6 +6,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from torchcalib.io.errors import InputError, printable
 
+_MOST_SHOWN = 20  # names of classes
+
 
 @dataclass(frozen=True)
 class Source:
@@ -22,10 +24,13 @@ class Source:
     rows: tuple[str, ...]  # dtype and shape of one row of every array that is used
     ignored: tuple[str, ...]  # other arrays in the first file
     groups: str | None = None
+    class_names: tuple[str, ...] = ()  # of classes or labels in order; empty if they have none
+    are_confidences: bool = False  # of predictions that the targets call correct or not
 
     def __add__(self, other: Self) -> Self:
         """Return the source of the rows of both; raise if they differ in names, dtypes or shapes."""
-        for name in ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows"):
+        alike = ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows", "class_names")
+        for name in (*alike, "are_confidences"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise InputError(
@@ -37,13 +42,17 @@ class Source:
 
     def in_words(self) -> dict[str, Any]:
         """Return a description for people."""
+        kind = "logits" if self.from_logits else "probabilities"
+        if self.are_confidences:
+            kind = "logits of confidences" if self.from_logits else "confidences"
         return {
             "files": [printable(file) for file in self.files],
             "format": printable(self.format),
-            "predictions": printable(f"{self.preds}, read as {'logits' if self.from_logits else 'probabilities'}"),
+            "predictions": printable(f"{self.preds}, read as {kind}"),
             "targets": printable(self.target),
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
+            **({"classes": _shown(self.class_names)} if self.class_names else {}),
             "shape": list(self.shape),
             "dtype": printable(self.dtype),
             "not used": [printable(name) for name in self.ignored],
@@ -65,6 +74,12 @@ class Source:
         if not source.files or not source.shape:
             raise ValueError("a source must have files and a shape, got none")
         return source
+
+
+def _shown(names: tuple[str, ...]) -> list[str]:
+    """Return the first names, and the number of all."""
+    more = [f"... ({len(names):,} in all)"] if len(names) > _MOST_SHOWN else []
+    return [*map(printable, names[:_MOST_SHOWN]), *more]
 
 
 def _has_type(value: object, kind: Any) -> bool:

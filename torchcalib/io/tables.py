@@ -1,65 +1,95 @@
-"""Readers of tables with named columns: `.csv` and `.parquet`. Needs pyarrow."""
+"""Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Needs pyarrow."""
 
+import gzip
+import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from io import BytesIO
+from os.path import commonprefix
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pyarrow import csv, parquet
+from pyarrow import csv, json, parquet
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.readers import FLOATS, MAX_RESIDENT, NUMBERED, TEXT, WHOLE, Array, Reader
+from torchcalib.io.names import LOGITS, NEUTRAL, NUMBERED, PROBS, TARGETS, WEIGHTS, class_of
+from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Bytes of text that are parsed at once. A row must fit in a block, the first block determines the type of a column,
 # and arrow reads about thirty blocks ahead.
 _BLOCK = 4 * 2**20
+_LONGEST_HEADER = 2**16  # bytes of the first line that are searched for the separator
+_DEEPEST = 100  # nested lists and objects
+_TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _WIDEST = 8  # bytes of a number
 _MOST_UNFOLDED = 256  # ratio of sizes in memory and in the file, reached by list columns of few different numbers
 
 
 class _Table(Reader):
-    """Columns of numbers, of text or, in parquet, of lists; `prob_0 .. prob_9` form one more array."""
+    """Columns of numbers, of text or of lists. Columns of one class each, `prob_0 .. prob_9`, form one more array."""
 
     @abstractmethod
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of some columns, given by name with the dtype that is needed."""
 
-    def rows(self, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
+    def compose(self, columns: Sequence[str]) -> str:
+        """Add an array of several columns, one a class, and return its name."""
+        array = _composed([self.arrays[name] for name in columns], "")
+        known = (other.name for other in self.arrays.values() if other.columns == array.columns)
+        name = next(known, array.name)
+        self.arrays.setdefault(name, array)
+        return name
+
+    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield the batches, divided into at most `count` rows."""
         wanted = [self.arrays[name] for name in names]
         start = 0
         for batch in self.batches({column: array.dtype for array in wanted for column in _columns(array)}, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
-                yield tuple(self._values(array, piece, start + offset) for array in wanted)
+                yield tuple(self._values(array, piece, start + offset, gaps) for array in wanted)
             start += batch.num_rows
 
-    def _values(self, array: Array, piece: pa.RecordBatch, start: int) -> Any:
+    def _values(self, array: Array, piece: pa.RecordBatch, start: int, gaps: bool) -> Any:
         """Return a tensor, or a list of strings."""
         columns = []
         for name in _columns(array):
-            values, width = piece.column(name), 1
-            self._check_present(name, values, start, width)
+            values = piece.column(name)
+            values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+            if not gaps:
+                self._check_present(name, values, start, 1)
             if array.dtype in TEXT:
-                return values.to_pylist()
-            if not pa.types.is_primitive(values.type):
-                (width,) = array.shape[1:]
-                lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-                if (lengths != width).any():
-                    row = int((lengths != width).argmax())
-                    raise InputError(
-                        f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in "
-                        f"row 1 and {lengths[row]} in row {start + row + 1}. Write one number per class in every row."
-                    )
-                values = values.flatten()
-                self._check_present(name, values, start, width)
-            columns.append(values.to_numpy(zero_copy_only=False))
+                return ["" if text is None else text for text in values.to_pylist()]
+            if pa.types.is_primitive(values.type):
+                columns.append(_numbers(values))
+            else:
+                columns.append(self._lists(name, values, array.shape[1], start, gaps))
         return torch.from_numpy(np.stack(columns, -1).reshape(piece.num_rows, *array.shape[1:]))
+
+    def _lists(self, name: str, values: Any, width: int, start: int, gaps: bool) -> np.ndarray[Any, Any]:
+        """Return a column of lists as rows of `width` numbers; a missing list as NaN."""
+        present = values.is_valid().to_numpy(zero_copy_only=False)
+        lengths = pc.list_value_length(values).fill_null(width).to_numpy(zero_copy_only=False)
+        if (lengths != width).any():
+            row = int((lengths != width).argmax())
+            raise InputError(
+                f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in row 1 and "
+                f"{lengths[row]} in row {start + row + 1}. Write one number per class in every row."
+            )
+        flat = values.drop_null().flatten()
+        if not gaps:
+            self._check_present(name, flat, start, width)
+        numbers = _numbers(flat).reshape(-1, width)
+        if present.all():
+            return numbers
+        rows = np.full((len(present), width), np.nan, np.result_type(numbers, np.float16))
+        rows[present] = numbers
+        return rows
 
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
         """Check that no value is missing, with `width` values in a row."""
@@ -67,27 +97,56 @@ class _Table(Reader):
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
                 f"Column `{name}` of `{self.label}` must hold a number in every row, got none in row {row}. "
-                "Fill it in, or remove the row."
+                "Fill it in, or pass --nan-policy drop to leave such rows out."
             )
 
 
 class Csv(_Table):
-    """Text with a header line and commas. Numbers without a decimal point are integers, `true` and `false` are bool."""
+    """Text with a header line and commas. Numbers without a decimal point are integers, `true` and `false` are bool.
+
+    A file that ends in `.gz` is decompressed while it is read.
+    """
 
     format = "csv"
+    delimiter: ClassVar[str] = ","
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns by the first block, and count the rows of the file."""
-        with csv.open_csv(self.paths[0], csv.ReadOptions(block_size=_BLOCK)) as file:
+        self._check_separator()
+        with self._opened() as file:
             schema = file.schema
-        if all(_is_number(name) for name in schema.names):
-            raise InputError(
-                f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
-                "Add a first line such as prob,target."
-            )
+        self._check_header(schema.names)
         self.check_names(schema.names)
         n = sum(batch.num_rows for batch in self.batches({schema.names[0]: "binary"}, 1))
-        return _with_numbered([Array(column.name, _dtype(column.type), (n,)) for column in schema])
+        return with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
+
+    def _opened(self, **options: Any) -> Any:
+        options["read_options"] = csv.ReadOptions(block_size=_BLOCK, use_threads=not options)
+        return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
+
+    def _check_header(self, names: Sequence[str]) -> None:
+        """Check that the first line holds names."""
+        if all(_is_number(name) for name in names):
+            raise InputError(
+                f"`{self.label}` must begin with a line of column names, got the numbers {quoted(names)}. "
+                "Add a first line such as prob,target."
+            )
+
+    def _check_separator(self) -> None:
+        """Check that the separator of this format is in the first line, if another one is."""
+        with pa.input_stream(self.paths[0], compression="detect") as file:
+            first = file.read(_LONGEST_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
+        words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+        other = next((mark for mark in words if mark in first), None)
+        if self.delimiter in first or other is None:
+            return
+        remedy = {"\t": "Rename it to .tsv.", ",": "Rename it to .csv."}.get(
+            other, f"Write it with commas and decimal points; pandas.read_csv(path, sep='{other}') reads it."
+        )
+        raise InputError(
+            f"`{self.label}` must separate columns by {words[self.delimiter]}, got {words[other]} in the first line, "
+            f"`{first[:200]}`. {remedy}"
+        )
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text, whatever the count."""
@@ -95,13 +154,76 @@ class Csv(_Table):
             include_columns=list(dtypes),
             column_types={name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()},
         )
-        with csv.open_csv(
-            self.paths[0], csv.ReadOptions(block_size=_BLOCK, use_threads=False), convert_options=wanted
-        ) as file:
+        with self._opened(convert_options=wanted) as file:
             for batch in file:
                 yield batch
                 del batch  # before the next one is made
                 pa.default_memory_pool().release_unused()  # threads that read ahead keep memory they have freed
+
+
+class Tsv(Csv):
+    """The same with tabs between columns."""
+
+    format = "tsv"
+    delimiter = "\t"
+
+
+class Jsonl(_Table):
+    """One JSON object a line, with the same keys in every line. The first block of lines determines the types."""
+
+    format = "jsonl"
+
+    def inspect(self) -> Iterable[Array]:
+        """Describe the keys by the first block, and count the lines."""
+        first, n = None, 0
+        for block in self._blocks():
+            if first is None:
+                first = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)))
+            n += len(block.splitlines())
+        if first is None:
+            raise InputError(f"`{self.label}` must hold a JSON object a line, got an empty file. Check the program.")
+        self.check_names(first.schema.names)
+        described = []
+        for column in first.schema:
+            shape: tuple[int, ...] = (n,)
+            kind = column.type
+            if pa.types.is_list(kind):
+                kind, shape = kind.value_type, (n, _width(first.column(column.name)))
+            described.append(Array(column.name, _dtype(kind), shape))
+        return with_composed(described)
+
+    def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
+        """Yield batches of at most `count` rows."""
+        fields = []
+        for name, dtype in dtypes.items():
+            kind = pa.type_for_alias(dtype)
+            fields.append((name, pa.list_(kind) if len(self.arrays[name].shape) > 1 else kind))
+        options = json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+        for block in self._blocks():
+            table = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)), options)
+            yield from table.to_batches(max_chunksize=count)
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Yield lines in blocks of about `_BLOCK` bytes, without empty lines."""
+        path = self.paths[0]
+        opened: IO[bytes]
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as opened:  # type: ignore[assignment]
+            while lines := self._lines(opened):
+                block = b"".join(line for line in lines if line.strip())
+                if block:
+                    yield block
+
+    def _lines(self, file: IO[bytes]) -> list[bytes]:
+        """Return the next lines, up to about `_BLOCK` bytes."""
+        lines, size = [], 0
+        while size < _BLOCK and (line := file.readline(16 * _BLOCK)):
+            if len(line) >= 16 * _BLOCK:
+                raise InputError(f"`{self.label}` must have lines of at most 64 MiB, got a longer one. Check the file.")
+            if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:  # the parser recurses
+                raise InputError(f"`{self.label}` must hold flat objects, got deeply nested ones. Store columns.")
+            lines.append(line)
+            size += len(line)
+        return lines
 
 
 class Parquet(_Table):
@@ -113,7 +235,7 @@ class Parquet(_Table):
         """Describe the columns by the footer. The first row determines the length of lists, unless their type does."""
         with self._mapped() as file:
             self.check_names(file.schema_arrow.names)
-            return _with_numbered([_described(file, column) for column in file.schema_arrow])
+            return with_composed([_described(file, column) for column in file.schema_arrow])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
@@ -125,15 +247,21 @@ class Parquet(_Table):
         return parquet.ParquetFile(self.paths[0], memory_map=True)
 
 
+def _depth(line: bytes) -> int:
+    """Return the greatest depth of lists and objects in a line of JSON."""
+    letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
+    opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
+    return int(np.max(np.cumsum(opening.astype(int) - closing), initial=0))
+
+
 def _described(file: Any, column: Any) -> Array:
     kind, shape = column.type, (file.metadata.num_rows,)
     if pa.types.is_fixed_size_list(kind):
         return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         _check_unfolded(file.metadata, column.name)
-        first = next(file.iter_batches(batch_size=1, columns=[column.name]), None)
-        width = first and pc.list_value_length(first.column(0))[0].as_py()
-        return Array(column.name, _dtype(kind.value_type), (*shape, width or 0))
+        widths = (_width(batch.column(0)) for batch in file.iter_batches(batch_size=1, columns=[column.name]))
+        return Array(column.name, _dtype(kind.value_type), (*shape, next(filter(None, widths), 0)))
     return Array(column.name, _dtype(kind), shape)
 
 
@@ -149,32 +277,75 @@ def _check_unfolded(metadata: Any, name: str) -> None:
                 raise ValueError(f"{chunk.num_values:,} numbers of {name} in {chunk.total_uncompressed_size:,} bytes")
 
 
-def _with_numbered(arrays: list[Array]) -> list[Array]:
-    """Add one array for every stem that two or more numbered columns share."""
-    numbered = defaultdict(list)
+def _numbers(values: Any) -> np.ndarray[Any, Any]:
+    """Return a column as numbers; integers with gaps as float64 with NaN."""
+    if values.null_count and not pa.types.is_floating(values.type):
+        values = values.cast(pa.int64()).cast(pa.float64())
+    found: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _width(lists: Any) -> int:
+    """Return the length of the first list that is not missing; 0 if there is none."""
+    lengths = pc.list_value_length(lists).drop_null()
+    return lengths[0].as_py() if len(lengths) else 0
+
+
+def with_composed(arrays: list[Array]) -> list[Array]:
+    """Add an array for every stem that numbered columns, or columns named by classes, share."""
+    by_number, by_class = defaultdict(list), defaultdict(list)
+    known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
+    keys = {array.key for array in arrays}
     for array in arrays:
-        match = NUMBERED.fullmatch(array.key)
-        if match and len(array.shape) == 1:
-            numbered[match[1]].append((int(match[2]), array.name, array))
-    together = []
-    for stem, members in numbered.items():
-        if len(members) == 1:
+        if len(array.shape) > 1:
             continue
-        numbers, names, parts = zip(*sorted(members), strict=True)
-        found = ", ".join(map(str, numbers[:12]))
-        gaps = f"must be numbered from 0 without gaps, got {found}. Add what is missing, or name a single column."
-        is_complete = numbers == tuple(range(len(numbers)))
-        together.append(
-            Array(
-                f"{names[0]}..{names[-1]}",
-                _common_dtype({part.dtype for part in parts}),
-                (*parts[0].shape, len(parts)),
-                "" if is_complete else gaps,
-                names,
-                stem,
-            )
-        )
+        if match := NUMBERED.fullmatch(array.key):
+            by_number[match[1] or ""].append((int(match[2]), array.name, array))
+        elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
+            by_class[named[0]].append(array)
+    together = [_numbered(stem, sorted(members)) for stem, members in by_number.items() if len(members) > 1]
+    for stem, members in by_class.items():
+        dtypes = {member.dtype for member in members}
+        are_numbers = dtypes <= WHOLE if stem in TARGETS and dtypes & WHOLE else bool(dtypes & FLOATS)
+        if len(members) > 1 and dtypes <= FLOATS | WHOLE and are_numbers:
+            together.append(_composed(members, stem))
     return arrays + together
+
+
+def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
+    """Return one array of columns in the order of their numbers."""
+    numbers, names, parts = zip(*members, strict=True)
+    problem = ""
+    if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
+        found = ", ".join(map(str, numbers[:12]))
+        problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing ones."
+    dtype = _common_dtype({part.dtype for part in parts})
+    return Array(f"{names[0]}..{names[-1]}", dtype, (*parts[0].shape, len(parts)), problem, names, stem)
+
+
+def _composed(members: Sequence[Array], stem: str) -> Array:
+    """Return one array of columns that have a name for each class."""
+    names = tuple(member.name for member in members)
+    shape = (*members[0].shape, len(members))
+    dtype = _common_dtype({member.dtype for member in members})
+    lists = [member.name for member in members if len(member.shape) > 1]
+    problem = f"must be columns of one number a row, got lists in {quoted(lists)}. Name one column." if lists else ""
+    return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, _classes(names, stem))
+
+
+def _classes(names: Sequence[str], stem: str) -> tuple[str, ...]:
+    """Return the parts of column names that differ; nothing if these are numbers."""
+    parts = [name.strip()[len(stem) + 1 :] for name in names] if stem else [name.strip() for name in names]
+    if not stem:
+        start = len(commonprefix(parts))  # noqa: RUF071 - names are no paths
+        while start and parts[0][start - 1] not in "_.:- ":
+            start -= 1
+        parts = [part[start:] for part in parts]
+        end = len(commonprefix([part[::-1] for part in parts]))  # noqa: RUF071
+        while end and parts[0][len(parts[0]) - end] not in "_.:- ":
+            end -= 1
+        parts = [part[: len(part) - end] for part in parts]
+    return () if all(part.isdecimal() for part in parts) else tuple(parts)
 
 
 def _columns(array: Array) -> tuple[str, ...]:
@@ -183,8 +354,8 @@ def _columns(array: Array) -> tuple[str, ...]:
 
 
 def _dtype(arrow_type: Any) -> str:
-    if pa.types.is_dictionary(arrow_type) and pa.types.is_string(arrow_type.value_type):
-        return "string"  # categories
+    if pa.types.is_dictionary(arrow_type):  # categories
+        return _dtype(arrow_type.value_type)
     return _DTYPES.get(str(arrow_type), str(arrow_type))
 
 

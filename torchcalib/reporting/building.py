@@ -27,6 +27,7 @@ from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, Accumulated, Accumulator, are_counts, check_size
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import calibration_stage, fitted
+from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
@@ -146,7 +147,11 @@ class ReportBuilder:
         notes = [*notes_of_evidence, *notes_of_order]
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
-        sentence = sentence_of(self._task, {line.key: line.value for line in lines}, next(iter(tables.values())), main)
+        are_confidences = self.source is not None and self.source.are_confidences
+        task_in_words: Task = "multiclass" if are_confidences else self._task
+        sentence = sentence_of(
+            task_in_words, {line.key: line.value for line in lines}, next(iter(tables.values())), main
+        )
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
             lines, more = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
@@ -164,8 +169,13 @@ class ReportBuilder:
                 f"{n_dropped:,} {what} with NaN, or with infinities that leave no distribution, are left out "
                 "(nan_policy='drop'). Their effect on all values is unknown."
             )
+        if self._task != "multilabel" and max(s.priors) == 1:
+            notes.append(
+                f"All targets are class {s.priors.index(1)}: values that compare with the class frequencies are "
+                "undefined. Check that the targets are the right array."
+            )
         options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
-        return Report(
+        report = Report(
             task=self._task,
             n=s.n,
             n_dropped=n_dropped,
@@ -183,6 +193,7 @@ class ReportBuilder:
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
             class_names=() if self._format.positive_classes is not None else self._class_names,
         )
+        return report_of_confidences(report, bool(self._in_order)) if are_confidences else report
 
     def _statistics(self) -> Statistics:
         """Return the sums and samples of all predictions.

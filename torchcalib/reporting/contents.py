@@ -97,6 +97,8 @@ def input_line(results: "Results[Any]") -> str:
     task = f"{results.task}{' (inferred from the shapes)' if results.task_is_inferred else ''}"
     dropped = f" ({results.n_dropped:,} left out for NaN)" if results.n_dropped else ""
     outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
+    if results.settings.get("kind") == "confidence":
+        return f"confidence in predictions, n = {count(results.n)}{dropped}, {_bins_in_words(results.settings)}"
     return f"{task}, n = {count(results.n)}{dropped}, {outputs}, {_bins_in_words(results.settings)}"
 
 

@@ -1,0 +1,95 @@
+"""Names of classes, and targets that are names."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.readers import Reader
+
+_ROWS_AT_ONCE = 2**14
+_MOST_NAMES = 100_000
+
+
+def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
+    """Check that there is a different name for every class, and return them without spaces around."""
+    found = tuple(name.strip() for name in names)
+    if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
+        what = "the negative and the positive class" if n_classes == 2 else f"the {n_classes} classes"
+        raise InputError(
+            f"--class-names must be different names of {what} in the order of `{preds}`, got {quoted(found)}. "
+            "Pass a name for each."
+        )
+    return found
+
+
+def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, gaps: bool) -> Tensor:
+    """Return the class indices of names; with `gaps`, NaN for an empty text."""
+    numbers = {name: k for k, name in enumerate(names)}
+    indices = []
+    for row, text in enumerate(labels):
+        name = text.strip()
+        if name in numbers:
+            indices.append(float(numbers[name]))
+        elif gaps and not name:
+            indices.append(torch.nan)
+        else:
+            advice = "Correct the name, or pass all names with --class-names."
+            if not name:
+                advice = "Fill it in, or pass --nan-policy drop to leave such rows out."
+            raise InputError(
+                f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
+            )
+    found = torch.tensor(indices, dtype=torch.float64)
+    return found if bool(found.isnan().any()) else found.to(torch.int64)
+
+
+def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
+    """Return the different labels in sorted order, as scikit-learn orders classes.
+
+    The order is checked against the predictions: on average, the class of a label must have more probability in its
+    rows than in all rows.
+
+    Raises:
+        InputError: the labels are not as many as the classes, or the predictions are in another order.
+    """
+    n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    for reader in readers:
+        for values, labels in reader.stream([preds, target], _ROWS_AT_ONCE, gaps=True):
+            rows = values.reshape(len(labels), -1).double().nan_to_num(0.0, 30.0, -30.0)
+            names, numbers = _numbered(labels)
+            total = torch.zeros(len(names), rows.shape[1], dtype=torch.float64).index_add_(0, numbers, rows)
+            size = torch.bincount(numbers, minlength=len(names))
+            for k, name in enumerate(names):
+                sums[name] = sums.get(name, torch.zeros(())) + total[k]
+                counts[name] = counts.get(name, 0) + int(size[k])
+            if len(counts) > _MOST_NAMES:
+                break
+    found = sorted(set(counts) - {""}, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
+    if len(found) != n_classes:
+        raise InputError(
+            f"`{target}` in `{readers[0].label}` must hold the names of all {n_classes} classes of `{preds}`, got "
+            f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: --class-names A,B,..."
+        )
+    means = torch.stack([sums[name] / counts[name] for name in found])
+    excess = means - sum(sums[name] for name in found) / sum(counts[name] for name in found)
+    excess = torch.cat([-excess, excess], 1) if task == "binary" else excess
+    best = excess.argmax(0).tolist()  # the label with the most excess, for every class
+    if best != list(range(n_classes)):
+        likely = [found[k] for k in best] if len(set(best)) == n_classes else found
+        last = ", the class of the probabilities last" if task == "binary" else ""
+        raise InputError(
+            f"The order of the classes {quoted(found)} must be given if sorted names do not fit the predictions, got "
+            f"`{preds}` in `{readers[0].label}`. Pass --class-names {','.join(likely)} if that is their order{last}."
+        )
+    return tuple(found)
+
+
+def _numbered(labels: Sequence[str]) -> tuple[list[str], Tensor]:
+    """Return the different texts, and the number of each text."""
+    number_of: dict[str, int] = {}
+    numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels]
+    return list(number_of), torch.tensor(numbers, dtype=torch.int64)

@@ -1,0 +1,56 @@
+"""Common names of arrays in files, and their meaning. Imports nothing that takes time."""
+
+import re
+
+LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
+LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
+"""Names of logits. The softmax of log-probabilities is the probabilities."""
+CONFIDENCES = ("confidence", "confidences", "conf")
+"""Names of confidences in the predicted class or the given answer."""
+PROBS = (
+    *("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "y_probs", "y_proba", "proba", "probas"),
+    *("pred_proba", "predict_proba", "predicted_proba", "p", *CONFIDENCES),
+)
+NEUTRAL = (
+    *("preds", "pred", "predictions", "prediction", "scores", "score", "outputs", "output"),
+    *("y_pred", "y_score", "y_scores", "y_hat", "predicted"),
+)
+"""Names of predictions that may be logits or probabilities."""
+CORRECT = ("correct", "is_correct", "correctness", "was_correct")
+"""Names of targets that are 1 where the predicted class or the given answer is right."""
+TARGETS = (
+    *("targets", "target", "labels", "label", "y_true", "y", "y_test", "y_val", "y_valid", "gt", "ground_truth"),
+    *CORRECT,
+)
+WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
+INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
+"""Names of columns that number the rows."""
+
+NUMBERED = re.compile(r"(?:(.+?)[_.]?)?(\d+)")
+"""Name of a numbered column, such as `prob_0`, `prob.0`, `prob0` or `0`."""
+
+_BY_CLASS = sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True)
+
+
+def class_of(name: str) -> tuple[str, str] | None:
+    """Return the stem and the class of a column such as `prob_World`; None for other names."""
+    lower = name.strip().lower()
+    for stem in _BY_CLASS:
+        for mark in "_.:- ":
+            if lower.startswith(stem + mark) and len(lower) > len(stem) + 1:
+                return stem, name.strip()[len(stem) + 1 :]
+    return None
+
+
+def are_logits(key: str) -> bool | None:
+    """Return whether a name means logits (True) or probabilities (False); None if it means neither or both.
+
+    A name with further words, such as `resnet_prob` or `p_resnet`, has the meaning of its words.
+    """
+    match = NUMBERED.fullmatch(key)
+    key = (match[1] or "" if match else key).lower()
+    if key in LOGITS or key in PROBS:
+        return key in LOGITS
+    words = set(re.split(r"[_.:\- ]+", key))
+    logits, probs = bool(words & {*LOGITS, "log"}), bool(words & set(PROBS))
+    return logits if logits or probs else None

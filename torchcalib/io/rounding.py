@@ -1,0 +1,36 @@
+"""Rounded probabilities."""
+
+from torch import Tensor
+
+from torchcalib.io.errors import InputError
+
+_MOST_DECIMALS = 6
+_FARTHEST = 0.1  # of a sum from 1
+
+
+def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
+    """Divide rows of probabilities by their sum, which may differ from 1 by rounding only. Rows with NaN stay.
+
+    Raises:
+        InputError: a sum is farther from 1 than the decimals of the values explain.
+    """
+    total = probs.double().sum(-1, keepdim=True)
+    farthest = min(_FARTHEST, probs.shape[-1] * 0.5 * 10.0 ** -decimals_of(probs)) + 1e-3
+    wrong = ((total - 1).abs() > farthest).reshape(len(probs), -1).any(1)
+    if bool(wrong.any()):
+        row = int(wrong.int().argmax())
+        found = float(total[row].flatten()[0])
+        raise InputError(
+            f"{label} must sum to 1 within {farthest:.2g} for --normalize, which corrects rounding only, got {found:g} "
+            f"in row {start + row + 1}. Check that every class has a column."
+        )
+    return (probs.double() / total).to(probs.dtype)
+
+
+def decimals_of(probs: Tensor) -> int:
+    """Return the number of decimals of all values, at most 6."""
+    values = probs[probs.isfinite()].double()
+    for decimals in range(_MOST_DECIMALS):
+        if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):
+            return decimals
+    return _MOST_DECIMALS

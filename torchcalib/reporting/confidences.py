@@ -1,0 +1,79 @@
+"""Reports of the confidence in predictions (or answers), and of whether these are correct.
+
+The engine computes them as a binary task: the confidence is the probability of the outcome "correct". That gives the
+errors of the top label. Decisions at the threshold 0.5 and the confidence max(c, 1 - c) have no meaning here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from torchcalib.core.events import NamedMode
+from torchcalib.reporting.data import Comparison, LineInterval, Quantity, Report
+from torchcalib.reporting.lines import GROUPS
+from torchcalib.reporting.sentence import comparison_sentence
+
+Q = TypeVar("Q", bound=Quantity)
+T = TypeVar("T")
+
+_Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
+    """Return a binary report with the accuracy of the predictions, and with errors of the top label only.
+
+    Args:
+        report: of the task "binary".
+        weights_are_counts: whether the accuracy has a binomial distribution. Its interval is that of Wilson (1927).
+    """
+    accuracy = report.priors[1]
+    interval = _wilson(accuracy, report.n) if weights_are_counts and _has_intervals(report) else None
+    lines = [
+        replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
+        for line in _of_top_label(report.lines)
+    ]
+    return replace(
+        report,
+        lines=tuple(lines),
+        tables=_main(report.tables),
+        tests=_main(report.tests),
+        settings={**report.settings, "kind": "confidence"},
+    )
+
+
+def comparison_of_confidences(comparison: Comparison) -> Comparison:
+    """Return a comparison without the accuracy, which is that of the predictions, and without decisions at 0.5."""
+    lines = tuple(line for line in _of_top_label(comparison.lines) if line.key != "accuracy")
+    return replace(
+        comparison,
+        lines=lines,
+        sentences={name: comparison_sentence(lines, comparison.baseline, name) for name in comparison.sentences},
+        settings={**comparison.settings, "kind": "confidence"},
+    )
+
+
+def _of_top_label(lines: tuple[Q, ...]) -> list[Q]:
+    """Return the scores, and the errors of the positive class as those of the top label."""
+    kept = [line for line in lines if line.group != GROUPS["top_label"]]
+    key = "/positive"
+    return [
+        replace(line, key=line.key.replace(key, "/top_label"), group=GROUPS["top_label"])
+        if line.key.endswith(key)
+        else line
+        for line in kept
+    ]
+
+
+def _main(tables: Mapping[NamedMode, T]) -> dict[NamedMode, T]:
+    return {"top_label": tables["positive"]} if "positive" in tables else {}
+
+
+def _has_intervals(report: Report) -> bool:
+    return any(line.interval is not None for line in report.lines)
+
+
+def _wilson(share: float, n: float) -> LineInterval:
+    """Return the 95 % interval of a share of n samples: Wilson (1927), the score interval."""
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n**2)) ** 0.5
+    return LineInterval(max(0.0, centre - half), min(1.0, centre + half))
