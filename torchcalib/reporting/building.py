@@ -152,10 +152,11 @@ class ReportBuilder:
             lines, more = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
             notes += more
         stage = None
+        class_names = () if self._format.positive_classes is not None else self._class_names
         if self._with_calibration:
             if p is not None and not p.hard:
                 p, why_not = None, "calibrators are fitted to labels, and targets are soft"
-            stage, of_stage = calibration_stage(p, why_not)
+            stage, of_stage = calibration_stage(p, why_not, class_names)
             notes += of_stage
         n_dropped = self._accumulators[NLL.__name__].left_out[1]
         if n_dropped:
@@ -181,7 +182,7 @@ class ReportBuilder:
             calibration=stage,
             notes=tuple(notes),
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
-            class_names=() if self._format.positive_classes is not None else self._class_names,
+            class_names=class_names,
         )
 
     def _statistics(self) -> Statistics:
