@@ -74,7 +74,7 @@ CALLS = [
     ("huge index", lambda f: f(P2, Y2, ignore_index=10**20, **binary), ValueError, ["`ignore_index`", "64 bits"]),
     # options
     ("no task", lambda f: f(P2, Y2), TypeError, ["task"]),
-    ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["`logits`", "from_logits", "weights"]),
+    ("unknown option", lambda f: f(P2, Y2, logits=True, **binary), TypeError, ["`logits`", "from_logits"]),
     ("ignore_index is no int", lambda f: f(P2, Y2, ignore_index=0.5, **binary), TypeError, ["`ignore_index`", "0.5"]),
     ("average is unknown", lambda f: f(ML, YL, average="micro", **labels), ValueError, ["`average`", "'micro'"]),
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Options that are not tensors, and their checks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
 from torch import Tensor
@@ -30,6 +31,7 @@ class InputOptions(TypedDict, total=False):
       missing under `nan_policy="drop"`. `ignore_index` applies to labels only.
     - `batch_dims` (default 0): number of leading axes to keep apart; results have these axes. All other axes but the
       class axis are samples.
+    - `num_classes`, `num_labels` (default None): number of classes or labels, which is checked, and implies the task.
     - `validate_args` (default True): check the values and raise an error for bad ones. Under `torch.compile` and `vmap`
       a bad row makes the result NaN instead. False trusts the input.
     - `nan_policy` (default "raise"): for missing rows, whose predictions or soft targets hold NaN or an infinity that
@@ -45,8 +47,58 @@ class InputOptions(TypedDict, total=False):
     positive_classes: Sequence[int] | None
     class_axis: int | None
     batch_dims: int
+    num_classes: int | None
+    num_labels: int | None
     validate_args: bool
     nan_policy: NanPolicy
+
+
+_ELSEWHERE = {
+    "num_bins": "n_bins",
+    "bins": "n_bins",
+    "nbins": "n_bins",
+    "sample_weights": "weights",
+    "weight": "weights",
+    "y_true": "target",
+    "targets": "target",
+    "labels": "target",
+    "y_prob": "preds",
+    "y_score": "preds",
+    "y_pred": "preds",
+    "probs": "preds",
+    "n_classes": "num_classes",
+    "n_labels": "num_labels",
+    "ignore_idx": "ignore_index",
+    "multidim_average": "batch_dims",
+}
+"""Names of arguments in torchmetrics, scikit-learn and netcal."""
+
+
+_INSTEAD = {
+    "norm": "Use rmsce for the l2 norm, and mce for the maximum.",
+    "top_k": "Pass mode=TopK(k).",
+    "threshold": "Calibration needs no threshold.",
+}
+
+
+def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
+    """Return the error for an argument that `where` does not have, with the one that was probably meant."""
+    meant = _ELSEWHERE.get(name)
+    if meant not in known:
+        meant = next(iter(get_close_matches(name, [*known, "sample_weight"], 1)), None)
+    advice = _INSTEAD.get(name) or (f"Did you mean `{meant}`?" if meant else f"It has {', '.join(sorted(known))}.")
+    return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {advice}")
+
+
+def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
+    """Return the task, which follows from the number of classes or labels if only that is given."""
+    if task is None and (num_classes is None) != (num_labels is None):
+        return "multilabel" if num_classes is None else "multiclass"
+    if task is None:
+        raise TypeError(
+            "`task` must be 'binary', 'multiclass' or 'multilabel', got None. Pass task=..., num_classes or num_labels."
+        )
+    return task
 
 
 def check_task(task: object) -> None:

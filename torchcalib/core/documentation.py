@@ -14,7 +14,7 @@ ARGUMENTS = {
     "DataFrame or a list.",
     "target": "Labels of the shape of the samples (multi-label: of `preds`). Or soft targets: floating, of the shape "
     "of `preds`. Or integer annotator counts with a class axis.",
-    "task": '`"binary"`, `"multiclass"` or `"multilabel"`.',
+    "task": '`"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.',
     "bins": '`"equal_width"` over [0, 1], `"equal_mass"` (equally many samples, as in `ace`), `"pava"`, `"pava_bc"` '
     "(isotonic blocks, as in `tce`; integer labels only), or edges that rise from 0 to 1. All but equal-width bins "
     "need whole `weights`.",
@@ -49,9 +49,10 @@ ARGUMENTS = {
     "makes the result NaN instead. False trusts the input.",
     "nan_policy": 'For rows whose predictions or soft targets are missing (NaN): `"raise"` is an error, `"drop"` '
     "gives them weight 0.",
-    "num_classes": "Number of classes C of a multi-class task. It is needed where classes are kept apart, and checked "
-    "elsewhere.",
-    "num_labels": "Number of labels L of a multi-label task, which is needed.",
+    "num_classes": "Number of classes C of a multi-class task, which is checked and implies the task. Metric classes "
+    "that keep classes apart need it.",
+    "num_labels": "Number of labels L of a multi-label task, which is checked and implies the task. Metric classes "
+    "need it.",
     "batch_shape": "Leading axes to keep apart, one value each. All other axes but the class axis are samples.",
     "resolution": "None keeps every sample. A number of cells for each unit of log-odds keeps sums over these instead; "
     "see `torchcalib.core.ranked.LogitCells`.",
@@ -67,6 +68,8 @@ INPUT_DEFAULTS: dict[str, Any] = {
     "positive_classes": None,
     "class_axis": None,
     "batch_dims": 0,
+    "num_classes": None,
+    "num_labels": None,
     "validate_args": True,
     "nan_policy": "raise",
 }

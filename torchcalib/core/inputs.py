@@ -1,7 +1,7 @@
 """The conversion of input: from tensors of a caller to `Predictions`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -17,7 +17,9 @@ from torchcalib.core.arguments import (
     check_flag,
     check_positive_classes,
     check_task,
+    count_of_outputs,
     is_int,
+    unknown_argument,
 )
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import (
@@ -468,17 +470,19 @@ def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Ten
     return preds, target, weights
 
 
-def check_option_names(options: Mapping[str, Any]) -> None:
-    """Raise unless all options are those of `InputOptions`."""
-    unknown = [name for name in options if name not in _OPTIONS]
-    if unknown:
-        raise TypeError(f"`{unknown[0]}` must be one of the options {', '.join(sorted(_OPTIONS))}, got an unknown one.")
+def check_option_names(options: Mapping[str, Any], known: Iterable[str] = (), where: str = "this function") -> None:
+    """Raise unless all options are those of `InputOptions`. `known` are the other arguments of `where`, for advice."""
+    if unknown := [name for name in options if name not in _OPTIONS]:
+        raise unknown_argument(unknown[0], {*_OPTIONS, *known}, where)
 
 
 def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) -> InputFormat:
     """Return the input format of a call with `options` of `InputOptions`, with the requirements of a metric."""
     check_option_names(options)
-    return InputFormat(task, **{name: value for name, value in options.items() if name != "weights"}, **requirements)
+    given = {name: value for name, value in options.items() if name not in ("weights", "num_labels")}
+    if "num_classes" in options or "num_labels" in options:
+        given["num_classes"] = count_of_outputs(task, options.get("num_classes"), options.get("num_labels"))
+    return InputFormat(task, **given, **requirements)
 
 
 def read_input(

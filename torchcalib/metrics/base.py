@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from inspect import Parameter
+from inspect import Parameter, signature
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from torchcalib.core.arguments import Task, check_count, check_flag, count_of_outputs
+from torchcalib.core.arguments import Task, check_count, check_flag, count_of_outputs, task_of, unknown_argument
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of
 from torchcalib.core.inputs import InputFormat
@@ -29,7 +29,7 @@ from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
 
-_OF_FUNCTIONS = ("weights", "batch_dims")
+_OF_FUNCTIONS = ("weights", "batch_dims", "num_classes", "num_labels")
 """Input options of functions alone."""
 
 _TORCHMETRICS_OPTIONS = (
@@ -125,7 +125,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def __init__(
         self,
         *positional: Any,
-        task: Task,
+        task: Task | None = None,
         num_classes: int | None = None,
         num_labels: int | None = None,
         batch_shape: tuple[int, ...] = (),
@@ -136,6 +136,10 @@ class CalibrationMetric(Metric, Generic[S]):
             raise TypeError(
                 f"arguments must be given by name, got {positional[0]!r} by position. Write `task=`, for example."
             )
+        known = signature(type(self)).parameters
+        if unknown := [name for name in options if name not in known and name not in _TORCHMETRICS_OPTIONS]:
+            raise unknown_argument(unknown[0], known, type(self).__name__)
+        task = task_of(task, num_classes, num_labels)
         kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
         of_stream = {name: options.pop(name) for name in self.stream_options if name in options}
         estimator = self.factory(task=task, **options)
@@ -309,8 +313,13 @@ class CalibrationMetric(Metric, Generic[S]):
         return drawn.get_figure(), drawn  # type: ignore[union-attr]  # one plot is one axes
 
     def extra_repr(self) -> str:
-        """Return the settings that the state depends on."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
+        """Return the task, and the arguments that differ from their defaults."""
+        given = {"batch_shape": self.batch_shape or None, **self.settings}
+        known = signature(type(self)).parameters
+        shown = {name: x for name, x in given.items() if name not in known or x != known[name].default}
+        outputs = "num_labels" if self.input_format.task == "multilabel" else "num_classes"
+        shown = {"task": self.input_format.task, outputs: self.num_classes, **shown}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
     def n_dropped(self) -> int:
         """Return the number of rows that `nan_policy="drop"` left out (multi-label: of entries).

@@ -7,12 +7,13 @@ metric from the factory, and `torchcalib.metrics.base.CalibrationMetric` its cla
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
-from inspect import Parameter
+from inspect import Parameter, signature
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from torchcalib.core.arguments import task_of, unknown_argument
 from torchcalib.core.documentation import arguments_section, document, input_parameters, parameters_of
 from torchcalib.core.events import TopK
 from torchcalib.core.inputs import InputFormat
@@ -83,22 +84,45 @@ _MOST_ESTIMATORS = 256
 _estimators: dict[Any, Estimator[Any]] = {}
 
 
-def _estimator(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
+def _estimator(
+    factory: Callable[..., Estimator[Any]], options: Mapping[str, Any], function: Callable[..., Any]
+) -> Estimator[Any]:
     """Return the estimator of a call. Those of plain options are kept, so that each is checked and made once."""
     parts: list[Any] = [factory]
     for name, option in options.items():
         if name == "weights":
             continue
         if not isinstance(option, _PLAIN):
+            check_names(function, options)
             return factory(**options)
         parts += (name, type(option), option)
     key = tuple(parts)
     found = _estimators.get(key)
     if found is None:
+        check_names(function, options)
         if len(_estimators) >= _MOST_ESTIMATORS:
             _estimators.clear()  # another thread may do so, too
         found = _estimators[key] = factory(**options)
     return found
+
+
+def completed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the task that others imply, and `weights` for scikit-learn's `sample_weight`."""
+    found = dict(options)
+    if "sample_weight" in found:
+        weights = found.pop("sample_weight")
+        if weights is not None and found.get("weights") is not None:
+            raise TypeError("`sample_weight` must be left out with `weights`, got both. They have the same meaning.")
+        found["weights"] = found.get("weights") if weights is None else weights
+    found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
+    return found
+
+
+def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise if a function has no argument of the name of an option."""
+    known = signature(function).parameters
+    if unknown := [name for name in options if name not in known]:
+        raise unknown_argument(unknown[0], known, function.__name__)
 
 
 def functional(
@@ -114,8 +138,10 @@ def functional(
 
     @wraps(factory)
     def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
+        if "task" not in options or "sample_weight" in options:
+            options = completed(options)  # type: ignore[assignment]  # those of the factory
         weights: Any = options.get("weights")
-        estimator = factory(*args, **options) if args or is_compiling() else _estimator(factory, options)
+        estimator = factory(*args, **options) if args or is_compiling() else _estimator(factory, options, function)
         value = estimator(preds, target, weights)
         return value if result is None else result(*value.unbind(-1))
 

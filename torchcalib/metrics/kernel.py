@@ -210,14 +210,25 @@ def _skce(
 skce = functional(_skce)
 
 
-def _streamed(*, task: Task, estimator: InBlocks = "linear", bandwidth: float = 1.0, **options: Any) -> KernelEstimator:
+def _streamed(
+    *,
+    task: Task,
+    estimator: InBlocks = "linear",
+    kernel: Kernel = "laplacian",
+    bandwidth: float = 1.0,
+    block_size: int = 32,
+    average: Average | None = "macro",
+    chunk: int | None = None,
+    **options: Unpack[InputOptions],
+) -> KernelEstimator:
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
             f"`estimator` must be 'block' or 'linear' of a stream, got {estimator!r}: all pairs of samples cannot "
-            "be had from sums. Keep the predictions and call torchcalib.functional.skce."
+            "be computed from sums. Keep the predictions and call torchcalib.functional.skce."
         )
     check_bandwidth(bandwidth)
-    return _skce(task=task, estimator=estimator, bandwidth=bandwidth, **options)
+    given: dict[str, Any] = {"kernel": kernel, "block_size": block_size, "average": average, "chunk": chunk}
+    return _skce(task=task, estimator=estimator, bandwidth=bandwidth, **given, **options)
 
 
 class SKCE(CalibrationMetric[BlockStats]):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchcalib.core.arguments import Average, InputOptions, Reduction, Task
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, task_of
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
@@ -250,9 +250,9 @@ def ecd(
     if isinstance(preds, Distribution):
         _check_left_out(task=task, priors=priors, average=None if average == "macro" else average, **options)
         return reduced(ecd_of_distribution(preds, target), options.get("weights"), reduction)
-    return _ecd_of_classes(
-        preds, target, task=_required(task), priors=priors, average=average, reduction=reduction, **options
-    )
+    task = task_of(task, options.get("num_classes"), options.get("num_labels"))
+    given: dict[str, Any] = {"task": task, "priors": priors, "average": average, "reduction": reduction}
+    return _ecd_of_classes(preds, target, **given, **options)
 
 
 def _check_left_out(**given: Any) -> None:
@@ -261,12 +261,6 @@ def _check_left_out(**given: Any) -> None:
             f"`{wrong[0]}` must be left out for a torch Distribution, got {given[wrong[0]]!r}. "
             "It says itself how values are read; only `weights` mean something."
         )
-
-
-def _required(task: Task | None) -> Task:
-    if task is None:
-        raise TypeError("`task` must be 'binary', 'multiclass' or 'multilabel' for a tensor, got None. Pass task=...")
-    return task
 
 
 class ECD(ScoreMetric):

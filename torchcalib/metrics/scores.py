@@ -17,7 +17,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, check_names, completed, functional
 from torchcalib.ops.logs import xmul
 
 
@@ -155,6 +155,8 @@ def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tens
             value: Tensor = mean(preds, target, **options)
             return value
         check_choice("reduction", reduction, get_args(Reduction))
+        check_names(function, options)
+        options = completed(options)
         return factory(**options).per_sample(preds, target, options.get("weights"))
 
     parameters = list(signature(mean).parameters.values())
