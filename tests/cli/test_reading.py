@@ -52,7 +52,8 @@ def agrees_with_report(folder, suffix, task, preds, target, **weights):
     assert main(["report", str(folder / f"a.{suffix}"), *options]) == 0
     found = ReportBuilder.load(saved).report()
     given = {name: torch.from_numpy(values) for name, values in weights.items()}
-    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), task=task, **QUICK, **given)
+    given |= {"task": task, "class_axis": -1}  # as in files
+    expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), **QUICK, **given)
     values_are(found, expected)
     assert found.n == pytest.approx(expected.n, rel=1e-12)
     assert (set(found), found.task, found.notes) == (set(expected), expected.task, expected.notes)

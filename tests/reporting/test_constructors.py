@@ -32,6 +32,10 @@ def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred(
     values_are(tc.report(column, off("binary")[1], **QUICK), tc.report(*off("binary"), task="binary", **QUICK))
     with pytest.raises(TypeError, match="`sample_weight` must not be given beside `weights`"):
         tc.report(probs, target, weights=weights, sample_weight=weights)
+    implied = tc.report(*off("multilabel"), num_labels=3, **QUICK)
+    assert (implied.task, implied.task_is_inferred) == ("multilabel", False)
+    with pytest.raises(TypeError, match="Did you mean `n_bins`"):
+        tc.report(probs, target, num_bins=3)
     with pytest.raises(TypeError, match="`batch_dims` must be 0 for a report"):
         tc.report(probs, target, batch_dims=1)
     with pytest.raises(ValueError, match="a name for each of the 12 classes, got 2"):

@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         nan_policy=arguments.nan_policy,
         from_logits={name: of.source.from_logits for name, of in files.items()},
         ignore_index=arguments.ignore_index,
+        class_axis=-1,  # as in all files
     )
     check_size(first.task, first.source.shape[-1], arguments.n_bins)  # before any row is read
     with terminal.progress(first.n_rows, f"reading {len(files)} systems") as advance:

@@ -68,6 +68,7 @@ def _read(
         with_intervals=not arguments.no_intervals,
         source=source,
         from_logits=source.from_logits,
+        class_axis=-1,  # as in all files
         ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )

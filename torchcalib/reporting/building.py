@@ -11,11 +11,11 @@ from uuid import uuid4
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, Transform
-from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
+from torchcalib.core.arguments import Task, check_count, check_flag
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
-from torchcalib.core.inputs import InputFormat, check_option_names
+from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
@@ -37,6 +37,10 @@ from torchcalib.reporting.testing import evidence_of, failure, with_evidence, wi
 
 BUFFER, GROUPS = "predictions", "groups"
 """Names of accumulators."""
+
+_ARGUMENTS = ("task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names")
+_OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
+"""Arguments of a report, and its options of the input."""
 
 T = TypeVar("T", bound=Transform)
 
@@ -83,10 +87,12 @@ class ReportBuilder:
         self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
         self.source = source
         self._class_names = checked_names(class_names or ())
-        check_option_names(options)
+        check_option_names(options, _ARGUMENTS, "a report")
         if options.get("batch_dims"):
             raise TypeError("`batch_dims` must be 0 for a report, got another number. Make a report for each entry.")
-        self._format = InputFormat(task, **options)
+        if options.get("weights") is not None:
+            raise TypeError("`weights` must be given to `update`, with the predictions that they are of.")
+        self._format = input_format_of(task, options)
         if task == "binary":
             check_name_count(self._class_names, 2)
         self._task = self._format.read_as
@@ -157,10 +163,11 @@ class ReportBuilder:
             lines, more = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
             notes += more
         stage = None
+        class_names = () if self._format.positive_classes is not None else self._class_names
         if self._with_calibration:
             if p is not None and not p.hard:
                 p, why_not = None, "calibrators are fitted to labels, and targets are soft"
-            stage, of_stage = calibration_stage(p, why_not)
+            stage, of_stage = calibration_stage(p, why_not, class_names)
             notes += of_stage
         n_dropped = self._accumulators[NLL.__name__].left_out[1]
         if n_dropped:
@@ -191,7 +198,7 @@ class ReportBuilder:
             calibration=stage,
             notes=tuple(notes),
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
-            class_names=() if self._format.positive_classes is not None else self._class_names,
+            class_names=class_names,
         )
         return report_of_confidences(report, bool(self._in_order)) if are_confidences else report
 
@@ -289,7 +296,7 @@ class ReportBuilder:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of the builder as plain values, without the source."""
-        options = {name: getattr(self._format, name) for name in InputOptions.__annotations__ if name != "weights"}
+        options = {name: getattr(self._format, name) for name in _OPTIONS}
         wanted = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
         names = {"class_names": list(self._class_names) or None}
         return {"task": self._format.task, **names, **self._settings, **wanted, **options}

@@ -14,6 +14,7 @@ from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import listed
+from torchcalib.io.errors import printable
 from torchcalib.metrics.proper_scores import NLL, BrierScore
 from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.reporting.accumulators import are_counts
@@ -38,18 +39,21 @@ SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", BrierScore: "Brier score"}
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
 
-def calibration_stage(p: Predictions | None, why_not: str) -> tuple[CalibrationStage | None, tuple[str, ...]]:
+def calibration_stage(
+    p: Predictions | None, why_not: str, class_names: Sequence[str] = ()
+) -> tuple[CalibrationStage | None, tuple[str, ...]]:
     """Try every applicable calibrator.
 
     Args:
         p: predictions with labels as targets; None if there are none.
         why_not: why there are none, a clause.
+        class_names: of the classes or labels, if they are known.
 
     Returns:
         The stage, and no notes; or None and a note of the reason.
     """
     if p is not None:
-        why_not = _why_no_folds(p)
+        why_not = _why_no_folds(p, class_names)
         try:
             if not why_not:
                 return _stage(p), ()
@@ -125,7 +129,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]
     return tried, notes
 
 
-def _why_no_folds(p: Predictions) -> str:
+def _why_no_folds(p: Predictions, class_names: Sequence[str]) -> str:
     """Return why calibrators cannot be cross-validated, a clause: a class has no sample or one. Empty if they can."""
     target = p.target.long().reshape(-1, p.target.shape[-1])
     present = torch.ones_like(target, dtype=torch.bool)
@@ -135,15 +139,16 @@ def _why_no_folds(p: Predictions) -> str:
     if p.task == "multilabel":
         short = (counts < 2).any(-1).nonzero().flatten().tolist()
         needed = "cross-validation takes two samples with a label and two without"
-        return f"{needed}, and label {_some(short)} has fewer" if short else ""
+        return f"{needed}, and label {_some(short, class_names)} has fewer" if short else ""
     alone = (counts[0] == 1).nonzero().flatten().tolist()
     if alone:
-        return f"cross-validation takes two samples of a class, and there is one of class {_some(alone)}"
+        return f"cross-validation takes two samples of a class, and there is one of class {_some(alone, class_names)}"
     return "all samples are of one class" if int((counts > 0).sum()) < 2 else ""
 
 
-def _some(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+def _some(numbers: Sequence[int], class_names: Sequence[str]) -> str:
+    shown = (printable(class_names[k]) if class_names else str(k) for k in numbers[:8])
+    return ", ".join(shown) + (", ..." if len(numbers) > 8 else "")
 
 
 def _sentence_case(words: str) -> str:

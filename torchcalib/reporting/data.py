@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from torchcalib._version import __version__
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import Recommendation
-from torchcalib.core.arguments import InputOptions, NanPolicy, Task
+from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
@@ -445,6 +445,9 @@ class Report(Results[float]):
                 raise TypeError("`sample_weight` must not be given beside `weights`, got both. They mean the same.")
             options["weights"] = sample_weight
         weights = options.pop("weights", None)
+        sizes = options.get("num_classes"), options.get("num_labels")
+        if task is None and sizes != (None, None):
+            task = task_of(task, *sizes)
         p = prepare(preds, target, task, class_names=class_names, positive_classes=options.get("positive_classes"))
         builder = ReportBuilder(
             task=p.task,

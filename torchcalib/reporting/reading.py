@@ -37,7 +37,8 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     with _errors_in_python():
         files = open_predictions(paths, **opening)
         source = files.source
-        builder = ReportBuilder(task=files.task, from_logits=source.from_logits, source=source, **settings)
+        settings |= {"from_logits": source.from_logits, "class_axis": -1}
+        builder = ReportBuilder(task=files.task, source=source, **settings)
         for rows in files.chunks(_PIECE_BYTES):
             builder.update(**vars(rows))
     return builder
