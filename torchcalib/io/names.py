@@ -20,6 +20,7 @@ CORRECT = ("correct", "is_correct", "correctness", "was_correct")
 """Names of targets that are 1 where the predicted class or the given answer is right."""
 TARGETS = (
     *("targets", "target", "labels", "label", "y_true", "y", "y_test", "y_val", "y_valid", "gt", "ground_truth"),
+    *("true_label", "true_labels", "truth", "actual"),
     *CORRECT,
 )
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
