@@ -111,6 +111,9 @@ CASES = {
     "two systems": fails({"prob_a": P, "prob_b": P**2, "y": Y}, "must sum to 1"),
     "two systems of logits": fails({"a_logit": LOGIT, "b_logit": 2 * LOGIT, "y": Y}, "under a known name"),
     "two predictions": fails({"prob": P, "logit": LOGIT, "y": Y}, "or give each to `torchcalib compare"),
+    "one class in a name": binary({"prob_dog": P, "y": Y}, ends="at once"),
+    "one class in a name and in labels": binary({"prob_dog": P, "y": np.array(["other", "dog"])[Y]}, ends="at once"),
+    "a p-value": fails({"p_value": P, "y": Y}, "under a known name"),
     # text labels
     "no and yes": binary({"prob": P, "label": np.array(["no", "yes"])[Y]}, ends="at once"),
     "True and False": binary({"prob": P, "label": Y == 1}, ends="at once"),

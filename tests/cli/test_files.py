@@ -96,7 +96,11 @@ def test_systems_of_one_file_are_compared_as_by_the_function(tmp_path, monkeypat
     expected = tc.compare(systems, torch.from_numpy(LABELS), task="multiclass")
     for line in found["lines"]:
         assert list(line["values"].values()) == pytest.approx(list(expected[line["key"]].values.values()), abs=1e-12)
+    swapped = {f"p_{name}": PROBS[:, k] for k, name in enumerate(ANIMALS[[1, 0, 2]])}
+    write_csv(tmp_path / "b.csv", {**swapped, "y": ANIMALS[LABELS]})
     for arguments, words in (
+        (["a.csv", "b.csv", "--preds", "p_*"], "one order of classes, got cat, dog, eel in `a` and dog, cat, eel in"),
+        (["a.csv", *options[:4], "--from-logits", "--class-names", "cat,dog,eel"], "must be logits, got probabilities"),
         (["a.csv"], "Name another file, or each system in this file: --preds A --preds B"),
         (["a.csv", "b.csv", "--preds", "a", "--preds", "b"], "must be given once for several files"),
         (["a.csv", "--preds", "a=p_cat", "--preds", "a=p_dog"], "must be [NAME=]COLUMNS with a different name each"),

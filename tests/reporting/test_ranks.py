@@ -73,11 +73,16 @@ def failing_calls(folder):
     _, unlike = shards(folder / "unlike", arrays, 10, 20, 30)
     write_npz(folder / "unlike" / "shard-3.npz", {"logits": np.zeros(300), "targets": np.zeros(300, int)})
     _, fine = shards(folder / "fine", arrays, 20)
+    (folder / "text").mkdir()
+    texts = {"probs": np.linspace(0, 1, 9), "y": np.array(["no"] * 5 + ["yes"] * 4)}
+    for k in range(4):
+        write_npz(folder / "text" / f"{k}.npz", texts)
     _, none = shards(folder / "none", {name: values[:0] for name, values in arrays.items()}, 0)
     return [
         ([pattern], "shard-3.npz` must be a complete, readable npz file"),
         ([unlike, *QUICK_COMMAND], "float64"),
         ([none], "holds no samples"),
+        ([str(folder / "text" / "*.npz"), *QUICK_COMMAND], "--class-names must be given if several processes"),
         ([fine, "--n-bins", "0"], "`--n-bins` must be at least 1"),
         ([fine, "--save-calibrator", str(folder / "nowhere" / "cal.pt")], "in a folder that exists"),
         ([str(folder / "no?.npz")], "must match at least one file"),

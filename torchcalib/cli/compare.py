@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from torchcalib.cli.inputs import PIECE_BYTES, in_rows, opened
+from torchcalib.cli.inputs import PIECE_BYTES, check_logits, in_rows, opened
 from torchcalib.cli.parser import System
 from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
@@ -45,6 +45,9 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         for parts in _together(files):
             shared = _shared(parts, row)
             with in_rows(row, len(shared)):
+                for name, of in files.items() if row == 1 else ():
+                    if of.source.from_logits:
+                        check_logits(parts[name].preds, of.task, f"`{of.source.preds}` of system `{name}`")
                 preds = {name: rows.preds for name, rows in parts.items()}
                 builder.update(preds, shared.target, weights=shared.weights)
             row += len(shared)

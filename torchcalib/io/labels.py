@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.names import class_of
 from torchcalib.io.readers import Reader
 
 _ROWS_AT_ONCE = 2**14
@@ -16,10 +17,9 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
     """Check that there is a different name for every class, and return them without spaces around."""
     found = tuple(name.strip() for name in names)
     if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
-        what = "the negative and the positive class" if n_classes == 2 else f"the {n_classes} classes"
         raise InputError(
-            f"--class-names must be different names of {what} in the order of `{preds}`, got {quoted(found)}. "
-            "Pass a name for each."
+            f"--class-names must be different names of the {n_classes} classes in the order of `{preds}`, got "
+            f"{quoted(found)}. Pass a name for each."
         )
     return found
 
@@ -74,6 +74,9 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             f"`{target}` in `{readers[0].label}` must hold the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: --class-names A,B,..."
         )
+    named = class_of(preds)
+    if task == "binary" and named and named[1] in found:
+        return (next(name for name in found if name != named[1]), named[1])
     means = torch.stack([sums[name] / counts[name] for name in found])
     excess = means - sum(sums[name] for name in found) / sum(counts[name] for name in found)
     excess = torch.cat([-excess, excess], 1) if task == "binary" else excess

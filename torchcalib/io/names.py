@@ -20,6 +20,7 @@ CORRECT = ("correct", "is_correct", "correctness", "was_correct")
 """Names of targets that are 1 where the predicted class or the given answer is right."""
 TARGETS = (
     *("targets", "target", "labels", "label", "y_true", "y", "y_test", "y_val", "y_valid", "gt", "ground_truth"),
+    *("true_label", "true_labels", "truth", "actual"),
     *CORRECT,
 )
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
@@ -29,17 +30,14 @@ INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
 NUMBERED = re.compile(r"(?:(.+?)[_.]?)?(\d+)")
 """Name of a numbered column, such as `prob_0`, `prob.0`, `prob0` or `0`."""
 
-_BY_CLASS = sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True)
+_STEMS = "|".join(sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True))
+_BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
 
 
 def class_of(name: str) -> tuple[str, str] | None:
     """Return the stem and the class of a column such as `prob_World`; None for other names."""
-    lower = name.strip().lower()
-    for stem in _BY_CLASS:
-        for mark in "_.:- ":
-            if lower.startswith(stem + mark) and len(lower) > len(stem) + 1:
-                return stem, name.strip()[len(stem) + 1 :]
-    return None
+    match = _BY_CLASS.fullmatch(name)
+    return (match[1].lower(), match[2]) if match else None
 
 
 def are_logits(key: str) -> bool | None:

@@ -215,7 +215,8 @@ def open_predictions(
     """
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
     readers = readers_of(check_paths(paths))
-    roles_of = {reader: find_roles(reader, given, task) for reader in readers}
+    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # without lines, no names
+    roles_of = {reader: find_roles(reader, given, task) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
     if not filled:
         raise NoSamplesError(readers[0].label)

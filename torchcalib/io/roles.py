@@ -18,6 +18,7 @@ from torchcalib.io.names import (
     TARGETS,
     WEIGHTS,
     are_logits,
+    class_of,
 )
 from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
 
@@ -66,6 +67,7 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
         # Any file names will do: one floating-point and one whole-number array have a single interpretation.
         found["preds"] = found["preds"] or _only(reader, FLOATS)
         found["target"] = found["target"] or _only(reader, WHOLE)
+    found["preds"] = found["preds"] or _named_after_a_class(reader)
     if not found["preds"] and len(found["target"]) == 1:
         found["preds"] = _unnamed_classes(reader, found["target"][0], given)
     for role, names in found.items():
@@ -156,6 +158,17 @@ def _preds_beside(reader: Reader, preds: list[str], targets: list[str]) -> list[
         are_correct = bool(targets) and _key(reader, targets[0]) in CORRECT
         preds = [name for name in preds if (_key(reader, name) in CONFIDENCES) == are_correct] or preds
     return preds
+
+
+def _named_after_a_class(reader: Reader) -> list[str]:
+    """Return the only column such as `prob_dog`, which is the probability of this class against the rest."""
+    stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
+    fitting = [
+        name
+        for name, array in reader.arrays.items()
+        if not array.columns and array.dtype in FLOATS and (named := class_of(name)) and named[0] in stems
+    ]
+    return fitting if len(fitting) == 1 else []
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
