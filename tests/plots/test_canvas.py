@@ -58,7 +58,7 @@ def test_a_batch_is_refused_and_one_of_it_drawn_without_what_fills_it_up(draw):
     else:
         probs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
         outcomes = (torch.arange(40) % 3).clamp(max=1)
-        batch = calibration_curve(probs, outcomes.expand(2, 40), task="binary")
+        batch = calibration_curve(probs, outcomes.expand(2, 40), task="binary", batch_dims=1)
         singles = [calibration_curve(p, outcomes, task="binary") for p in probs]
     with pytest.raises(ValueError, match=r"must have no batch axes, got shape \(2, \d+\)\. Draw one"):
         draw(batch)
