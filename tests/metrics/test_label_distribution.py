@@ -169,7 +169,7 @@ def test_wrong_counts_and_components_are_refused():
     rows = [
         ("component of a distance", corrected, ValueError, [f"{one_of}got 'corrected'"]),
         ("component", unknown, ValueError, [f"{one_of}'corrected', got"]),
-        ("priors", partial(tc.SquaredDistance, task="binary", priors=[0.5, 0.5]), TypeError, ["`priors` must not be"]),
+        ("priors", partial(tc.SquaredDistance, task="binary", priors=[0.5, 0.5]), TypeError, ["`priors` must be"]),
     ]
     for name, component in SETTINGS:
         call = partial(DISTANCES[name][0], logits, component=component, **given)

@@ -116,9 +116,6 @@ def _score(distance: str, component: Component) -> Score:
 def _mean_distance(
     distance: str, component: Component, task: Task, average: Average | None, options: Mapping[str, Any]
 ) -> ScoreEstimator:
-    if "priors" in options or "normalize" in options:
-        name = "priors" if "priors" in options else "normalize"
-        raise TypeError(f"`{name}` must not be given, got {options[name]!r}: a label distribution has no single class.")
     return scored(_score(distance, component), task=task, average=average, **options)
 
 
