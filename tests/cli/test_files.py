@@ -16,7 +16,6 @@ from torchcalib.cli import main
 from torchcalib.cli.progress import working
 from torchcalib.io.errors import InputError
 from torchcalib.io.opening import open_predictions
-from torchcalib.reporting import load_report_state
 
 RNG = np.random.default_rng(0)
 N = 200
@@ -34,7 +33,7 @@ def reported(folder, columns, *options, suffix="csv"):
     path, state = folder / f"a.{suffix}", folder / "state.pt"
     (write_csv if suffix == "csv" else write_parquet)(path, columns)
     assert main(["report", str(path), *options, *QUICK_COMMAND, "--save-state", str(state)]) == 0
-    return load_report_state(state).report()
+    return tc.ReportBuilder.load(state).report()
 
 
 def test_names_of_classes_come_from_columns_labels_and_an_option(tmp_path):
@@ -76,7 +75,7 @@ def test_names_of_classes_are_shown_and_saved_and_must_agree(tmp_path, capsys):
         write_csv(tmp_path / f"{k}.csv", {**{f"prob_{k}": PROBS[:, k] for k in range(3)}, "y": LABELS})
         options = ["--class-names", names, "--save-state", str(state)]
         assert main(["report", str(tmp_path / f"{k}.csv"), *options, *QUICK_COMMAND]) == 0
-        builders.append(load_report_state(state))
+        builders.append(tc.ReportBuilder.load(state))
     assert builders[0].source.class_names == tuple(ANIMALS)
     assert builders[1].report().source["classes"][2] == "?[31meel"
     with pytest.raises(InputError, match="got class_names="):

@@ -142,7 +142,7 @@ def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(
         values_are(found, expected)
         assert found.source["files"] == list(map(str, paths))
         assert (found.class_names, found.task_is_inferred) == (tuple(NAMES), True)
-    with pytest.raises(ValueError, match=r"Pass from_logits=True or from_logits=False\.$"):
+    with pytest.raises(ValueError, match="These look like probabilities: pass from_logits=False"):
         tc.Report.from_files(*paths, preds="scores")
     np.savez(tmp_path / "c.npz", foo=probs, targets=target)
     with pytest.raises(ValueError, match=r"Pass preds='NAME' and target='NAME'\.$"):
