@@ -111,6 +111,11 @@ def document(
         function.__doc__ = _completed(doc, [p.name for p in parameters], entries)
 
 
+def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
+    """Return parameters in which `task` has the default None, because the number of classes or labels implies it."""
+    return [p.replace(default=None) if p.name == "task" else p for p in parameters]
+
+
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Decorate a function that takes `**options`: show the input options in its signature and docstring."""
     returns = signature(function).return_annotation

@@ -14,7 +14,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.core.arguments import Task, check_count, check_flag, count_of_outputs, task_of, unknown_argument
 from torchcalib.core.arrays import as_tensors
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
@@ -120,7 +120,7 @@ class CalibrationMetric(Metric, Generic[S]):
             *input_parameters(without=_OF_FUNCTIONS),
             *of_class,
         ]
-        document(cls, cls.__doc__, [*given[:1], *own, *given[1:]], entries=cls.factory.__doc__)
+        document(cls, cls.__doc__, with_implied_task([*given[:1], *own, *given[1:]]), entries=cls.factory.__doc__)
 
     def __init__(
         self,

@@ -14,7 +14,13 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from torchcalib.core.arguments import task_of, unknown_argument
-from torchcalib.core.documentation import arguments_section, document, input_parameters, parameters_of
+from torchcalib.core.documentation import (
+    arguments_section,
+    document,
+    input_parameters,
+    parameters_of,
+    with_implied_task,
+)
 from torchcalib.core.events import TopK
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions, by_replicates
@@ -147,6 +153,11 @@ def functional(
 
     factory.__qualname__ = function.__name__ = function.__qualname__ = name  # errors name the function
     data = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for name in ("preds", "target")]
-    document(function, factory.__doc__, [*data, *parameters_of(factory), *input_parameters()], result or Tensor)
+    document(
+        function,
+        factory.__doc__,
+        [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
+        result or Tensor,
+    )
     factory.__doc__ = arguments_section(factory.__doc__)  # for the class; doctest must not run the example twice
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)
