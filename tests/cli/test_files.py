@@ -14,7 +14,6 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
 from torchcalib.cli.progress import working
-from torchcalib.io.errors import InputError
 from torchcalib.io.opening import open_predictions
 
 RNG = np.random.default_rng(0)
@@ -69,6 +68,10 @@ def test_names_of_classes_are_shown_and_saved_and_must_agree(tmp_path, capsys):
     write_csv(tmp_path / "a.csv", {**BY_ANIMAL, "y": ANIMALS[LABELS]})
     assert main(["report", str(tmp_path / "a.csv"), *QUICK_COMMAND]) == 0
     assert "classes      cat, dog, eel" in capsys.readouterr().out
+    expected = tc.report(PROBS, LABELS, task="multiclass", class_names=ANIMALS.tolist(), **QUICK)
+    found = tc.Report.from_files(tmp_path / "a.csv", **QUICK)
+    assert found.class_names == expected.class_names == tuple(ANIMALS)
+    assert str(found.classes) == str(expected.classes)
     builders = []
     for k, names in enumerate(("cat,dog,eel", "cat,dog,\x1b[31meel")):
         state = tmp_path / f"{k}.pt"
@@ -78,7 +81,7 @@ def test_names_of_classes_are_shown_and_saved_and_must_agree(tmp_path, capsys):
         builders.append(tc.ReportBuilder.load(state))
     assert builders[0].source.class_names == tuple(ANIMALS)
     assert builders[1].report().source["classes"][2] == "?[31meel"
-    with pytest.raises(InputError, match="got class_names="):
+    with pytest.raises(ValueError, match="got class_names="):
         builders[0].merge(builders[1])
 
 

@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     builder = ComparisonBuilder(
         tuple(files),
         task=first.task,
+        class_names=first.source.class_names or None,
         n_bins=arguments.n_bins,
         right=arguments.right,
         nan_policy=arguments.nan_policy,

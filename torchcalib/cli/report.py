@@ -62,6 +62,7 @@ def _read(
     source = files.source
     builder = ReportBuilder(
         task=files.task,
+        class_names=source.class_names or None,
         n_bins=arguments.n_bins,
         right=arguments.right,
         with_calibration=not arguments.no_calibration,

@@ -35,9 +35,9 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]
     with _errors_in_python():
-        files = open_predictions(paths, **opening)
+        files = open_predictions(paths, **opening, class_names=settings.pop("class_names", None))
         source = files.source
-        settings |= {"from_logits": source.from_logits, "class_axis": -1}
+        settings |= {"from_logits": source.from_logits, "class_axis": -1, "class_names": source.class_names or None}
         builder = ReportBuilder(task=files.task, source=source, **settings)
         for rows in files.chunks(_PIECE_BYTES):
             builder.update(**vars(rows))
