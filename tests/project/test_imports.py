@@ -3,9 +3,10 @@
 import importlib.util
 import json
 import sys
+import tomllib
 
 import pytest
-from processes import run_python
+from processes import ROOT, run_python
 
 import torchcalib as tc
 
@@ -92,3 +93,13 @@ def test_few_names_are_public():
 def test_importing_the_package_imports_nothing_else():
     done = run_python("-c", "import sys, torchcalib; print('torch' in sys.modules, 'torchmetrics' in sys.modules)")
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_files_that_are_not_modules_are_installed_with_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "torchcalib"
+    installed = {path for pattern in settings["package-data"]["torchcalib"] for path in package.glob(pattern)}
+    there = {
+        path for path in package.rglob("*") if path.suffix in (".pyi", ".jinja", ".typed") or path.name == "py.typed"
+    }
+    assert there == installed
