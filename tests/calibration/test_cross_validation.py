@@ -148,3 +148,14 @@ def test_folds_may_have_any_numbers():
     assert found.item() == pytest.approx(
         relative_calibration_loss(logits, target, folds=turns(60, 3), **multi).item(), abs=1e-12
     )
+
+
+def test_law_calibrated_labels_of_a_batch_and_on_any_axis_are_a_loop():
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 60, 3, generator=g, dtype=torch.float64)
+    target = (torch.rand(2, 60, 3, generator=g) < logits.sigmoid()).long()
+    calibrate = partial(cross_val_calibrate, task="multilabel", from_logits=True, folds=turns(60, 3))
+    expected = torch.stack([calibrate(*pair) for pair in zip(logits, target, strict=True)])
+    torch.testing.assert_close(calibrate(logits, target, batch_dims=1), expected, rtol=0, atol=1e-9)
+    turned = calibrate(logits.movedim(-1, 1), target.movedim(-1, 1), batch_dims=1, class_axis=1)
+    torch.testing.assert_close(turned.movedim(1, -1), expected, rtol=0, atol=1e-9)

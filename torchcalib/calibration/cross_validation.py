@@ -101,7 +101,8 @@ def cross_val_calibrate(
         torch.Size([6])
     """
     original = as_tensor("preds", preds)
-    axis = InputFormat(task, class_axis=options.get("class_axis")).resolved(original, as_tensor("target", target)).axis
+    how = InputFormat(task, class_axis=options.get("class_axis"))
+    axis = how.resolved(original, as_tensor("target", target), options.get("batch_dims", 0)).axis
     preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     values = as_given(fitting.p, fitting.calibrate(fitting.p), options)
