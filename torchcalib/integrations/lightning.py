@@ -130,6 +130,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             )
         self.transform: Transform | None = None
         self._buffer: PredictionBuffer | None = None
+        self._axis = -1
         self._distinct: list[Sequence[Tensor] | None] = []
         self._warned: set[str] = set()
 
@@ -178,10 +179,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         preds, target, weights = found_by(self._get, outputs, batch, self._format.from_logits)
         distinct = self._distinct[dataloader_idx]
         if distinct is not None and not bool(distinct[batch_idx].all()):
-            weights = self._without_repeats(preds, weights, distinct[batch_idx])
+            weights = self._without_repeats(preds, target, weights, distinct[batch_idx])
         self.monitors[dataloader_idx].update(preds, target, weights=weights)
         if self._buffer is not None and dataloader_idx == 0:
             on_cpu = (None if x is None else x.detach().cpu() for x in (preds, target, weights))
+            self._axis = self._format.resolved(preds, target).axis
             self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -205,6 +207,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         if self._calibrate is not None and self._buffer is not None:
             self.transform, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
             self._buffer = None  # free the memory
+            if self.transform is not None:
+                self.transform.class_axis = self._axis
             for remark in remarks if trainer.is_global_zero else ():
                 self._warn(remark)
 
@@ -246,7 +250,9 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             return None
         return torch.split(distinct, 1 if batches is None else batches.batch_size)
 
-    def _without_repeats(self, preds: Tensor, weights: Tensor | None, distinct: Tensor) -> Tensor | None:
+    def _without_repeats(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None, distinct: Tensor
+    ) -> Tensor | None:
         """Return weights that are 0 for repeated rows of a batch."""
         if len(distinct) > 1 and preds.shape[:1] != distinct.shape:
             self._warn(
@@ -255,7 +261,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 "count twice. Return predictions whose first axis is the batch."
             )
             return weights
-        axis = self._format.resolved(preds).axis
+        axis = self._format.resolved(preds, target).axis
         shape = preds.shape if self._format.task == "binary" else preds.movedim(axis, -1).shape[:-1]
         once = distinct.to(preds.device).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         return once if weights is None else torch.where(once == 0, 0, weights)

@@ -145,7 +145,8 @@ class CalibrationMetric(Metric, Generic[S]):
         estimator = self.factory(task=task, **options)
         estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **of_stream)
         self._build(estimator, batch_shape, persistent, **kwargs)
-        self.settings = {**{p.name: p.default for p in parameters_of(self.factory)}, **options}
+        defaults = {p.name: p.default for p in parameters_of(self.factory)}
+        self.settings = {**defaults, **options, **of_stream, "task": task}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
         """Set up the state."""
@@ -320,7 +321,7 @@ class CalibrationMetric(Metric, Generic[S]):
         known = signature(type(self)).parameters
         shown = {name: x for name, x in given.items() if name not in known or x != known[name].default}
         outputs = "num_labels" if self.input_format.task == "multilabel" else "num_classes"
-        shown = {"task": self.input_format.task, outputs: self.num_classes, **shown}
+        shown = {"task": self.input_format.task, outputs: self.num_classes} | shown
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
     def n_dropped(self) -> int:

@@ -73,7 +73,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
             name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
             raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. It applies to a mean.")
         preds, target, weights = as_tensors(preds, target, weights)
-        how = self.input_format.resolved(preds, target)
+        how = self.input_format.resolved(preds, target, self.input_format.batch_dims)
         how.check_axis(preds)
         samples = how.samples_of(preds)
         p = how.read(preds, target, weights, batch_shape=samples[:-1])

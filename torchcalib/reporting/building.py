@@ -98,6 +98,7 @@ class ReportBuilder:
         self._task = self._format.read_as
         self._parts: frozenset[str] = frozenset()  # identifiers of the builders that were merged
         self._has_groups: bool | None = None  # not known before the first piece
+        self._axis = -1  # class axis of the last piece, for calibrators
         self._accumulators: dict[str, Any] = {}  # the first piece determines the number of classes
 
     def update(
@@ -134,6 +135,7 @@ class ReportBuilder:
             check_groups(groups, preds.device, input_format.samples_of(preds))
             batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
         self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
+        self._axis = self._format.resolved(preds, target).axis
         self._format, self._has_groups = input_format, groups is not None
         self._parts = self._parts or frozenset((uuid4().hex,))
 
@@ -289,7 +291,7 @@ class ReportBuilder:
             raise ValueError(f"samples must have been added and kept to fit a calibrator, got none: {why_not}.")
         self._raise_if_invalid()
         transform = fitted(calibrator, self._buffer.predictions())
-        transform.class_axis = self._format.axis
+        transform.class_axis = self._axis
         transform.warn()
         return transform
 

@@ -208,7 +208,7 @@ class ComparisonBuilder:
             with _of_system(name):
                 read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
         first, how = preds[self._names[0]], self._formats[self._names[0]]
-        n_rows = self._rows_of(first)
+        n_rows = self._rows_of(first, target)
         if not self._systems:
             n_bins, right = self._binning.n_bins, self._binning.right
             num_classes = None if how.task == "binary" else first.shape[how.resolved(first, target).axis]
@@ -280,12 +280,12 @@ class ComparisonBuilder:
                 "Compare predictions of the same rows."
             )
 
-    def _rows_of(self, preds: Tensor) -> int:
+    def _rows_of(self, preds: Tensor, target: Tensor) -> int:
         """Return the number of entries of the first axis, the units of the bootstrap."""
         how = self._formats[self._names[0]]
         if how.task == "binary":
             return len(preds)
-        return preds.movedim(how.resolved(preds).axis, -1).shape[0] if preds.dim() > 1 else 1
+        return preds.movedim(how.resolved(preds, target).axis, -1).shape[0] if preds.dim() > 1 else 1
 
     def _without_missing_rows(
         self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
