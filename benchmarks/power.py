@@ -131,11 +131,11 @@ def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, targe
 def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, target: Tensor) -> float:
     """Return the share of rejected data sets if ties are broken at random. Labels are simulated for every row."""
     generator = torch.Generator().manual_seed(0)
-    observed = function(preds, target, task="binary").abs()
+    observed = function(preds, target, task="binary", batch_dims=1).abs()
     larger, ties = torch.zeros_like(observed), torch.zeros_like(observed)
     for _ in range(N_REPLICATES):
         labels = (torch.rand(preds.shape, generator=generator, dtype=torch.float64) < preds).long()
-        replicate = function(preds, labels, task="binary").abs()
+        replicate = function(preds, labels, task="binary", batch_dims=1).abs()
         larger += replicate > observed + 1e-9
         ties += (replicate - observed).abs() <= 1e-9
     part = (torch.rand(observed.shape, generator=generator, dtype=torch.float64) * (ties + 1)).floor()
