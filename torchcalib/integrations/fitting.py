@@ -24,6 +24,8 @@ def fit_on_all_ranks(calibrator: Calibrator[Any], buffer: PredictionBuffer) -> F
     if n_ranks > 1:
         distributed.broadcast_object_list(result, src=0)
     transform, remarks = result[0]
+    if transform is not None:
+        transform.class_axis = buffer.input_format.axis
     return transform, remarks
 
 
