@@ -61,8 +61,9 @@ def test_the_fit_of_parts_is_that_of_the_calibrator_in_the_shape_that_they_had()
     given = {"task": "multiclass", "from_logits": True}
     expected = AffineScaling().fit(preds, target, **given)(preds)
     preds, target = preds.reshape(3, 100, 5).movedim(-1, 1), target.reshape(3, 100)
-    parts = [ReportBuilder(**given, class_axis=1), ReportBuilder(**given, class_axis=1)]
-    for part, rows in zip(parts, (slice(0, 1), slice(1, None)), strict=True):
-        part.update(preds[rows], target[rows])
-    found = (parts[0] + parts[1]).fit(AffineScaling())(preds)
-    torch.testing.assert_close(found.movedim(1, -1).flatten(0, 1), expected, rtol=1e-9, atol=1e-9)
+    for inferred in ({}, {"class_axis": 1}):
+        parts = [ReportBuilder(**given, **inferred), ReportBuilder(**given, **inferred)]
+        for part, rows in zip(parts, (slice(0, 1), slice(1, None)), strict=True):
+            part.update(preds[rows], target[rows])
+        found = (parts[0] + parts[1]).fit(AffineScaling())(preds)
+        torch.testing.assert_close(found.movedim(1, -1).flatten(0, 1), expected, rtol=1e-9, atol=1e-9)

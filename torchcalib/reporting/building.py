@@ -291,7 +291,7 @@ class ReportBuilder:
             raise ValueError(f"samples must have been added and kept to fit a calibrator, got none: {why_not}.")
         self._raise_if_invalid()
         transform = fitted(calibrator, self._buffer.predictions())
-        transform.class_axis = self._axis
+        transform.class_axis = self._axis if self._format.class_axis is None else self._format.axis
         transform.warn()
         return transform
 
@@ -325,6 +325,8 @@ class ReportBuilder:
                 "`other` must hold other predictions than those here, got some that are here already: the same part "
                 "again, or a merged one that it is part of. Merge every part once."
             )
+        if other._accumulators:
+            self._axis = other._axis
         if not self._accumulators:
             self._accumulators = dict(other._accumulators)
         elif other._accumulators:
