@@ -308,11 +308,14 @@ def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
 @pytest.mark.extended
 def test_repeated_rows_have_no_weight_or_a_warning_is_raised(pl):
     distinct, given = torch.tensor([1, 1, 0]), torch.tensor([0.5, 2.0, math.nan])
-    pixels = monitor(class_axis=1)._without_repeats(torch.zeros(3, N_CLASSES, 5), None, distinct)
-    assert pixels.tolist() == [[1] * 5, [1] * 5, [0] * 5]
-    assert monitor()._without_repeats(torch.zeros(3, N_CLASSES), given, distinct).tolist() == [0.5, 2.0, 0.0]
+    labels = torch.zeros(3, 5, dtype=torch.int64)
+    for of_axis in (monitor(class_axis=1), monitor()):
+        pixels = of_axis._without_repeats(torch.zeros(3, N_CLASSES, 5), labels, None, distinct)
+        assert pixels.tolist() == [[1] * 5, [1] * 5, [0] * 5]
+    rows = torch.zeros(3, N_CLASSES)
+    assert monitor()._without_repeats(rows, labels[:, 0], given, distinct).tolist() == [0.5, 2.0, 0.0]
     with pytest.warns(UserWarning, match=r"repeats 1 rows of a batch of 3 .* shape \(15, 3\) .* cannot be identified"):
-        assert monitor()._without_repeats(torch.zeros(15, N_CLASSES), None, distinct) is None
+        assert monitor()._without_repeats(torch.zeros(15, N_CLASSES), labels.view(-1), None, distinct) is None
     five = torch.utils.data.TensorDataset(torch.zeros(5))
     sampler = torch.utils.data.DistributedSampler(five, num_replicas=2, rank=1, shuffle=False)
     plain = torch.utils.data.DataLoader(five, batch_size=2, sampler=sampler)
