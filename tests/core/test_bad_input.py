@@ -119,7 +119,7 @@ CLASSES = [
     ("batch is an int", lambda: tc.NLL(task="binary", batch_shape=3), TypeError, ["`batch_shape`", "3"]),
     ("batch of 0", lambda: tc.NLL(task="binary", batch_shape=(0,)), ValueError, ["`batch_shape`", "at least 1"]),
     ("unknown argument", lambda: tc.ECE(task="binary", bins=3), TypeError, ["`bins`"]),
-    ("bins by position", lambda: tc.ECE("binary", **binary), TypeError, ["given by name", "'binary'"]),
+    ("bins by position", lambda: tc.ECE("binary", 10), TypeError, ["other than `task`", "by name", "got 10"]),
     ("batch in update", lambda: tc.ECE(task="binary", batch_shape=(3,)).update(P2, Y2), ValueError, ["batch_shape"]),
     ("priors of others", lambda: tc.NLL(task="multiclass", num_classes=3, priors=[0.5, 0.5]), ValueError, ["`priors`"]),
     ("a soft batch at given priors",
