@@ -67,6 +67,8 @@ CALLS = [
     ("soft NaN", lambda f: f(P2, t(0.0, NAN), **binary), ValueError, ["`target`", "NaN"]),
     ("soft rows that sum to 0.5", lambda f: f(Q, Q / 2, **multi), ValueError, ["`target`", "sum to 1", "Divide votes"]),
     ("a row without votes", lambda f: f(Q, VOTES * 0, **multi), ValueError, ["1 vote", "got 0 (3 of 3", "weight 0"]),
+    ("one vote too many", lambda f: f(P2, torch.tensor([[2, 2**53], [1, 1]]), **binary), ValueError, ["votes", "2^53"]),
+    ("bfloat16 above 1", lambda f: f(t(0.5, 1.5).bfloat16(), Y2, **binary), ValueError, ["got 1.5 (1 of 2 rows)"]),
     ("a negative count", lambda f: f(Q, -VOTES, **multi), ValueError, ["counts of votes", "got -3", "class axis"]),
     ("too many votes", lambda f: f(P2, VOTES[:2] << 60, **binary), ValueError, ["counts of votes", "2^53"]),
     ("votes and ignored", lambda f: f(P2, VOTES[:2], ignore_index=0, **binary), ValueError, ["`ignore_index`"]),
