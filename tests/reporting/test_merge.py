@@ -345,8 +345,8 @@ def test_command_refuses_parts_that_do_not_belong_together(folder, capsys):
     check_each(
         [
             ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must be made with the same arguments"),
-            ("double.pt", "`double.npz` must be read as `shard-0.npz` is, got dtype='float64' and 'float32'."),
-            ("votes.pt", "`votes.npz` must be read as `shard-0.npz` is, got rows=('float32 ()', 'float64 ()')"),
+            ("double.pt", "`double.npz` must have the same dtype as `shard-0.npz`, got 'float64' and 'float32'."),
+            ("votes.pt", "`votes.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')"),
             ("shard-0.pt", "every part must be named once"),
             ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: `other` must hold other predictions"),
             ("none*.pt", "`none*.pt` must match at least one file, got none."),
