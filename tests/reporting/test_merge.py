@@ -352,7 +352,7 @@ def test_command_refuses_parts_that_do_not_belong_together(folder, capsys):
             ("none*.pt", "`none*.pt` must match at least one file, got none."),
             ("none.pt", "No such file"),
             ("shard-1.npz", "`shard-1.npz` must be a report state"),
-            ("shard-1.pt", "--save-state", "shard-0.pt", "`--save-state` must not be a file that is read"),
+            ("shard-1.pt", "--save-state", "shard-0.pt", "`--save-state` must not be an input file"),
             ("shard-1.pt", "--save-state", "nowhere/a.pt", "`--save-state` must be in a folder that exists"),
             ("shard-1.pt", "--save-calibrator", "cal.pt", "with_calibration is False."),
         ],
