@@ -142,7 +142,7 @@ BAD = [  # writer, part of the error, options, and changed limits
     (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
     (npz(**MANY), "`a11` and 8 more"),
     (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"readers.MOST_ARRAYS": 10}),
-    (OK, "--preds must name an array in `a.npz`, got `q`, not `probs`, `y`", {"preds": "q"}),
+    (OK, "--preds must name an array in `a.npz`, got `q`. Name one of `probs`, `y`", {"preds": "q"}),
     (OK, "must hold predictions, targets, weights and groups in different arrays", {"target": "probs"}),
     (npz(log_probs=PROBS, y=HITS), "must be probabilities or logits for a binary task, got log-probabilities"),
     (npys(probs=PROBS), "must be a pair of .npy files"),

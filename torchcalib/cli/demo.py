@@ -1,4 +1,4 @@
-"""`torchcalib demo`: a small classifier that becomes over-confident while its accuracy stays the same."""
+"""The command `torchcalib demo`: train a classifier that becomes over-confident at constant accuracy."""
 
 import argparse
 import warnings
@@ -25,7 +25,7 @@ from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
 
-_N_TRAIN = 250  # few enough for the network to memorise
+_N_TRAIN = 250  # training samples, few enough for the network to memorise
 
 
 @on_first

@@ -34,7 +34,7 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
 
 @contextmanager
 def in_rows(first: int, n: int, file: str = "") -> Iterator[None]:
-    """Prefix an error with the row numbers, `first` to `first + n - 1`, and the words on the file."""
+    """Prefix errors with the row numbers, `first` to `first + n - 1`, and with `file`, such as " of `a.npz`"."""
     try:
         yield
     except ValueError as error:

@@ -16,7 +16,7 @@ from torchcalib.io.paths import check_paths, expanded
 
 
 class System(NamedTuple):
-    """Files of a system, and the name of its predictions, or None to find a common name."""
+    """Files of one system to compare, and the name of its predictions (None finds a common name)."""
 
     paths: tuple[Path, ...]
     preds: str | None

@@ -29,7 +29,7 @@ class _SharedError(Exception):
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process in a group of processes."""
+    """Rank of this process, and the group of all processes."""
 
     rank: int = 0
     n_ranks: int = 1
@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True for the process that prints and writes."""
+        """True for rank 0, which prints and writes."""
         return self.rank == 0
 
     @contextmanager

@@ -76,7 +76,7 @@ def _fitted(builder: ReportBuilder, report: Report) -> Transform:
     """Fit the recommended calibrator to all samples."""
     if report.calibration is None:
         raise no_calibrator(builder.why_no_calibration() or report.notes[-1].removesuffix("."))
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report shows them as notes
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report contains these warnings as notes
         transform: Transform = builder.fit(report.calibration.calibrator)
     return transform
 

@@ -98,15 +98,15 @@ def evaluate(
     declared = from_logits
     with _evaluation_mode(model, device) as place, torch.no_grad(), _progress_bar(dataloader, progress) as advance:
         for batch in dataloader:
-            moved = _moved(batch, place)
+            moved = _to_device(batch, place)
             with _autocast(autocast, place):
-                found, named = _predicted(model, moved, predict, declared)
+                found, named = _predict_batch(model, moved, predict, declared)
             given = None if builder is None else builder.settings["task"]
             p = prepare(
                 found.preds, found.target, given or task, class_names=class_names, positive_classes=positive_classes
             )
             if builder is None:
-                declared = _declared(declared, named, p.preds)
+                declared = _resolve_from_logits(declared, named, p.preds)
                 whole = not p.target.is_floating_point() and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
                 builder = ReportBuilder(
                     task=p.task,
@@ -193,25 +193,28 @@ def _length(dataloader: Iterable[Any]) -> int | None:
         return None
 
 
-def _moved(x: Any, device: torch.device | None) -> Any:
+def _to_device(x: Any, device: torch.device | None) -> Any:
     """Move all tensors in a batch to a device."""
     if device is None:
         return x
     if isinstance(x, Tensor) or (hasattr(x, "to") and not isinstance(x, nn.Module)):
         return x.to(device)
     if isinstance(x, Mapping):
-        return {name: _moved(value, device) for name, value in x.items()}
+        return {name: _to_device(value, device) for name, value in x.items()}
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_moved(value, device) for value in x))
+        return type(x)(*(_to_device(value, device) for value in x))
     if isinstance(x, list | tuple):
-        return type(x)(_moved(value, device) for value in x)
+        return type(x)(_to_device(value, device) for value in x)
     return x
 
 
-def _predicted(
+def _predict_batch(
     model: Callable[..., Any], batch: Any, predict: Predict | None, from_logits: bool | None
 ) -> tuple[Found, bool | None]:
-    """Return the tensors for a batch, and whether the output name means logits (None without such a name)."""
+    """Return predictions, target and weights for a batch, and whether the name of the output means logits.
+
+    The second value is None if no name decides.
+    """
     if predict is not None:
         given = predict(model, batch)
         if not isinstance(given, list | tuple) or len(given) not in (2, 3):
@@ -219,7 +222,7 @@ def _predicted(
                 f"`predict` must return (preds, target) or (preds, target, weights), got {described(given)}."
             )
         return Found(*given), None
-    outputs, target, weights = _called(model, batch)
+    outputs, target, weights = _call_on_batch(model, batch)
     preds, named = predictions_in(outputs, from_logits)
     if preds is None:
         raise ValueError(
@@ -232,7 +235,7 @@ def _predicted(
 _EXAMPLE = "Pass predict=lambda model, batch: (preds, target), for example ({output}, batch[1])."
 
 
-def _called(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | None]:
+def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | None]:
     """Return the model output for a batch, and the target and the weights in the batch."""
     if isinstance(batch, Mapping) or hasattr(batch, "_fields"):
         entries = dict(batch) if isinstance(batch, Mapping) else batch._asdict()
@@ -271,7 +274,7 @@ def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     )
 
 
-def _declared(given: bool | None, named: bool | None, preds: Tensor) -> bool:
+def _resolve_from_logits(given: bool | None, named: bool | None, preds: Tensor) -> bool:
     """Return whether predictions are logits. Raise if neither the argument nor the output name determines it."""
     if given is not None:
         return given

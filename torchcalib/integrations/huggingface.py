@@ -98,7 +98,7 @@ class CalibrationMetrics:
     def reset(self) -> None:
         """Reset the metrics and the row counts."""
         self.metrics.reset()
-        self._n_rows = self._n_kept = 0
+        self._n_rows = self._n_stored = 0
         self._active_loader: tuple[weakref.ref[Any] | None, int] = (None, 0)
 
     def preprocess_logits_for_metrics(self, logits: Any, labels: Any) -> Any:
@@ -150,12 +150,12 @@ class CalibrationMetrics:
         """
         try:
             rank, _ = rank_and_size()
-            self._n_kept += _n_rows_of(rank, evaluated.predictions)
+            self._n_stored += _n_rows_of(rank, evaluated.predictions)
             if not compute_result:
                 return {}
-            if self._n_kept != self._n_rows:
+            if self._n_stored != self._n_rows:
                 raise RuntimeError(
-                    f"the Trainer must keep all {self._n_rows} rows of process {rank}, got {self._n_kept}. "
+                    f"the Trainer must keep all {self._n_rows} rows of process {rank}, got {self._n_stored}. "
                     "Use the Trainer's own evaluation loop."
                 )
             values = self.metrics.compute()
@@ -195,9 +195,8 @@ class CalibrationMetrics:
                 raise ValueError(f"`labels` must be (B, T) with shift=True, got shape {tuple(labels.shape)}.")
             assert self._ignored is not None  # checked in __init__
             labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], self._ignored)), 1)
-        if (
-            self._counts_labels and labels.is_floating_point()
-        ):  # binary cross-entropy in torch needs floating-point labels
+        # Binary cross-entropy in torch needs floating-point labels, but these metrics need integer labels.
+        if self._counts_labels and labels.is_floating_point():
             whole = labels.long()
             labels = whole if bool((whole == labels).all()) else labels
         return logits, labels

@@ -196,7 +196,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log all values. Other callbacks use them in `on_validation_end`, which is called later."""
+        """Log all values, for other callbacks in the later hook `on_validation_end`, and fit the calibrator."""
         if trainer.sanity_checking:
             return
         training = trainer.state.fn == "fit"
@@ -215,7 +215,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 self._log_diagram(trainer, monitor)
         if self._calibrate is not None and self._buffer is not None:
             self.transform, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
-            self._buffer = None  # free the memory
+            self._buffer = None  # free the memory of the samples
             if self.transform is not None:
                 self.transform.class_axis = self._axis
             for remark in remarks if trainer.is_global_zero else ():
@@ -233,12 +233,12 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             monitor.load_state_dict(history)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Save the calibrator for `torchcalib.calibration.load_calibrator`."""
+        """Save the fitted calibrator for `torchcalib.calibration.load_calibrator`."""
         if self.transform is not None:
             checkpoint[CHECKPOINT_KEY] = self.transform.state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Load the calibrator."""
+        """Load the fitted calibrator from a checkpoint."""
         if CHECKPOINT_KEY in checkpoint:
             self.transform = transform_of(checkpoint[CHECKPOINT_KEY])
 
@@ -262,7 +262,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     def _without_repeats(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, distinct: Tensor
     ) -> Tensor | None:
-        """Return weights that are 0 for repeated rows of a batch."""
+        """Return the weights of a batch, with 0 for repeated rows."""
         if len(distinct) > 1 and preds.shape[:1] != distinct.shape:
             self._warn(
                 f"the sampler repeats {int((distinct == 0).sum())} rows of a batch of {len(distinct)} to give all "

@@ -84,7 +84,7 @@ def _is_plain_tuple(x: Any) -> bool:
 
 def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
     tensors = [x for x in outputs if isinstance(x, Tensor)]
-    if tensors and not tensors[0].dim():  # a loss
+    if tensors and not tensors[0].dim():  # skip a scalar loss
         tensors = tensors[1:]
     return [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
 

@@ -1,4 +1,4 @@
-"""Class names, and targets that are text labels."""
+"""Check class names, and convert text labels to class indices."""
 
 from collections.abc import Sequence
 

@@ -152,7 +152,7 @@ class PredictionFiles:
                 continue
             missing = values.isnan()
             if role == "groups" or not bool(missing.any()):
-                pass  # a row without a group still counts
+                pass  # a row without a group still counts outside the groups
             elif missing.shape == preds.shape and self.task != "multiclass":
                 preds = preds.masked_fill(missing, torch.nan)
             else:

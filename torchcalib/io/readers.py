@@ -138,7 +138,7 @@ class Npz(Reader):
                     yield _described(info.filename.removesuffix(".npy"), member, info.file_size, compressed=True)
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[_Member]:
-        """Open one stream per archive member."""
+        """Open the archive, and return one stream per array."""
         archive = stack.enter_context(zipfile.ZipFile(self.paths[0]))
         members = [archive.getinfo(f"{name}.npy") for name in names]
         return [_Member(stack.enter_context(archive.open(info)), info.file_size) for info in members]
@@ -187,7 +187,7 @@ class Npy(Reader):
                 yield _described(path.stem, file, path.stat().st_size)
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:  # noqa: ARG002 - numpy closes memory maps
-        """Map the files into memory."""
+        """Map the files into memory, and return one array per name."""
         paths = {path.stem: path for path in self.paths}
         return [np.load(paths[name], mmap_mode="r", allow_pickle=False) for name in names]
 
@@ -212,7 +212,7 @@ class Pt(Reader):
             yield Array(name, "", (), f"must be a dense CPU tensor, got a {found}. Save a dict of dense tensors.")
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[torch.Tensor]:  # noqa: ARG002
-        """Map the file into memory."""
+        """Map the file into memory, and return one tensor per name."""
         tensors = self._load()
         return [tensors[name].detach() for name in names]
 
@@ -240,7 +240,7 @@ class Safetensors(Reader):
     format = "safetensors"
 
     def inspect(self) -> Iterator[Array]:
-        """Describe every tensor."""
+        """Describe every tensor in the header."""
         with self.paths[0].open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
         if length > _LONGEST_SAFETENSORS_HEADER:
@@ -253,7 +253,7 @@ class Safetensors(Reader):
                 yield Array(name, _SAFETENSORS_DTYPES.get(dtype, dtype), tuple(tensor.get_shape()))
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
-        """Open the file."""
+        """Open the file, and return one slice object per name, which reads rows when indexed."""
         file = self._opened(stack)
         return [file.get_slice(name) for name in names]
 

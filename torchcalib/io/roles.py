@@ -33,7 +33,7 @@ FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
 class Role(NamedTuple):
     """Requirements for the array of a role, and the rule and advice of the error message."""
 
-    names: tuple[str, ...]  # common names
+    names: tuple[str, ...]  # common names of such arrays
     dtypes: frozenset[str]
     rule: str
     advice: str
@@ -112,10 +112,10 @@ def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
         return [given]
     key = given.strip().lower().removesuffix(".npy")
     found = [name for name, array in reader.arrays.items() if array.key == key]
-    return found or [_chosen(reader, role, given)]
+    return found or [_selected(reader, role, given)]
 
 
-def _chosen(reader: Reader, role: str, given: str) -> str:
+def _selected(reader: Reader, role: str, given: str) -> str:
     """Return the array with the selected columns: a list `a,b`, a pattern `prob_*`, or a range `0..3`."""
     columns: list[str] = []
     own = [name for name, array in reader.arrays.items() if not array.columns]
@@ -133,8 +133,8 @@ def _chosen(reader: Reader, role: str, given: str) -> str:
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(
-                f"--{role} must name an array in `{reader.label}`, got `{(missing or [part])[0]}`, not "
-                f"{_listed(reader)}. Name one of these, or several columns: a,b or 'prob_*'."
+                f"--{role} must name an array in `{reader.label}`, got `{(missing or [part])[0]}`. "
+                f"Name one of {_listed(reader)}, or several columns: a,b or 'prob_*'."
             )
         columns += found
     if len(set(columns)) < len(columns):
@@ -162,7 +162,7 @@ def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
-    """Return the column named like `prob_dog`, a binary probability of this class, if there is exactly one."""
+    """Return the only column named like `prob_dog` in a list, or an empty list. It is a binary probability."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
     fitting = [
         name

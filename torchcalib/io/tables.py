@@ -35,7 +35,7 @@ class _Table(Reader):
 
     @abstractmethod
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
-        """Yield batches of the columns in `dtypes`, which contains the required dtype by column name."""
+        """Yield batches of the columns in `dtypes`, a mapping of column names to required dtypes."""
 
     def compose(self, columns: Sequence[str]) -> str:
         """Add an array with one column per class, and return its name."""
@@ -46,7 +46,7 @@ class _Table(Reader):
         return name
 
     def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield the batches, divided into pieces of at most `count` rows."""
+        """Yield pieces of at most `count` rows, cut from the batches; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
         for batch in self.batches({column: array.dtype for array in wanted for column in _columns(array)}, count):
@@ -92,7 +92,7 @@ class _Table(Reader):
         return rows
 
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
-        """Raise if a value is missing. `start` rows precede, and each row has `width` values."""
+        """Raise if a value is missing. `start` is the number of earlier rows, `width` the number of values per row."""
         if values.null_count:
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
@@ -134,7 +134,7 @@ class Csv(_Table):
             )
 
     def _check_separator(self) -> None:
-        """Check that the first line does not contain another separator instead of this one."""
+        """Raise if the first line contains another separator, and not the separator of this format."""
         with pa.input_stream(self.paths[0], compression="detect") as file:
             first = file.read(_LONGEST_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

@@ -177,7 +177,7 @@ class Canvas:
         return float(extent.width * scale), float(extent.height * scale)
 
     def diagonal(self, low: float = 0.0, high: float = 1.0) -> None:
-        """Draw the line of perfect calibration, unless it is there already."""
+        """Draw the line of perfect calibration, unless it is already drawn."""
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
         if not any(line.get_label() == "diagonal" for line in self.ax.lines):
             self.ax.plot([low, high], [low, high], label="diagonal", **options)
@@ -218,8 +218,8 @@ class ProbabilityAxis(NamedTuple):
     def logit_of(cls, probabilities: Column, n: float) -> Self:
         """Return a logit axis that shows these probabilities.
 
-        The limits are at most 1 / (10 n) from 0 and 1, because n samples cannot distinguish values beyond from 0 and 1.
-        A probability of 1e-19 would also leave no room for the others.
+        The limits keep a distance of about 1 / (10 n) from 0 and 1, because n samples cannot distinguish values beyond
+        from 0 and 1. A probability of 1e-19 would also leave no room for the others.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
         ends = np.clip([probabilities.min(), probabilities.max()], finest, 1 - finest)

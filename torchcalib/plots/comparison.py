@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
-from torchcalib.plots.sources import Given, bins_of
+from torchcalib.plots.sources import Given, bins_from
 
 
 @diagram
@@ -54,12 +54,12 @@ def bin_comparison(
             "`tables` must hold at least one table, got none. Pass a mapping of names of binnings to tables."
         )
     given = Given(None, None, {})
-    series = {name: columns_of(bins_of(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
+    series = {name: columns_of(bins_from(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
     canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # below the bin edges and the ticks of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)
     axis = _logit_axis(list(series.values())) if logit else ProbabilityAxis()
-    gap = min(34 / canvas.points[1], 0.5 / len(series))  # bin edges and a heading
+    gap = min(34 / canvas.points[1], 0.5 / len(series))  # room for bin edges and a heading
     panels = canvas.panels(len(series), gap)
     for (name, bins), panel in zip(series.items(), panels, strict=True):
         panel.title(_heading(name, bins), fontsize="small", parse_math=False)
@@ -109,7 +109,7 @@ def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) ->
         -0.09,
         -0.02,
         color=canvas.style.muted,
-        linewidth=np.clip(60 / len(edges), 0.3, 1.0),  # hundreds of edges must not merge
+        linewidth=np.clip(60 / len(edges), 0.3, 1.0),  # thin lines keep hundreds of edges distinct
         transform=canvas.ax.get_xaxis_transform(),
         clip_on=False,
     )

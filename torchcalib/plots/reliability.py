@@ -12,13 +12,13 @@ from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
-from torchcalib.plots.sources import Given, Series, bins_of, curve_from, series_of
+from torchcalib.plots.sources import Given, Series, bins_from, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
 
 _CORP_BARS = 40
-"""Number of bars in the histogram of the CORP diagram."""
+"""Number of bars in the histogram of `corp_diagram`."""
 
 _SERIES = "torchcalib: curve of a model"
 """Group id that marks the lines of models on matplotlib axes."""
@@ -73,7 +73,7 @@ def reliability_diagram(
         ['first: ECE 0.3', 'second: ECE 0.197']
     """
     given = Given(mode, class_names, {"task": task, "n_bins": n_bins, **options})
-    series = series_of(preds, target, label, given)
+    series = series_from(preds, target, label, given)
     tables = [columns_of(one.table) for one in series]
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
@@ -91,7 +91,7 @@ def reliability_diagram(
 
 
 def _draw_curve(canvas: Canvas, bins: SimpleNamespace, series: Series) -> None:
-    """Draw the curve of one of several models, with a marker for each bin with data."""
+    """Draw the curve of one of several models, with a marker for each bin that contains data."""
     style = canvas.style
     colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
     index = sum(line.get_gid() == _SERIES for line in canvas.ax.lines)
@@ -134,7 +134,7 @@ def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
     _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow: ", "filled: "))
     x, y, gap = bins.confidence[has_data], bins.frequency[has_data], bins.gap[has_data]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
-    stroke = np.clip(60 / len(width), 0.5, 1.6)  # lines of hundreds of bins must not merge
+    stroke = np.clip(60 / len(width), 0.5, 1.6)  # thin lines keep hundreds of bins distinct
     ax.vlines(x, x, y, colors=list(color), linewidth=stroke, zorder=2)
     ax.scatter(
         x,
@@ -162,8 +162,9 @@ def corp_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw the reliability diagram by isotonic regression of outcomes on confidence (CORP), with a consistency band.
+    """Draw a CORP reliability diagram: isotonic regression of outcomes on confidence, with a consistency band.
 
+    CORP means consistent, optimally binned, reproducible and based on the pool-adjacent-violators algorithm.
     A curve within the band is no evidence against calibration. Below the diagonal, outcomes were less frequent than
     predicted; above it, more frequent. The strip at the top shows counts.
 
@@ -248,7 +249,7 @@ def confidence_histogram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['mean confidence 0.567', 'mean outcome 0.333']
     """
-    table = bins_of(preds, target, Given(mode, None, {"task": task, "n_bins": n_bins, **options}))
+    table = bins_from(preds, target, Given(mode, None, {"task": task, "n_bins": n_bins, **options}))
     bins = columns_of(table)
     canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
     ax = canvas.ax
@@ -301,8 +302,10 @@ def _band(style: Style) -> dict[str, Any]:
 
 
 def _draw_counts(canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int) -> None:
-    """Draw bars of counts above the frame, with labels if they fit, else with one tick."""
-    labelled = len(n) <= most_labels and canvas.points[0] / len(n) >= 16  # points of four characters
+    """Draw bars of counts above the frame, with a label on each bar if all fit, else with a tick at the largest."""
+    labelled = (
+        len(n) <= most_labels and canvas.points[0] / len(n) >= 16
+    )  # width in points of a label with four characters
     panel = canvas.panel(0, 1.02, 1, 0.14)
     strip = panel.ax
     strip.grid(False)

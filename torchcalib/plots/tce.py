@@ -21,7 +21,7 @@ from torchcalib.plots.canvas import (
     percent_label,
     probability_label,
 )
-from torchcalib.plots.sources import Given, tests_of
+from torchcalib.plots.sources import Given, decisions_from
 
 _SLOT = 0.84
 """Width of a violin or bar, relative to the distance between bins."""
@@ -75,7 +75,7 @@ def tce_diagram(
         >>> [panel.get_ylabel() for panel in ax.child_axes]
         ['probability', '', 'samples']
     """
-    bins = columns_of(tests_of(preds, target, Given(mode, None, {"task": task, **options})))
+    bins = columns_of(decisions_from(preds, target, Given(mode, None, {"task": task, **options})))
     canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
