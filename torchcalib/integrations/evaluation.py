@@ -165,7 +165,6 @@ def _evaluation_mode(model: Any, device: str | torch.device | None) -> Iterator[
 
 
 def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
-    """Return the context manager for mixed precision."""
     if wanted is False:
         return nullcontext()
     kind = "cpu" if device is None else device.type
@@ -186,7 +185,6 @@ def _progress_bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[
 
 
 def _length(dataloader: Iterable[Any]) -> int | None:
-    """Return the number of batches, or None if it is unknown."""
     try:
         return len(dataloader) if isinstance(dataloader, Sized) else None
     except TypeError:  # a loader for an iterable data set
@@ -194,7 +192,6 @@ def _length(dataloader: Iterable[Any]) -> int | None:
 
 
 def _to_device(x: Any, device: torch.device | None) -> Any:
-    """Move all tensors in a batch to a device."""
     if device is None:
         return x
     if isinstance(x, Tensor) or (hasattr(x, "to") and not isinstance(x, nn.Module)):

@@ -284,7 +284,6 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             log_picture(logger, f"{monitor.prefix}reliability{monitor.postfix}", ax, trainer.global_step)
 
     def _warn(self, message: str) -> None:
-        """Show each warning only once."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message[:1].upper() + message[1:], UserWarning, stacklevel=3)

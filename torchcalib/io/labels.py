@@ -27,12 +27,7 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
 def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, gaps: bool) -> Tensor:
     """Convert text labels to class indices: int64, or float64 with NaN for empty labels, which `gaps` permits.
 
-    Args:
-        labels: text labels of consecutive rows.
-        names: class names in class order.
-        label: description of the target for errors.
-        start: number of rows before the first label.
-        gaps: whether empty labels are permitted.
+    For errors, `label` describes the target, and `start` is the number of rows before the first label.
     """
     numbers = {name: k for k, name in enumerate(names)}
     indices = []

@@ -11,10 +11,7 @@ _FARTHEST = 0.1  # largest accepted distance of a sum from 1
 def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
     """Divide probabilities `(N, ..., C)` by their sum over classes. Rows with NaN become NaN.
 
-    Args:
-        probs: rounded probabilities.
-        label: description of `probs` for errors.
-        start: number of rows before the first row.
+    For errors, `label` describes the probabilities, and `start` is the number of rows before the first row.
 
     Raises:
         InputError: if rounding cannot explain how far a sum is from 1.

@@ -357,7 +357,6 @@ def _classes(names: Sequence[str], stem: str) -> tuple[str, ...]:
 
 
 def _columns(array: Array) -> tuple[str, ...]:
-    """Return the names of the file columns that form an array."""
     return array.columns or (array.name,)
 
 

@@ -117,15 +117,9 @@ class Canvas:
     def of(
         cls, ax: Axes | None, style: Style, title: str | None, size: tuple[float, float], top: float, **options: Any
     ) -> Self:
-        """Return a canvas on `ax`, or on a new figure, with a title.
+        """Return a canvas on `ax`, or on a new figure, with a title that has the text options `options`.
 
-        Args:
-            ax: axes, or None for a new figure.
-            style: colours.
-            title: title, or None.
-            size: width and height of a new figure in inches.
-            top: top of the frame as a fraction of the height of a new figure.
-            **options: text options of the title.
+        `size` is the size of a new figure in inches, and `top` the top of its frame as a fraction of its height.
         """
         if ax is None:
             # Without pyplot, the figure opens no window and is not kept alive. Margins are fixed, because an automatic
@@ -151,12 +145,7 @@ class Canvas:
     def panels(self, n: int, gap: float, *, columns: int = 1, left: float = 0, across: float = 0) -> "list[Canvas]":
         """Return `n` panels, column by column, from the top to the bottom of each column.
 
-        Args:
-            n: number of panels.
-            gap: vertical gap between panels, as a fraction of these axes.
-            columns: number of columns.
-            left: left margin, as a fraction of these axes.
-            across: horizontal gap between columns, as a fraction of these axes.
+        The vertical gap, the left margin and the horizontal gap `across` are fractions of these axes.
         """
         rows = math.ceil(n / columns)
         width, height = (1 - left + across) / columns - across, (1 + gap) / rows - gap
