@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def working(what: str, shown: bool = True) -> Iterator[None]:
-    """Show the description `what` and the elapsed time on stderr, if stderr is a terminal."""
+def working(description: str, shown: bool = True) -> Iterator[None]:
+    """Show the description and the elapsed time on stderr, if stderr is a terminal."""
     if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield
         return
@@ -19,5 +19,5 @@ def working(what: str, shown: bool = True) -> Iterator[None]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as progress:
-        progress.add_task(what, total=None)
+        progress.add_task(description, total=None)
         yield

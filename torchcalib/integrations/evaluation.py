@@ -70,7 +70,7 @@ def evaluate(
         progress: show a progress bar, if stderr is a terminal and rich is installed.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: use bins `(a, b]` instead of `[a, b)`.
-        with_calibration: compute the gain from fitting a calibrator.
+        with_calibration: compute how much fitted calibrators would improve the predictions.
         with_intervals: compute bootstrap intervals of scores and rank-based errors.
         ignore_index: drop rows with this integer label, as `torch.nn.functional.cross_entropy` does.
         nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
@@ -82,7 +82,7 @@ def evaluate(
         The report; see `torchcalib.Report`.
 
     Raises:
-        TypeError: if `model` is not a module or callable, or `predict` returns something else.
+        TypeError: if `model` is not callable or has `predict_proba`, or `predict` does not return two or three values.
         ValueError: if predictions or targets are not found, or values are invalid.
 
     Example:

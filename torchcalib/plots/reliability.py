@@ -77,7 +77,7 @@ def reliability_diagram(
     tables = [columns_of(one.table) for one in series]
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
-    ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (share of the bin)")
+    ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (fraction of the bin)")
     ax.tick_params(pad=6)  # room for a large mark in the corner
     if label is None and len(series) == 1 and series[0].name is None:
         return _draw_bins(canvas, tables[0], series[0].error)

@@ -25,7 +25,7 @@ _CURVES = {
 }
 """Label, colour in `Style` and dashes of each curve, by column of the history."""
 
-_PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("of samples", ["confidence", "accuracy"]), ("probability", ["ece"]))
+_PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("fraction", ["confidence", "accuracy"]), ("probability", ["ece"]))
 """Unit and columns of each panel."""
 
 
@@ -52,7 +52,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         >>> from torchcalib.reporting.monitoring.history import History, HistoryRow
         >>> rows = [HistoryRow(k, k, {"nll": 0.5, "ecd": -0.1, "ece": 0.1, "accuracy": 0.8}) for k in (1, 2, 3)]
         >>> [panel.get_ylabel() for panel in training_curve(History(tuple(rows))).child_axes]
-        ['nats', 'nats', 'of samples', 'probability']
+        ['nats', 'nats', 'fraction', 'probability']
     """
     drawn = [(unit, finite) for unit, keys in _PANELS if (finite := _finite_columns(history, keys))]
     canvas = Canvas.of(ax, style, title, (6.4, 0.9 + 1.3 * max(1, len(drawn))), top=0.94, pad=20).only_panels()
