@@ -250,7 +250,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         sampler = getattr(loader if batches is None else batches, "sampler", None)
         if not isinstance(sampler, DistributedSampler) or bool((distinct := distinct_rows(sampler)).all()):
             return None
-        if batches is not None and type(batches) is not BatchSampler:  # it may select rows in any order
+        if batches is not None and type(batches) is not BatchSampler:  # may select rows in any order
             self._warn(
                 f"the sampler repeats {int((distinct == 0).sum())} rows to give all ranks equally many rows. In "
                 f"batches of {type(batches).__name__} they cannot be identified, and count twice. Make the number of "

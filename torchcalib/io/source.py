@@ -13,14 +13,14 @@ _MOST_SHOWN = 20  # largest number of class names in a description
 class Source:
     """Origin of predictions in one or more files. The sum of two sources describes the rows of both."""
 
-    files: tuple[str, ...]  # in the order of their rows
+    files: tuple[str, ...]  # paths, in the order of the rows
     format: str  # a value of `torchcalib.io.paths.FORMATS`
     preds: str  # key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem, as for other arrays
     target: str
     weights: str | None
     from_logits: bool  # True also for log-probabilities
     shape: tuple[int, ...]  # binary (N, ...), else (N, ..., C); a binary column (N, 1) is stored as (N,)
-    dtype: str  # of the predictions, such as "float32"
+    dtype: str  # dtype of the predictions, such as "float32"
     rows: tuple[str, ...]  # dtype and row shape of every array in use
     ignored: tuple[str, ...]  # unused arrays in the first file
     groups: str | None = None

@@ -236,7 +236,7 @@ class Parquet(_Table):
     format = "parquet"
 
     def inspect(self) -> Iterable[Array]:
-        """Describe the columns from the file footer. Lists of variable type have the length of the first list."""
+        """Describe the columns from the file footer. Variable-length lists get the length of the first list."""
         with self._mapped() as file:
             self.check_names(file.schema_arrow.names)
             return with_composed([_described(file, column) for column in file.schema_arrow])
