@@ -1,0 +1,54 @@
+"""Signatures and documentation of everything public, as `help()` shows them."""
+
+import inspect
+import re
+from dataclasses import is_dataclass
+
+import pytest
+
+import torchcalib as tc
+
+pytest.importorskip("matplotlib")  # for torchcalib.plots
+NAMESPACES = (tc, tc.functional, tc.calibration, tc.inference, tc.losses, tc.plots, tc.special, tc.integrations)
+FORWARDING = {"bootstrap", "by_group", "Bootstrapped", "ByGroup", "CalibrationCollection"}
+"""What hands other arguments on to a metric of the caller, or to torchmetrics."""
+
+
+def public():
+    """Yield every public callable once, with its name."""
+    seen = set()
+    for namespace in NAMESPACES:
+        for name in namespace.__all__:
+            value = getattr(namespace, name)
+            if callable(value) and id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
+
+
+def is_result(value):
+    """Return whether a class holds what a function returns, rather than being made by the user."""
+    return inspect.isclass(value) and (is_dataclass(value) or issubclass(value, tuple | dict | Warning))
+
+
+def documented_names(doc):
+    """Return the names of entries such as `name: text` or `first, second: text` in the sections of a docstring."""
+    entries = re.findall(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*): ", doc, re.MULTILINE)
+    return {name.strip(" *") for entry in entries for name in entry.split(",")}
+
+
+def test_every_argument_is_in_the_signature_and_documented():
+    wrong = []
+    for name, value in public():
+        if value is tc.OverConfidenceWarning:
+            continue
+        parameters = inspect.signature(value).parameters.values()
+        missing = {p.name for p in parameters} - documented_names(inspect.getdoc(value))
+        hidden = [p.name for p in parameters if p.kind == p.VAR_KEYWORD and name not in FORWARDING]
+        if missing or hidden:
+            wrong.append(f"{name}: not documented {sorted(missing)}, hides the options in {hidden}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_everything_that_users_call_has_an_example():
+    without = [name for name, value in public() if not is_result(value) and "Example" not in inspect.getdoc(value)]
+    assert not without
