@@ -104,7 +104,7 @@ AMBIGUOUS = [  # predictions, targets, task, and part of the error
     (PROBS, ONE_HOT < 1, "multiclass", "must be true for one class in every row (--task multiclass), got 2 in row 1"),
     (PROBS[:, :2], ONE_HOT[:, :2], "binary", "Shapes must be (N,) or maps (N, H, ...)"),
     (PROBS, 0 * ONE_HOT, "multiclass", "must count at least 1 vote in every row, got 0"),
-    (PROBS, -ONE_HOT, "multiclass", "must be counts of votes, from 0 to 2^53 a row"),
+    (PROBS, -ONE_HOT, "multiclass", "must be annotator counts from 0 to 2^53"),
     (PROBS, 2 * ONE_HOT, "multilabel", "got 2"),
 ]
 

@@ -100,7 +100,7 @@ def test_pandas_objects_and_the_columns_of_a_dataframe():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"target": ["cat"] * N}, ValueError, "must hold numbers if classes have no names, got text: 'cat'"),
+        ({"target": ["cat"] * N}, ValueError, "must contain numbers if classes have no names, got text: 'cat'"),
         ({"target": ["cat", "cow"] * 3, "class_names": NAMES}, ValueError, "'cat', 'dog', 'eel', got 'cow'"),
         ({"target": ["cat", None] * 3, "class_names": NAMES}, ValueError, "every row, got None in row 1"),
         ({"class_names": "abc"}, TypeError, "`class_names` must be a list of strings, got 'abc'"),
@@ -111,8 +111,8 @@ def test_pandas_objects_and_the_columns_of_a_dataframe():
             TypeError,
             "`preds` must be a tensor, an array or a list of numbers, got list",
         ),
-        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must hold numbers, got text such as 'x'"),
-        ({"preds": PROBS + 1j}, TypeError, "`preds` must hold numbers, got complex128"),
+        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must contain numbers, got text such as 'x'"),
+        ({"preds": PROBS + 1j}, TypeError, "`preds` must contain numbers, got complex128"),
     ],
 )
 def test_bad_arrays_and_names_are_errors_that_name_the_cause(given, error, words):

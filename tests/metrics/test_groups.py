@@ -379,8 +379,8 @@ def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
     wrong = [
         ({"groups": [0.0, 1.0, 1.0]}, TypeError, "must be a tensor of integers"),
         ({"groups": torch.tensor([0, 1])}, ValueError, "one number per sample"),
-        ({"groups": torch.tensor([0, -2, 1])}, ValueError, "must be numbers in [0, 1]"),
-        ({"num_groups": 2}, ValueError, "must be numbers in [0, 1]"),
+        ({"groups": torch.tensor([0, -2, 1])}, ValueError, "`groups` must be in [0, 1]"),
+        ({"num_groups": 2}, ValueError, "`groups` must be in [0, 1]"),
         ({"function": "ece"}, TypeError, "`function` must be a function such as"),
         ({"function": lambda *_, **__: 1.0}, TypeError, "`function` must return a tensor"),
         ({"target": torch.tensor([0, 1])}, ValueError, "as many samples"),

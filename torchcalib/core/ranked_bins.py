@@ -95,7 +95,7 @@ class RankedBins(BinStats):
         return torch.cat((outer, middle, outer + 1), -1)
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
-        """Return the number of samples in each bin whose probability a test of the bin's outcomes rejects `(..., B)`."""
+        """Return the number of samples in each bin that the test rejects, given the outcomes in the bin `(..., B)`."""
         p, k, n = self.sample.confidence.detach(), self.sums[..., 2, :].detach().long(), self.n.detach().long()
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
