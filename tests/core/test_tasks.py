@@ -43,10 +43,13 @@ def test_task_follows_from_shapes_and_columns_are_joined(preds, target, task):
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (torch.eye(3).long(), "Every row of `target` holds a single 1, as one-hot labels do. Pass task='multiclass'"),
-        (torch.ones(3, 3).long(), "Rows of `target` hold several 1s or none, as multi-label targets do"),
+        (
+            torch.eye(3).long(),
+            "Every row of `target` contains a single 1, as in one-hot labels. Pass task='multiclass'",
+        ),
+        (torch.ones(3, 3).long(), "Rows of `target` contain several 1s or none, as in multi-label targets"),
         (torch.full((3, 3), 1 / 3), r"got \(3, 3\) for both\. Pass task='multiclass' if"),
-        (torch.zeros(3, 3, 2).long(), "counts of annotators who said no and yes.*Pass task='multilabel'"),
+        (torch.zeros(3, 3, 2).long(), "annotator counts for no and yes.*Pass task='multilabel'"),
         (torch.zeros(4, 5, 2), "must have one label for each sample"),
     ],
 )

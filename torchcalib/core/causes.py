@@ -87,7 +87,7 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
 
 
 def cause_of_sums(name: str, probs: Tensor) -> str:
-    """Return the likely cause of multi-class probabilities, or soft targets, that do not sum to 1 over the last axis."""
+    """Return the likely cause of multi-class probabilities or soft targets whose rows do not sum to 1."""
     if name == "target":
         return "Divide annotator counts by their sum, or pass them as integers."
     total = probs.double().sum(-1)
