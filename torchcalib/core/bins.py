@@ -111,7 +111,7 @@ class BinTable(Tabular):
         return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `table[k]` is the table for class k."""
+        """Index the batch axes, for example `table[k]` for class k of a class-wise table."""
         if self.n.dim() < 2:
             raise IndexError("the table has no batch axis to index: its fields have shape (B,)")
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))

@@ -19,7 +19,12 @@ SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3,
 
 
 class Problem(NamedTuple):
-    """A way to break a rule: a mask of the rows that do, and a function from such a mask to the error message."""
+    """One way to break a rule.
+
+    Attributes:
+        broken: mask of the rows that break the rule `(..., N)`.
+        explain: function from such a mask to the error message.
+    """
 
     broken: Tensor
     explain: Callable[[Tensor], str]
@@ -91,11 +96,11 @@ def _within(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def _found(rows: Tensor, values: Tensor) -> str:
-    """Describe the first broken row: '3.2 (17 of 100 rows)'."""
+    """Return the value in the first broken row and the number of broken rows, as in '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
     first = first.detach().cpu()
     first = first.float() if first.dtype == torch.bfloat16 else first  # numpy has no bfloat16
-    shortest = str(first.numpy()[()])  # the fewest digits that identify the value
+    shortest = str(first.numpy()[()])  # the shortest text that identifies the value
     return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 
@@ -129,7 +134,12 @@ class WeightRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class VoteRule(Rule):
-    """Each row must have at least `at_least` annotators and no negative count; `n_votes` is from `shares_of_votes`."""
+    """Annotator counts must not be negative, and each row must have at least `at_least` annotators.
+
+    Attributes:
+        n_votes: number of annotators in each row, or a negative count; see `shares_of_votes`.
+        at_least: minimum number of annotators.
+    """
 
     n_votes: Tensor
     at_least: int
@@ -219,7 +229,7 @@ class LogitRule(Rule):
         """Return the rows that contain NaN, and the multi-class rows in which all logits are -inf."""
         if not self.per_class:
             return [_nan_problem("preds", self.logits)]
-        top = self.logits.amax(-1)  # NaN if any logit is
+        top = self.logits.amax(-1)  # NaN if any logit in the row is NaN
         return [
             _nan_problem("preds", top),
             Problem(
@@ -278,10 +288,11 @@ class ProbabilityRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class RowRule(Rule):
-    """Multi-class predictions and labels must be valid: the log-probability of the label is NaN in any other row.
+    """Multi-class predictions and labels must be valid, which the log-probability of the label shows in one pass.
 
-    `preds_rule` and `label_rule` only name the problem. The last problem of `preds_rule` gets all remaining rows,
-    because rounding may put a sum close to the tolerance on either side of it.
+    It is NaN for an invalid prediction or label. `preds_rule` and `label_rule` only provide the error message. The last
+    problem of `preds_rule` contains all remaining rows, because rounding may put a sum close to the tolerance on either
+    side of it.
     """
 
     log_prob: Tensor
@@ -314,7 +325,7 @@ def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bo
 def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
     values = values.detach()
     if from_logits:
-        top = values.amax(-1) if per_class else values  # NaN if any logit is
+        top = values.amax(-1) if per_class else values  # NaN if any logit in the row is NaN
         return top.isnan() | (top == -torch.inf) if per_class else top.isnan()
     low, high = (values.amin(-1), values.amax(-1)) if per_class else (values, values)
     return ~(low.isfinite() & high.isfinite())

@@ -1,4 +1,4 @@
-"""Accumulators for sums, over cells, of functions of confidence and outcome."""
+"""Accumulators that sum functions of confidence and outcome over cells, such as bins."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -31,10 +31,12 @@ S = TypeVar("S", bound=Sums)
 
 @dataclass(frozen=True)
 class EventSums(Generic[S]):
-    """Sums of F quantities over K cells. Each quantity is a function of the confidence and outcome of an event.
+    """Base class for sums of F quantities over K cells, such as bins.
+
+    Each quantity is a function of the confidence and outcome of an event.
 
     Attributes:
-        mode: definition of the events; see `reduce_to_events`.
+        mode: definition of the events: "positive", "top_label", "classwise" or `TopK`.
     """
 
     mode: Mode
@@ -204,5 +206,5 @@ class EqualWidthBins(EventSums[BinStats]):
         return BinStats(sums, has_noise=self.with_noise, apart=apart)
 
     def wrap(self, sums: Tensor) -> BinStats:
-        """Return these sums as `BinStats`."""
+        """Return the sums `(..., F, B)` as `BinStats`."""
         return BinStats(sums, has_noise=self.with_noise)

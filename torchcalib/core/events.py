@@ -118,7 +118,7 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
         mass = largest.to(logs.wide_dtype(largest.device))
     if which.only:
         confidence = mass[..., -1]
-    elif k == p.num_classes:  # exactly 1, without rounding error; keeps the graph
+    elif k == p.num_classes:  # exactly 1 without rounding error; the empty sum keeps the autograd graph
         confidence = 1 + mass[..., :0].sum(-1)
     else:
         confidence = mass.sum(-1).clamp(max=1)
@@ -188,7 +188,7 @@ class Scores:
 
 
 def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
-    """Return the scores and outcomes of the events of a resolved mode, for rank-based metrics.
+    """Convert predictions to scores and outcomes of the events of a mode, for rank-based metrics.
 
     Binary and multi-label logits are log-odds already. Multi-class logits are converted to log-odds in float64.
     Probabilities are not converted.
@@ -242,7 +242,7 @@ _MODES: dict[Task, dict[NamedMode, Callable[[Predictions, bool], Events]]] = {
 
 
 def modes_of(task: Task) -> tuple[NamedMode, ...]:
-    """Return the names of the modes for a task, the default first."""
+    """Return the names of the modes that a task supports, the default first."""
     return tuple(_MODES[task])
 
 
@@ -266,7 +266,7 @@ def n_events(p: Predictions, mode: Mode) -> int:
 
 
 def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:
-    """Return the events of a resolved mode."""
+    """Convert predictions to the events of a mode that `resolve_mode` returned."""
     if isinstance(mode, TopK):
         return top_k(p, mode, with_ecd)
     return _MODES[p.task][mode](p, with_ecd)

@@ -1,4 +1,4 @@
-"""Checks for the group index of each row."""
+"""Checks for group indices, which assign each row to a group."""
 
 from collections.abc import Sequence
 
@@ -42,8 +42,8 @@ def in_groups(
 
     Args:
         p: predictions.
-        groups: group index of each sample in [0, num_groups), or -1 for no group, which ignores the row. The indices of
-            rows with weight 0 are not used.
+        groups: group index of each sample in [0, num_groups), or -1 for no group. Rows without a group are ignored. The
+            indices of rows with weight 0 are not used.
         num_groups: number of groups G.
         validate_args: check the values; False trusts them.
         drop_invalid: count and ignore bad rows instead of raising, without synchronising the device.

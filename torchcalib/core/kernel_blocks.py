@@ -72,7 +72,11 @@ def by_way(values: Tensor, p: Predictions) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BlockStats(Sums):
-    """Number of blocks, sum of their means of h, and sum of the squared means, `(..., 3, 1)`; for h see `skce`."""
+    """Sums over blocks of samples for the squared kernel calibration error (SKCE), `(..., 3, 1)`.
+
+    The quantities are the number of blocks, the sum of the block means of h, and the sum of the squared block means. h
+    is the kernel function of a pair of samples; see `skce`.
+    """
 
     @property
     def mean(self) -> Tensor:
@@ -187,7 +191,7 @@ class BlockAccumulator:
         return BlockStats((sums + poison).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:
-        """Return these sums as `BlockStats`."""
+        """Return the sums `(..., 3, 1)` as `BlockStats`."""
         return BlockStats(sums)
 
     def n_events(self, p: Predictions) -> int:
@@ -257,7 +261,7 @@ def median_distance(q: Tensor, weights: Tensor, kernel: Kernel) -> Tensor:
     subset = torch.arange(n_rows, device=q.device) * n // max(1, n_rows)
     q, weights = q.detach()[..., subset, :], weights[..., subset]
     distance = torch.cdist(q, q, p=1.0) / 2 if kernel == "laplacian" else torch.cdist(q, q)
-    # Weight of each pair of rows. A row forms no pair with itself, but with its other copies.
+    # Weight of each pair of rows. A copy of a row is paired with the other copies, but not with itself.
     pairs = weights.unsqueeze(-1) * weights.unsqueeze(-2) - weights.diag_embed()
     ordered, order = distance.flatten(-2).sort(-1)
     reached = pairs.flatten(-2).gather(-1, order.unsqueeze(-2).expand_as(pairs.flatten(-2))).cumsum(-1)

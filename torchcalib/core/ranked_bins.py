@@ -39,7 +39,7 @@ _LONG = 2**16  # number of elements from which partitioning at the cuts is faste
 
 @dataclass(frozen=True, eq=False)
 class RankedBins(BinStats):
-    """Bins over a sorted sample, with the sample.
+    """Sums over the bins of a sorted sample, with the sorted elements.
 
     Attributes:
         in_order: function that returns the sorted sample. It is called once, when `sample` is first used.
@@ -63,12 +63,15 @@ class RankedBins(BinStats):
 
     @property
     def spread(self) -> Tensor:
-        """See `BinStats`."""
+        """Sum of outcome variances under perfect calibration `(..., B)`; see `BinStats.spread`."""
         return self._variances[0]
 
     @property
     def noise(self) -> Tensor:
-        """See `BinStats`; NaN if the bins depend on the outcomes, which are then not independent within a bin."""
+        """Variance of the sum of outcomes under perfect calibration `(..., B)`; see `BinStats.noise`.
+
+        NaN if the bins depend on the outcomes, which are then not independent within a bin.
+        """
         return self._variances[1]
 
     @once
@@ -197,7 +200,7 @@ class Binning:
         return self.bins in ("pava", "pava_bc")
 
     def of(self, sample: RankedSample) -> RankedBins:
-        """Return the bins of a sample."""
+        """Sort a sample and partition it into bins."""
         given: Tensor | None = None
         if self.ties == "split" and sample.n is not None and look((sample.n > 1).any()):
             raise ValueError(

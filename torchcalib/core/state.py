@@ -105,7 +105,7 @@ class SumsKind(Generic[S]):
         return state.detach()
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the tensor that `meet` expects, from tensors that each rank announced as rank 0 of 1."""
+        """Return the tensor that `meet` expects, from tensors that the ranks announced with `world=1`."""
         return torch.stack(list(announced)).sum(0)
 
     def payload(self, state: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ class SamplesKind:
         return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the tensor that `meet` expects, from tensors that each rank announced as rank 0 of 1."""
+        """Return the tensor that `meet` expects, from tensors that the ranks announced with `world=1`."""
         counts = torch.stack([one[:N_LEFT_OUT] for one in announced]).sum(0)
         return torch.cat((counts, *(one[N_LEFT_OUT:] for one in announced)))
 
@@ -308,7 +308,7 @@ class SamplesKind:
         return [(dtype, (*self.lead, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
 
     def _whole(self, state: Any) -> Sequence[Tensor]:
-        """Return the columns of all chunks, joined."""
+        """Return the columns of all chunks, concatenated."""
         chunks = _chunks_of(state)
         if not chunks:
             device = state.left_out.device
@@ -326,7 +326,7 @@ def _chunks_of(state: Any) -> list[Sequence[Tensor]]:
 
 
 def _joined(chunks: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
-    """Return one chunk with the samples of all. If any chunk has weights, the others get weights of 1."""
+    """Concatenate chunks. If any chunk has weights, chunks without weights get weights of 1."""
     scores, outcomes, weights, *others = zip(*chunks, strict=True)
     device = scores[0].device
     if any(n.shape[-1] for n in weights):

@@ -26,8 +26,8 @@ class Sums:
 
     Attributes:
         sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
-        apart: indicator `(...)` that is 0 if and only if all targets are labels; see `apart_of`. None if the sums have
-            no noise, or if `settled` has chosen the noise.
+        apart: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see `apart_of`.
+            None if the sums have no noise, or if `settled` has chosen the noise.
     """
 
     sums: Tensor
@@ -285,11 +285,11 @@ class ScoreAccumulator:
         return xmul(probs.unsqueeze(-3), columns.unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> ScoreSum:
-        """Return these sums as a `ScoreSum`."""
+        """Return the sums `(..., F, K)` as a `ScoreSum`."""
         return ScoreSum(sums)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of samples, or of samples times classes for soft targets by class."""
+        """Return the number of values in memory for each replicate: one per sample, or per class for soft targets."""
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
 
 
