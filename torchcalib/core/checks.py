@@ -34,7 +34,7 @@ class Rule(ABC):
     """A rule for the values of one tensor."""
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor: whether no row breaks the rule."""
+        """Return a bool scalar tensor that is True if no row breaks the rule."""
         return ~self.broken().any()
 
     def broken(self) -> Tensor:
@@ -88,7 +88,7 @@ def enforce(
 
 
 def _within(values: Tensor, low: float, high: float) -> Tensor:
-    """Return a bool scalar tensor: whether all values are in [low, high]. NaN is not."""
+    """Return a bool scalar tensor that is True if all values are in [low, high]. NaN is not."""
     if not values.numel():
         return torch.ones((), dtype=torch.bool, device=values.device)
     least, greatest = values.detach().aminmax()
@@ -145,7 +145,7 @@ class VoteRule(Rule):
     at_least: int
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor: whether all rows have valid counts and enough annotators."""
+        """Return a bool scalar tensor that is True if all rows have valid counts and enough annotators."""
         return _within(self.n_votes, self.at_least, 2**53)
 
     def problems(self) -> list[Problem]:
@@ -178,7 +178,7 @@ class LabelRule(Rule):
     num_classes: int
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor: whether all labels are in range."""
+        """Return a bool scalar tensor that is True if all labels are in range."""
         return _within(self.target, 0, self.num_classes - 1)
 
     def problems(self) -> list[Problem]:
@@ -220,7 +220,7 @@ class LogitRule(Rule):
     per_class: bool
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor: whether all logits are valid."""
+        """Return a bool scalar tensor that is True if all logits are valid."""
         if not self.per_class:
             return _within(self.logits, -torch.inf, torch.inf)
         return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
@@ -252,7 +252,7 @@ class ProbabilityRule(Rule):
     tolerance: float
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor: whether all values are in range and all sums within the tolerance of 1."""
+        """Return a bool scalar tensor that is True if all values are in range and all sums within the tolerance of 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside
@@ -300,7 +300,7 @@ class RowRule(Rule):
     label_rule: LabelRule
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor: whether no log-probability is NaN."""
+        """Return a bool scalar tensor that is True if no log-probability is NaN."""
         return self.log_prob.detach().sum() <= 0  # False if the sum is NaN
 
     def broken(self) -> Tensor:

@@ -441,7 +441,7 @@ class InputFormat:
         return p if wait and look(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
-        """Return the rules for predictions and targets."""
+        """Return the rules that the values of predictions and targets must satisfy."""
         per_class = self.task == "multiclass"
         preds_rule: Rule = (
             LogitRule(p.given, per_class)

@@ -74,8 +74,8 @@ def by_way(values: Tensor, p: Predictions) -> Tensor:
 class BlockStats(Sums):
     """Sums over blocks of samples for the squared kernel calibration error (SKCE), `(..., 3, 1)`.
 
-    The quantities are the number of blocks, the sum of the block means of h, and the sum of the squared block means. h
-    is the kernel function of a pair of samples; see `skce`.
+    The quantities are the number of blocks, the sum of the block means of h, and the sum of the squared block means,
+    with h = (e_y - p)^T (e_y' - p') k(p, p') for a pair of samples; see `skce`.
     """
 
     @property

@@ -106,7 +106,7 @@ class Predictions:
             object.__setattr__(self, name, value)
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
-        """Return predictions with new weights, which are 0 or NaN for broken rows. Their labels become 0, a valid index."""
+        """Return predictions with new weights, 0 or NaN for broken rows. Their labels become 0, a valid index."""
         target = self.given_target
         if self.hard:
             target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)

@@ -64,7 +64,7 @@ class SumsKind(Generic[S]):
         return [state]
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the state for one batch."""
+        """Return the state for one batch of predictions."""
         statistic = self.accumulator.of(p)
         sums, apart = statistic.sums.reshape(-1), () if statistic.apart is None else (statistic.apart.reshape(-1),)
         return torch.cat((left_out_of(p, sums), *apart, sums))
