@@ -252,7 +252,7 @@ class ProbabilityRule(Rule):
     tolerance: float
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all values are in range and all sums within the tolerance of 1."""
+        """Return a bool scalar tensor that is True if all values are in range and all sums are close to 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside

@@ -43,7 +43,7 @@ def in_clauses(
         clauses.append(f"noise floor {fixed(noise_floor, places)}")
     if not (math.isnan(low) or math.isnan(high)):
         ends = fixed(low, places), fixed(high, places)
-        separator = " to " if ends[0].startswith("-") else "-"  # a hyphen between the ends could be mistaken for a minus sign
+        separator = " to " if ends[0].startswith("-") else "-"  # a hyphen before a minus sign is hard to read
         clauses.append(f"{100 * level:.10g} % {separator.join(ends)}")
     if not math.isnan(p_value):
         clauses.append(f"p {p_words(p_value, equals='= ')}")
