@@ -123,13 +123,13 @@ class WeightRule(Rule):
         """Return the rows with a weight out of range."""
         weights = self.weights
         if self.whole:  # float64 represents every whole number up to 2^53
-            fine = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
+            valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
             rule = "whole numbers for methods that sort samples (weight k means k copies)"
             fix = "Scale and round them."
         else:
-            fine = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
+            valid = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
             rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to ignore a row."
-        return [Problem(~fine, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
+        return [Problem(~valid, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,14 +272,14 @@ class ProbabilityRule(Rule):
         if not self.per_class:
             return [_nan_problem(name, low), outside]
         total = self._total()
-        off = Problem(
+        wrong_sum = Problem(
             ~((total - 1).abs() <= self.tolerance),
             lambda rows: (
                 f"`{name}` must sum to 1 over the class axis (within {self.tolerance:g}), got {_found(rows, total)}. "
                 f"{cause_of_sums(name, probs)}"
             ),
         )
-        return [_nan_problem(name, low), outside, off]
+        return [_nan_problem(name, low), outside, wrong_sum]
 
     def _total(self) -> Tensor:
         """Return the sums of rows, in at least float32."""

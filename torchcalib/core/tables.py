@@ -180,11 +180,11 @@ class Table(Tabular):
             data = [column.data_of(item, cell) for column, cell in zip(columns, cells, strict=True)]
             return Row(cells, is_quiet is not None and is_quiet(item), list(chain.from_iterable(data)))
 
-        made = [Section(heading, [row(item) for item in items]) for heading, items in sections.items()]
-        rows = [each for section in made for each in section.rows]
-        full = [not rows or not all(each.cells[k].is_empty for each in rows) for k in range(len(columns))]
+        all_sections = [Section(heading, [row(item) for item in items]) for heading, items in sections.items()]
+        rows = [row_ for section in all_sections for row_ in section.rows]
+        has_content = [not rows or not all(row_.cells[k].is_empty for row_ in rows) for k in range(len(columns))]
         names = list(chain.from_iterable(column.data_names for column in columns))
-        return cls(columns, made, title, is_wide, heading_name, index, names)._with_columns(full)
+        return cls(columns, all_sections, title, is_wide, heading_name, index, names)._with_columns(has_content)
 
     def layout(self) -> "Table":
         """Return the table itself."""
@@ -200,12 +200,12 @@ class Table(Tabular):
         """Return the table without columns whose `Column.shown` is not in `media`."""
         return self._with_columns([column.shown in media for column in self.columns])
 
-    def _with_columns(self, kept: Sequence[bool]) -> Self:
+    def _with_columns(self, mask: Sequence[bool]) -> Self:
         sections = [
-            Section(section.heading, [replace(row, cells=list(compress(row.cells, kept))) for row in section.rows])
+            Section(section.heading, [replace(row, cells=list(compress(row.cells, mask))) for row in section.rows])
             for section in self.sections
         ]
-        return replace(self, columns=list(compress(self.columns, kept)), sections=sections)
+        return replace(self, columns=list(compress(self.columns, mask)), sections=sections)
 
 
 def number(value: float | None, style: str = "") -> Cell:

@@ -34,11 +34,11 @@ def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
 
 def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
     """Return the log of the binomial probability P(k) for 0 <= k <= n and 0 < p < 1."""
-    none, every = k == 0, k == n
-    a, b = k.masked_fill(none | every, 1), (n - k).masked_fill(none | every, 1)
+    is_zero, is_full = k == 0, k == n
+    a, b = k.masked_fill(is_zero | is_full, 1), (n - k).masked_fill(is_zero | is_full, 1)
     _, c, d, x = mirrored(a, b, p)
     inside = log_kernel(c, d, x, deviation(c, d, x)) + ((a + b) / a / b).log()
-    return torch.where(none, n * torch.log1p(-p), torch.where(every, n * p.log(), inside))
+    return torch.where(is_zero, n * torch.log1p(-p), torch.where(is_full, n * p.log(), inside))
 
 
 class Tails(NamedTuple):
@@ -254,28 +254,30 @@ def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     fraction = k / n
     # Mirror the lower side: p < k/n for k is 1-p > (n-k)/n for n-k. If k = n, there is no p above k/n.
     k, n = torch.stack((k, n - k)), n.expand(2, -1)
-    every = k == n
-    k, n = k.masked_fill(every, 0), n.masked_fill(every, 1)
+    is_full = k == n
+    k, n = k.masked_fill(is_full, 0), n.masked_fill(is_full, 1)
+    # Step 1: four adjacent jumps around the estimated last jump from a value above alpha.
     window = torch.arange(-1, 3, dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
     j = (_likely_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
     k, n = k.expand(j.shape), n.expand(j.shape)
+    # Step 2: bounds at each jump, and for p just above it.
     tails = tails_at_jump(k, n, j)
     keeps, rejects = verdicts(tails, n, alpha)
     next_rejects = torch.cat((rejects[1:] & (j[1:] == j[:-1] + 1), torch.zeros_like(rejects[:1]))) | (j == n)
-    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()
+    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()  # p-value after the jump down by P(j) = c P(k)
     rejects_after = next_rejects & (after <= alpha * (1 - _MARGIN) - 1e-12)
     band = _MARGIN / (j - k) + 1e-14  # rounding may move log odds this close to a jump to the other side
     known_to = torch.where(keeps, tails.log_odds - band, -torch.inf).amax(0)
     known_from = torch.where(rejects_after, tails.log_odds + band, torch.inf)
     known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
-    # Convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 0, or 1 if p = k/n.
+    # Step 3: convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 0, or 1 if p = k/n.
     sign = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device=k.device)
     limit = (sign + 1) / 2
-    kept = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
-    kept = torch.where(every, limit, torch.where(known_to == -torch.inf, fraction, kept))
+    accepted = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
+    accepted = torch.where(is_full, limit, torch.where(known_to == -torch.inf, fraction, accepted))
     rejected = ((sign * known_from).sigmoid() * (1 + sign * 4e-16)).clamp(max=1)
-    rejected = torch.where(every, sign * torch.inf, rejected)
-    return torch.stack((rejected[1], kept[1], kept[0], rejected[0]))
+    rejected = torch.where(is_full, sign * torch.inf, rejected)
+    return torch.stack((rejected[1], accepted[1], accepted[0], rejected[0]))
 
 
 def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
@@ -316,19 +318,21 @@ def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None
     k, first, log_odds = tails.k, tails.first, tails.log_odds
     p, q, pmf = log_odds.sigmoid(), (-log_odds).sigmoid(), tails.log_pmf.exp()
     value = tails.near + tails.far
-    none = first > n  # there is no far tail: the p-value is F and falls
-    count = first - k
-    end = log_odds + (TIE - tails.log_ratio) / count
-    in_turn = none | ((n + 1) * end.sigmoid() < first)
+    no_far_tail = first > n  # the p-value is F, which decreases with p
+    count = first - k  # m = J - k
+    end = log_odds + (TIE - tails.log_ratio) / count  # log odds of the next jump p_J
+    in_turn = no_far_tail | ((n + 1) * end.sigmoid() < first)  # check that the p_j increase
+    # Acceptance: G has its minimum at t = turn. For t < p, its value is at least V(p) - (p-t) G'(p).
     excess = tails.log_ratio + (first / (n - k)).log() - log_odds  # log of the ratio P(J-1) / P(k) in G'
     turn = (log_odds - excess / (count - 1)).sigmoid()
-    falls = none | (excess <= 0) | (count == 1)  # if J = k+1, then G = 1
-    convex = ((n - 1) * turn >= k) & ((n - 1) * p <= first - 1)
+    falls = no_far_tail | (excess <= 0) | (count == 1)  # t >= p; if J = k+1, then G = 1
+    convex = ((n - 1) * turn >= k) & ((n - 1) * p <= first - 1)  # check that G' increases from t to p
     dip = (p - turn) * pmf * (n - k) / q * excess.expm1()
     keeps = in_turn & (falls | convex) & (value - torch.where(falls, 0.0, dip) > alpha * (1 + _MARGIN))
+    # Rejection: S_J increases by at most j (1-p) (c b_k - b_j) / m up to the next jump.
     rise = first * q * pmf * (math.exp(TIE) - tails.log_ratio.exp()).clamp(min=0) / count
     if rejected_from is not None:
         # Half a margin covers rounding errors: a jump to a value above alpha is a whole margin below `rejected_from`.
-        none = none | (end >= rejected_from - _MARGIN / count / 2)
-    rejects = in_turn & (value + torch.where(none, 0.0, rise) <= alpha * (1 - _MARGIN))
+        no_far_tail = no_far_tail | (end >= rejected_from - _MARGIN / count / 2)
+    rejects = in_turn & (value + torch.where(no_far_tail, 0.0, rise) <= alpha * (1 - _MARGIN))
     return keeps, rejects

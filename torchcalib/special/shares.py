@@ -50,9 +50,10 @@ def mean_distance_of_share(p: Tensor, n: Tensor) -> Tensor:
     (Statistical Science 6, 1991).
     """
     v = (p.detach() * n).floor() + 1
-    ways = torch.lgamma(n + 1) - torch.lgamma(v + 1) - torch.lgamma(n - v + 1)  # -inf for v = n + 1, where p = 1
-    log_chance = ways + xmul(v, safe_log(p)) + xmul(n - v + 1, safe_log(1 - p))
-    return 2 * v / n * log_chance.exp()
+    # log C(n, v), which is -inf for v = n + 1, where p = 1
+    log_binomial = torch.lgamma(n + 1) - torch.lgamma(v + 1) - torch.lgamma(n - v + 1)
+    log_probability = log_binomial + xmul(v, safe_log(p)) + xmul(n - v + 1, safe_log(1 - p))
+    return 2 * v / n * log_probability.exp()
 
 
 def mean_log_share(p: Tensor, n: Tensor) -> Tensor:
