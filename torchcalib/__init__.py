@@ -1,8 +1,9 @@
-"""How far a classifier's probabilities can be trusted, in PyTorch.
+"""Calibration metrics for PyTorch classifiers: measure and improve the reliability of predicted probabilities.
 
-Metric classes that stream stand here: proper scores (`NLL`, `BrierScore`, `ECD`, `BayesRisk`) and calibration errors
-(`ECE`, `TCE`, `KS`, `SmECE` ...). `functional` has every metric as a function, `calibration` the calibrators, `losses`
-penalties for training, `inference` tests and intervals, `plots` the diagrams.
+This namespace contains streaming metric classes: proper scores, such as the negative log-likelihood (`NLL`) and the
+Brier score (`BrierScore`), and calibration errors such as the expected calibration error (`ECE`). Other namespaces are
+`functional` (every metric as a function), `calibration` (calibrators), `losses` (penalties for training), `inference`
+(tests and confidence intervals) and `plots` (diagrams).
 """
 
 from torchcalib._lazy import names_of_stub

@@ -1,4 +1,4 @@
-"""`python -m torchcalib` is the command `torchcalib`."""
+"""Command line interface as a module: `python -m torchcalib`."""
 
 import sys
 

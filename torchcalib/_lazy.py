@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used, so that importing the package costs little."""
+"""Lazy imports: public names are imported at their first use, which makes `import torchcalib` fast."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__all__`, `__getattr__` and `__dir__` of a package from the imports in its stub file, `__init__.pyi`.
+    """Return `__all__`, `__getattr__` and `__dir__` for a package whose stub file lists the public names.
 
-    The stub is the one list of public names: type checkers and editors read it, too.
+    The imports in the stub, `__init__.pyi`, are the only list of public names. Type checkers and editors also use it.
 
     Args:
         package: name of the package.
-        file: its `__file__`.
+        file: `__file__` of the package.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     module_of = {
@@ -23,13 +23,13 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
     }
     names = sorted(module_of)
 
-    def find(name: str) -> Any:
+    def import_name(name: str) -> Any:
         if name not in module_of:
             raise unknown_name(package, name, names)
         module = module_of[name]
         return import_module(f"{package}.{name}") if module == package else getattr(import_module(module), name)
 
-    return names, find, lambda: names
+    return names, import_name, lambda: names
 
 
 _NAMESPACES = ("functional", "calibration", "inference", "losses", "plots")

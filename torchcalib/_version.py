@@ -1,3 +1,3 @@
-"""The version, alone, so that packaging can read it without importing torch."""
+"""Version of the package, in a separate module that packaging tools can import without torch."""
 
 __version__ = "0.1.0"

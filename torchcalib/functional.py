@@ -1,4 +1,4 @@
-"""Every metric as a function of predictions and targets, and the tables and curves behind them."""
+"""Metrics as functions of predictions and targets, and the types of the tables and curves that they return."""
 
 from typing import Any
 

@@ -103,8 +103,8 @@ AMBIGUOUS = [  # predictions, targets, task, and part of the error
     (PROBS, TENSORS["votes for each label"][2], "", "Pass --task multilabel for counts of no and yes"),
     (PROBS, ONE_HOT < 1, "multiclass", "must be true for one class in every row (--task multiclass), got 2 in row 1"),
     (PROBS[:, :2], ONE_HOT[:, :2], "binary", "Shapes must be (N,) or maps (N, H, ...)"),
-    (PROBS, 0 * ONE_HOT, "multiclass", "must count at least 1 vote in every row, got 0"),
-    (PROBS, -ONE_HOT, "multiclass", "must be counts of votes, from 0 to 2^53 a row"),
+    (PROBS, 0 * ONE_HOT, "multiclass", "must have at least 1 annotator in every row, got 0"),
+    (PROBS, -ONE_HOT, "multiclass", "must be annotator counts from 0 to 2^53"),
     (PROBS, 2 * ONE_HOT, "multilabel", "got 2"),
 ]
 

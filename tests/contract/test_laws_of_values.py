@@ -78,7 +78,7 @@ def test_law_labels_as_shares_and_as_single_votes_are_labels_or_refused(formula)
     shares = (votes if formula.task == "multiclass" else target).double()
     hard, expected = formula.format.hard_targets, formula.call(preds, target)
     if hard or formula.format.least_votes:
-        why = "`target` must be integer labels where labels are counted" if hard else "Pass vote counts"
+        why = "`target` must be integer labels, got" if hard else "Pass annotator counts"
         for refused in (shares, votes) if hard else (shares,):
             with pytest.raises(TypeError, match=why):
                 formula.call(preds, refused)

@@ -188,7 +188,7 @@ def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_poli
         return tc.NLL(task="binary", nan_policy=policy)
 
     metrics = tc.CalibrationCollection({"a": made("raise"), "b": made("drop")}, prefix="v/")
-    with pytest.raises(ValueError, match="must not hold NaN"):
+    with pytest.raises(ValueError, match="must not contain NaN"):
         metrics.update(P, Y)
     assert metrics.n_dropped() == {"v/a": 0, "v/b": 0}
     joined = MetricCollection({"a": made("raise"), "b": made("drop")})
@@ -257,7 +257,7 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, t
     np.savez(tmp_path / "preds.npz", probs=bad.numpy(), target=target.numpy())
     arguments = ["report", str(tmp_path / "preds.npz"), "--task", task, "--no-calibration", "--no-intervals"]
     assert main(arguments) == 2
-    assert "must not hold NaN" in capsys.readouterr().err
+    assert "must not contain NaN" in capsys.readouterr().err
     assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"({n} left out for NaN)" in shown

@@ -45,10 +45,13 @@ def test_task_follows_from_shapes_and_columns_are_joined(preds, target, task):
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (torch.eye(3).long(), "Every row of `target` holds a single 1, as one-hot labels do. Pass task='multiclass'"),
-        (torch.ones(3, 3).long(), "Rows of `target` hold several 1s or none, as multi-label targets do"),
+        (
+            torch.eye(3).long(),
+            "Every row of `target` contains a single 1, as in one-hot labels. Pass task='multiclass'",
+        ),
+        (torch.ones(3, 3).long(), "Rows of `target` contain several 1s or none, as in multi-label targets"),
         (torch.full((3, 3), 1 / 3), r"got \(3, 3\) for both\. Pass task='multiclass' if"),
-        (torch.zeros(3, 3, 2).long(), "counts of annotators who said no and yes.*Pass task='multilabel'"),
+        (torch.zeros(3, 3, 2).long(), "annotator counts for no and yes.*Pass task='multilabel'"),
         (torch.zeros(4, 5, 2), "must have one label for each sample"),
     ],
 )
@@ -102,7 +105,7 @@ def test_pandas_objects_and_the_columns_of_a_dataframe():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"target": ["cat"] * N}, ValueError, "must hold numbers if classes have no names, got text: 'cat'"),
+        ({"target": ["cat"] * N}, ValueError, "must contain numbers if classes have no names, got text: 'cat'"),
         ({"target": ["cat", "cow"] * 3, "class_names": NAMES}, ValueError, "'cat', 'dog', 'eel', got 'cow'"),
         ({"target": ["cat", None] * 3, "class_names": NAMES}, ValueError, "every row, got None in row 1"),
         ({"class_names": "abc"}, TypeError, "`class_names` must be a list of strings, got 'abc'"),
@@ -113,8 +116,8 @@ def test_pandas_objects_and_the_columns_of_a_dataframe():
             TypeError,
             "`preds` must be a tensor, an array or a list of numbers, got list",
         ),
-        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must hold numbers, got text such as 'x'"),
-        ({"preds": PROBS + 1j}, TypeError, "`preds` must hold numbers, got complex128"),
+        ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must contain numbers, got text such as 'x'"),
+        ({"preds": PROBS + 1j}, TypeError, "`preds` must contain numbers, got complex128"),
     ],
 )
 def test_bad_arrays_and_names_are_errors_that_name_the_cause(given, error, words):

@@ -194,7 +194,7 @@ def test_modules_compile_whole_and_there_a_bad_row_gives_nan(name):
     torch.testing.assert_close(a.grad, b.grad)
     logits[3] = torch.nan
     assert compiled(logits, target).isnan()
-    with pytest.raises(ValueError, match="`preds` must not hold NaN"):
+    with pytest.raises(ValueError, match="`preds` must not contain NaN"):
         loss(logits, target)
 
 

@@ -146,7 +146,7 @@ def test_a_number_of_no_group_is_an_error_and_changes_nothing():
     for cls, wrong in itertools.product((tc.NLL, tc.ECE, tc.KS), (6, -2, 2**40)):
         metric = updated(tc.ByGroup(cls(task="binary"), num_groups=N_GROUPS), (P, Y), groups=torch.tensor([0, 5, 5]))
         before = metric.compute()
-        with pytest.raises(ValueError, match=rf"`groups` must be numbers in \[0, 5\].* got {wrong} \(1 of 3 rows\)"):
+        with pytest.raises(ValueError, match=rf"`groups` must be in \[0, 5\].* got {wrong} \(1 of 3 rows\)"):
             metric.update(P, Y, groups=torch.tensor([1, wrong, 2]))
         close(metric.compute(), before)
         trusting = tc.ByGroup(cls(task="binary", validate_args=False), num_groups=N_GROUPS)
@@ -252,7 +252,7 @@ def test_a_collection_passes_groups_to_metrics_by_group_and_converts_input_once(
     for name, metric in alone.items():
         metric.update(preds, target, **({"groups": groups} if name.endswith("by") else {}))
         close(before[name], metric.compute())
-    with pytest.raises(ValueError, match="`groups` must be numbers"):
+    with pytest.raises(ValueError, match=r"`groups` must be in \["):
         metrics.update(preds, target, groups=groups + 1)
     for name, value in metrics.compute().items():
         close(value, before[name])
@@ -384,8 +384,8 @@ def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
     wrong = [
         ({"groups": [0.0, 1.0, 1.0]}, TypeError, "must be a tensor of integers"),
         ({"groups": torch.tensor([0, 1])}, ValueError, "one number per sample"),
-        ({"groups": torch.tensor([0, -2, 1])}, ValueError, "must be numbers in [0, 1]"),
-        ({"num_groups": 2}, ValueError, "must be numbers in [0, 1]"),
+        ({"groups": torch.tensor([0, -2, 1])}, ValueError, "`groups` must be in [0, 1]"),
+        ({"num_groups": 2}, ValueError, "`groups` must be in [0, 1]"),
         ({"function": "ece"}, TypeError, "`function` must be a function such as"),
         ({"function": lambda *_, **__: 1.0}, TypeError, "`function` must return a tensor"),
         ({"target": torch.tensor([0, 1])}, ValueError, "as many samples"),

@@ -162,7 +162,7 @@ def test_wrong_counts_and_components_are_refused():
     logits, counts = data("multiclass")
     given = {"task": "multiclass", "from_logits": True}
     alone = counts.index_put((torch.tensor(3),), torch.tensor([0, 1, 0, 0]))
-    no_counts = "`target` must be counts of votes"
+    no_counts = "`target` must be annotator counts"
     one_of = "`component` must be one of 'value', 'noise_floor', "
     corrected = partial(F.total_variation, logits, counts, component="corrected", **given)
     unknown = partial(tc.KLDivergence, task="binary", component="b")
@@ -177,12 +177,12 @@ def test_wrong_counts_and_components_are_refused():
             rows.append((name, partial(call, counts / counts.sum(-1, keepdim=True)), TypeError, [no_counts, "float32"]))
         if component == "corrected":
             rows.append((name, partial(call, counts.argmax(-1)), TypeError, [no_counts, "torch.int64 (30,)"]))
-            few = ["`target` must count at least 2 votes in every row, got 1 (1 of 30"]
+            few = ["`target` must have at least 2 annotators in every row, got 1 (1 of 30"]
             rows.append((name, partial(call, alone), ValueError, few))
     assert_refused(rows)
     collection = tc.CalibrationCollection([tc.NLL(**given), tc.KLDivergence(**given, component="corrected")])
     collection.update(logits, counts)
-    with pytest.raises(ValueError, match="at least 2 votes"):
+    with pytest.raises(ValueError, match="at least 2 annotators"):
         collection.update(logits, alone)
     expected = F.kl_divergence(logits, counts, **given, component="corrected")
     torch.testing.assert_close(collection.compute()["KLDivergence"], expected)

@@ -53,7 +53,7 @@ def test_comparison_of_arrays_is_that_of_tensors():
     assert [line.values for line in found.lines] == [line.values for line in expected.lines]
     assert (found.task, found.task_is_inferred, expected.task_is_inferred) == ("multiclass", True, False)
     assert found.class_names == tuple(NAMES[:4])
-    with pytest.raises(ValueError, match="system 'a': `target` must hold the class names"):
+    with pytest.raises(ValueError, match="system 'a': `target` must contain the class names"):
         tc.compare({"a": arrays["sure"], "b": arrays["sure"]}, words, class_names=list("abcd"))
 
 

@@ -94,8 +94,8 @@ def test_groups_come_with_all_rows_or_with_none_and_bad_ones_add_nothing():
     refused += [
         (partial(builder.update, p, y, groups=wrong, group_names=names), kind, words)
         for wrong, names, kind, words in (
-            (groups - 2, NAMES, ValueError, "must be numbers in"),
-            (groups, NAMES[:2], ValueError, "must be numbers in"),
+            (groups - 2, NAMES, ValueError, "`groups` must be in ["),
+            (groups, NAMES[:2], ValueError, "`groups` must be in ["),
             (groups[:3], NAMES, ValueError, "one number per sample"),
             (groups, ["x" * 1001] * 8, ValueError, "at most 1,000 letters"),
             (groups, "abcdefgh", TypeError, "`group_names` must be a list of strings"),
@@ -180,7 +180,7 @@ def test_an_empty_text_is_no_group_and_what_tells_no_groups_is_refused_in_one_li
         ({"site": np.zeros(5)}, "must hold whole numbers or text as groups, got float64"),
         ({"site": np.zeros((5, 2), np.int64)}, "must be one group per sample, got shape"),
         ({"site": np.array(["a", "b", "c", "d", "e" * 1001])}, "must hold text of at most 1,000 characters"),
-        ({"site": np.array([0, 1, -2, 0, 0])}, "`groups` must be numbers in"),
+        ({"site": np.array([0, 1, -2, 0, 0])}, "`groups` must be in ["),
         ({}, "--groups must name an array in"),
     ):
         write_npz(path, {**five, **site})

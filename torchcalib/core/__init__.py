@@ -1,7 +1,8 @@
-"""Raw tensors in, `Predictions` out: the only place that checks or converts input.
+"""Input conversion, and the statistics that metrics are computed from.
 
-`InputFormat` says how tensors are to be read; it is a frozen value, so two metrics with equal formats can share one
-reading. `Predictions` holds what every score and every bin is computed from, each row quantity computed once.
+`InputFormat` checks and converts the input; no other package does. It is a frozen value: metrics with equal formats can
+share one conversion. It returns `Predictions`, which caches per-row quantities. Accumulators compute sums or samples
+from them.
 
-Axes: `...` batch, `N` samples, `C` classes (or labels).
+Axes in shapes: `...` batch, `N` samples, `C` classes, `L` labels.
 """

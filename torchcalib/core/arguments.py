@@ -1,4 +1,4 @@
-"""Options that are not tensors, and their checks."""
+"""Types and checks for options that are not tensors."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -15,30 +15,37 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 
 class InputOptions(TypedDict, total=False):
-    """Options of the input, which every metric takes as keywords.
+    """Input options, which every metric accepts as keyword arguments.
 
-    - `from_logits` (default False): `preds` are logits. This is never guessed from the values.
-    - `weights` (default None): non-negative, of the shape of the samples. Weight k equals k copies of the row, 0
-      removes it. A further leading axis, `(R, ..., N)`, is one of R replicates; results have it in front.
-    - `ignore_index` (default None): rows with this target are dropped; the class stays in the softmax.
-    - `positive_classes` (default None): multi-class input is treated as binary: this set of classes against the rest.
-      P(y=1) is the sum over the set, and P(y=0) the sum over the other classes, so that both are precise. Rows are not
-      normalised: log scores use the sum over the side that occurred, the Brier score the sum over the other side.
-    - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None is the
-      last axis or axis 1, whichever agrees with the shape of the target; if both do, it must be given. Integer targets
-      with that axis in multi-class input, `(..., N, C)`, are annotator counts; binary and multi-label counts,
-      for no and yes, have a last axis, `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators is an error, or
-      missing under `nan_policy="drop"`. `ignore_index` applies to labels only.
-    - `batch_dims` (default 0): number of leading axes to keep apart; results have these axes. All other axes but the
-      class axis are samples.
-    - `num_classes`, `num_labels` (default None): number of classes or labels, which is checked, and implies the task.
-    - `validate_args` (default True): check the values and raise an error for bad ones. Under `torch.compile` and `vmap`
-      a bad row makes the result NaN instead. False trusts the input.
-    - `nan_policy` (default "raise"): for missing rows, whose predictions or soft targets hold NaN or an infinity that
-      leaves no distribution (infinite probabilities, logits that are all -inf; a logit of +inf is valid). "raise" is an
-      error. "drop" gives the row weight 0 and gradient 0; classes count such rows (`n_dropped`). In multi-label input
-      the entry is dropped, not the row. Other bad values stay errors. "drop" also works with `validate_args=False`,
-      `torch.compile` and `vmap`.
+    - `from_logits` (default False): `preds` are logits. This is never inferred from the values.
+    - `weights` (default None): non-negative weights with the shape of the samples. Weight k equals k copies of a row,
+      and 0 removes it. An additional leading axis, `(R, ..., N)`, contains R replicate weights of each sample; results
+      have the same leading axis.
+    - `ignore_index` (default None): rows with this target are ignored. The class remains in the softmax.
+    - `positive_classes` (default None): treat multi-class input as binary: these classes against all others. P(y=1) is
+      the sum over these classes, and P(y=0) the sum over the others, which is precise for both. Rows are not
+      normalised: log scores use the sum for the outcome that occurred, the Brier score the other sum.
+    - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None
+      selects the last axis or axis 1, whichever agrees with the shape of the target; if both agree, it is required.
+      Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts
+      have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators is an error, or is
+      missing if `nan_policy="drop"`. `ignore_index` applies to labels only.
+    - `batch_dims` (default 0): number of leading batch axes. Results have one value for each batch element. All other
+      axes except the class axis are samples.
+    - `num_classes`, `num_labels` (default None): number of classes or labels. It is checked, and implies the task.
+    - `validate_args` (default True): check the values and raise an error for invalid ones. Under `torch.compile` and
+      `vmap` an invalid row makes the result NaN instead. False skips the checks.
+    - `nan_policy` (default "raise"): handling of missing predictions and soft targets: NaN, infinite probabilities, and
+      rows of logits that are all -inf (a logit of +inf is valid). "raise" raises an error. "drop" ignores the row, with
+      gradient 0; metric classes count ignored rows in `n_dropped`. In multi-label input only the entry is ignored.
+      Other invalid values still raise. "drop" also works with `validate_args=False`, `torch.compile` and `vmap`.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib.functional import InputOptions, nll
+        >>> options: InputOptions = {"from_logits": True, "ignore_index": -1}
+        >>> nll(torch.tensor([0.0, 2.0]), torch.tensor([1, -1]), task="binary", **options)
+        tensor(0.6931)
     """
 
     from_logits: bool
@@ -53,7 +60,7 @@ class InputOptions(TypedDict, total=False):
     nan_policy: NanPolicy
 
 
-_ELSEWHERE = {
+_SYNONYMS = {
     "num_bins": "n_bins",
     "bins": "n_bins",
     "nbins": "n_bins",
@@ -71,23 +78,29 @@ _ELSEWHERE = {
     "ignore_idx": "ignore_index",
     "multidim_average": "batch_dims",
 }
-"""Names of arguments in torchmetrics, scikit-learn and netcal."""
+"""Equivalents of argument names in torchmetrics, scikit-learn and netcal."""
 
 
-_INSTEAD = {
+_ADVICE = {
     "norm": "Use rmsce for the l2 norm, and mce for the maximum.",
     "top_k": "Pass mode=TopK(k).",
-    "threshold": "Calibration needs no threshold.",
+    "threshold": "Calibration metrics have no threshold.",
 }
 
 
 def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
-    """Return the error for an argument that `where` does not have, with the one that was probably meant."""
-    meant = _ELSEWHERE.get(name)
-    if meant not in known:
-        meant = next(iter(get_close_matches(name, [*known, "sample_weight"], 1)), None)
-    advice = _INSTEAD.get(name) or (f"Did you mean `{meant}`?" if meant else f"It has {', '.join(sorted(known))}.")
-    return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {advice}")
+    """Return the error for an unknown argument, with a suggestion.
+
+    Args:
+        name: the unknown argument.
+        known: arguments of the callable.
+        where: name of the callable in the message.
+    """
+    similar = _SYNONYMS.get(name)
+    if similar not in known:
+        similar = next(iter(get_close_matches(name, [*known, "sample_weight"], 1)), None)
+    hint = f"Did you mean `{similar}`?" if similar else f"Known arguments are {', '.join(sorted(known))}."
+    return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {_ADVICE.get(name) or hint}")
 
 
 def only_task_by_position(value: object) -> TypeError:
@@ -96,7 +109,7 @@ def only_task_by_position(value: object) -> TypeError:
 
 
 def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
-    """Return the task, which follows from the number of classes or labels if only that is given."""
+    """Return the task; if it is None, infer it from the number of classes or labels."""
     if task is None and (num_classes is None) != (num_labels is None):
         return "multilabel" if num_classes is None else "multiclass"
     if task is None:
@@ -107,29 +120,29 @@ def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) 
 
 
 def check_task(task: object) -> None:
-    """Raise unless `task` is one of the three."""
+    """Raise unless `task` is "binary", "multiclass" or "multilabel"."""
     check_choice("task", task, TASKS)
 
 
 def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
-    """Return the task of the predictions: binary for a set of classes against the rest."""
+    """Return the task after conversion: binary if there are `positive_classes`, else `task`."""
     return task if options.get("positive_classes") is None else "binary"
 
 
 def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
-    """Return the classes of a set, or raise."""
+    """Return `positive_classes` as a tuple, or raise if they are not distinct class indices."""
     if task != "multiclass":
         raise ValueError(f"`positive_classes` must be None for task={task!r}, got {classes!r}.")
     if isinstance(classes, str) or not isinstance(classes, Sequence) or not all(is_int(k) for k in classes):
         raise TypeError(f"`positive_classes` must be a list of ints, got {classes!r}. Convert a tensor with .tolist().")
     chosen = tuple(classes)
     if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise ValueError(f"`positive_classes` must be different class indices, at least one, got {list(chosen)}.")
+        raise ValueError(f"`positive_classes` must be distinct class indices, at least one, got {list(chosen)}.")
     return chosen
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise unless `value` is one of those allowed."""
+    """Raise unless `value` is one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
@@ -151,7 +164,7 @@ def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = 
 
 
 def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
-    """Raise unless `value` is a finite number above 0, and of at least `at_least`."""
+    """Raise unless `value` is a finite number above 0, and at least `at_least`."""
     if not is_number(value):
         raise TypeError(f"`{name}` must be a number, got {value!r}.")
     if not (0 < value < math.inf and value >= at_least):
@@ -160,16 +173,16 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 
 
 def check_level(level: object, n_replicates: int) -> None:
-    """Raise unless `level` is in (0, 1), and some of the replicates lie outside the interval on either side."""
+    """Raise unless `level` is in (0, 1), and at least one replicate is expected beyond each end of the interval."""
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
-    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # the small number keeps 2 / 0.05 whole
+    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # 1 - 1e-9 corrects rounding: 2 / (1 - 0.95) is 40
     if n_replicates < least:
         raise ValueError(
-            f"`n_replicates` must be at least {least} for level={level}, got {n_replicates}. None of so few would lie "
-            "outside."
+            f"`n_replicates` must be at least {least} for level={level}, got {n_replicates}. With fewer, no replicate "
+            "lies outside the interval."
         )
 
 
@@ -182,18 +195,18 @@ def check_seed(seed: object) -> None:
 
 
 def check_average(average: object, has_outputs: bool) -> None:
-    """Raise unless `average` is "macro", or None if there is an axis of classes or labels."""
+    """Raise unless `average` is "macro", or None for values with an axis of classes or labels (`has_outputs`)."""
     if average not in ("macro", None):
         raise ValueError(f"`average` must be 'macro' or None, got {average!r}.")
     if average is None and not has_outputs:
         raise ValueError(
-            "`average` must be 'macro' where there is a single value, got None. Values per class come from "
-            "mode='classwise', values per label from task='multilabel'."
+            "`average` must be 'macro' for a metric with a single value, got None. For values per class pass "
+            "mode='classwise', for values per label task='multilabel'."
         )
 
 
 def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None) -> int | None:
-    """Return the number of classes or labels, from the argument that the task takes."""
+    """Return the number of classes or labels, or None; raise if it is given for another task."""
     wrong = {
         "binary": {"num_classes", "num_labels"},
         "multiclass": {"num_labels"},
@@ -206,10 +219,10 @@ def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is an int or a float, and not a bool."""
+    """Return whether `value` is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is an int, and not a bool."""
+    """Return whether `value` is an int, but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Array-likes of numpy, pandas and Python to tensors."""
+"""Conversion of arrays, pandas objects and lists to tensors."""
 
 from typing import Any
 
@@ -7,24 +7,24 @@ import torch
 from torch import Tensor
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
-"""Dtypes of kinds that torch supports in part only."""
+"""Target dtypes for numpy dtype kinds that torch supports only partly."""
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
 def as_tensors(preds: Any, target: Any, weights: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return predictions, targets and weights as tensors. What is not a tensor goes to the device of `preds`."""
+    """Return predictions, targets and weights as tensors. Converted values go to the device of `preds`."""
     preds = as_tensor("preds", preds)
     target = as_tensor("target", target, preds.device)
     return preds, target, None if weights is None else as_tensor("weights", weights, preds.device)
 
 
 def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
-    """Return a tensor, or an array, a pandas Series or DataFrame, or a list as a tensor.
+    """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a tensor is returned unchanged.
 
-    Numbers of Python become float64 or int64. The memory of a writable array is shared.
+    Python numbers become float64 or int64. The tensor shares memory with a writable array.
 
     Raises:
-        TypeError: if `x` does not hold numbers.
+        TypeError: if `x` does not contain numbers.
     """
     if isinstance(x, Tensor):
         return x
@@ -43,7 +43,7 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         found = _KINDS.get(array.dtype.kind, array.dtype.name)
         example = f" such as {array.reshape(-1)[:1].tolist()[0]!r}" if array.size else ""
         advice = " Pass class indices: numpy.searchsorted(class_names, labels)." if name == "target" else ""
-        raise TypeError(f"`{name}` must hold numbers, got {found}{example}.{advice}")
+        raise TypeError(f"`{name}` must contain numbers, got {found}{example}.{advice}")
     wide = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else _DTYPES[array.dtype.kind]
     if array.dtype.itemsize > 8:
         wide = np.float64
@@ -52,5 +52,5 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
 
 
 def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether an array of objects holds None or pandas' NA, which become NaN."""
+    """Return whether an object array contains None or `pandas.NA`, which become NaN."""
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))

@@ -1,4 +1,4 @@
-"""The table of bins, with the band in which the frequencies of a calibrated model lie."""
+"""Tables of bins with consistency bands: the range of frequencies that is expected under perfect calibration."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,23 +19,24 @@ from torchcalib.ops.count_moments import deviations_by_chance
 
 
 def root(x: Tensor) -> Tensor:
-    """Return sqrt(x), with gradient 0 at 0, where the slope is infinite and of no use."""
+    """Return sqrt(x), with gradient 0 at 0 instead of infinity."""
     zero = x == 0
     return x.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
 
 def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
-    """Return the edges `i / n_bins` of equal-width bins, `(n_bins + 1,)`."""
+    """Return the edges `i / n_bins` of equal-width bins `(n_bins + 1,)`, with the dtype and device of `like`."""
     return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
 
 
 def consistency_band(b: BinStats, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Return between which frequencies those of a calibrated model lie, bin by bin `(..., B)`; see `BinTable`."""
+    """Return the lower and upper ends of the consistency band, each `(..., B)`; see `BinTable`."""
     tail = (1 - level) / 2
     expected, noise = b.sums[..., 1, :].detach(), b.noise
     ends = []
-    for chance in (tail, 1 - tail):
-        deviation = deviations_by_chance(torch.full_like(noise, chance)[None], b.n.detach(), expected, b.spread, noise)
+    for probability in (tail, 1 - tail):
+        quantile = torch.full_like(noise, probability)[None]
+        deviation = deviations_by_chance(quantile, b.n.detach(), expected, b.spread, noise)
         ends.append(((expected + deviation[0] * noise.sqrt()) / b.n.detach()).clamp(0, 1))
     return ends[0], ends[1]
 
@@ -44,14 +45,14 @@ Row = Mapping[str, float]
 
 
 def _unless_empty(cell: Callable[[Row], Cell]) -> Callable[[Row], Cell]:
-    """Return a function that leaves cells of bins without data empty."""
+    """Return a function like `cell` that returns an empty cell for a bin without data."""
     return lambda row: cell(row) if row["n"] else Cell()
 
 
 def _column(
     header: str, fields: str, cell: Callable[[Row], Cell], *, is_number: bool = True, only_page: bool = False
 ) -> Column:
-    """Return a column of these fields of a bin, empty for bins without data but for edges and counts."""
+    """Return a table column for these fields of a bin. Bins without data only show edges, count and share."""
     shown = cell if fields in ("lower upper", "n", "share") else _unless_empty(cell)
     data = {name: itemgetter(name) for name in fields.split()}
     return Column(header, shown, is_number=is_number, shown="page" if only_page else "always", data=data)
@@ -59,25 +60,32 @@ def _column(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BinTable(Tabular):
-    """Bins of predictions. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
+    """Statistics of B bins. All fields have shape `(..., B)`; an empty bin has n = 0, gap 0 and NaN means.
 
-    A notebook shows it as a table. `to_pandas`, `to_markdown` and `to_latex` export it, and
-    `torchcalib.plots.reliability_diagram` draws it.
+    Notebooks display it as a table. `to_pandas`, `to_markdown` and `to_latex` export it, and
+    `torchcalib.plots.reliability_diagram` plots it.
 
     Attributes:
         lower, upper: edges of the bin.
-        n: sum of weights: the number of samples where all weights are 1.
-        share: n / N.
+        n: total weight: the number of samples if all weights are 1.
+        share: n / N, the fraction of all samples.
         confidence: mean confidence.
         frequency: mean outcome.
-        gap: frequency - confidence; positive is under-confident, for confidences above 0.5.
-        ecd: mean entropic calibration difference, in nats.
-        band_low, band_high: between which the frequency lies in 95 % of data sets (or more, where few outcomes are
-            possible), if the confidences are the probabilities of the outcomes: a consistency band, for each bin by
-            itself. NaN where it is not known: of bins that follow from the outcomes, and of sums without noise.
+        gap: frequency - confidence. A positive gap is under-confidence if the confidence is above 0.5.
+        ecd: mean entropic calibration difference (ECD), in nats.
+        band_low, band_high: consistency band. Under perfect calibration the frequency lies in it with probability 95 %,
+            or more if few outcomes are possible. Each bin has its own band, without correction for multiple bins. NaN
+            for bins that depend on the outcomes, and for sums without noise.
 
     Source of the band:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
+
+    Example:
+        >>> import torch
+        >>> from torchcalib.functional import calibration_curve
+        >>> table = calibration_curve(torch.tensor([0.2, 0.3, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
+        >>> table.gap
+        tensor([0.2500, 0.1000], dtype=torch.float64)
     """
 
     lower: Tensor
@@ -93,42 +101,40 @@ class BinTable(Tabular):
 
     @classmethod
     def of(cls, b: BinStats, edges: Tensor) -> Self:
-        """Read the table of bins between `edges (..., B + 1)`. Bins without sums of ECD have NaN there."""
+        """Return the table for sums over bins with `edges (..., B + 1)`. `ecd` is NaN if it was not summed."""
         lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
         return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
 
     def mean(self, column: str) -> Tensor:
-        """Mean of a column over all samples `(...)`, such as the mean confidence; NaN without data."""
+        """Return the mean of a column over all samples `(...)`, for example of "confidence"; NaN without data."""
         means: Tensor = getattr(self, column)
         return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `table[k]` is the table of class k."""
+        """Index the batch axes, for example `table[k]` for class k of a class-wise table."""
         if self.n.dim() < 2:
-            raise IndexError("a table of one series has no batch axis to index")
+            raise IndexError("the table has no batch axis to index: its fields have shape (B,)")
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to_dict(self) -> dict[str, NDArray[np.float64]]:
-        """Return every field as a numpy array, by name."""
+        """Return a dict from field names to numpy arrays."""
         return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
 
     def layout(self, title: str = "") -> Table:
-        """Return a row for each bin, under the index of its series if there are batch axes."""
+        """Return a table with one row per bin, and one section per batch element."""
         values = {name: column for name, column in self.to_dict().items() if column.ndim == self.n.dim()}
-        series = list(product(*map(range, self.n.shape[:-1])))
+        indices = list(product(*map(range, self.n.shape[:-1])))
         sections = {
             str(list(index)) if index else "": [
                 dict(zip(values, row, strict=True))
                 for row in zip(*(column[index].tolist() for column in values.values()), strict=True)
             ]
-            for index in series
+            for index in indices
         }
         is_quiet: Callable[[Row], bool] = lambda row: not row["n"]  # noqa: E731
         return Table.of(self._columns(), sections, title, is_quiet=is_quiet, heading_name="index")
 
     def _columns(self) -> list[Column]:
-        """Return the columns of the layout."""
-
         def band(row: Row) -> Cell:
             low, high = row["band_low"], row["band_high"]
             return Cell() if math.isnan(low) else Cell(f"{decimals(low)} to {decimals(high)}")
@@ -153,7 +159,7 @@ class BinTable(Tabular):
     def __str__(self) -> str:
         if self.n.dim() > 1:
             return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
-        # What holds more than one number for a bin is no column of text.
+        # Fields with several numbers per bin, as `quantiles`, are not shown.
         names = [field.name for field in fields(self) if getattr(self, field.name).dim() == 1]
         lines = ["".join(f"{name:>11}" for name in names)]
         for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
@@ -165,17 +171,25 @@ class BinTable(Tabular):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TCETable(BinTable):
-    """A `BinTable` with what a test says of every bin: which predictions do not fit the outcomes that the bin holds.
+    """`BinTable` with the result of a test in each bin of the test-based calibration error (TCE).
 
-    `torchcalib.plots.tce_diagram` draws it. Bins run from the least predictions to the largest.
+    The test compares each prediction with the outcomes in its bin. Bins are in ascending order of the predictions.
+    `torchcalib.plots.tce_diagram` plots the table.
 
     Attributes:
-        rejected: `(..., B)` samples of the bin whose prediction the test rejects, weights counted; 0 to n.
-        quantiles: `(..., B, 33)` the predictions of the bin at 33 evenly spaced ranks, from its least to its largest;
-            NaN in an empty bin.
+        rejected: total weight of the samples in the bin whose prediction the test rejects, `(..., B)`; 0 to n.
+        quantiles: sorted predictions in the bin at 33 evenly spaced ranks, from minimum to maximum, `(..., B, 33)`; NaN
+            in an empty bin.
 
     Source:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, eq. 7.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib.functional import tce_table
+        >>> table = tce_table(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0, 0, 1]), task="binary", bins=[0, 0.5, 1])
+        >>> table.rejected
+        tensor([0., 0.], dtype=torch.float64)
     """
 
     rejected: Tensor
@@ -200,7 +214,7 @@ class TCETable(BinTable):
 
     @property
     def tce(self) -> Tensor:
-        """Share of all samples that the test rejects, in percent `(...)`; NaN without data."""
+        """Percentage of all samples that the test rejects, [0, 100] `(...)`; NaN without data."""
         return 100 * self.rejected.sum(-1) / self.n.sum(-1)
 
 

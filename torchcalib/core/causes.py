@@ -1,19 +1,19 @@
-"""The most likely cause of bad values, by all values, as advice for an error message.
+"""Advice for error messages: the most likely cause of bad values, inferred from all values.
 
-Advice must not turn a mistake into a wrong result. Where nothing shows the cause, it names the condition under which an
-option is right.
+Following the advice must never give a wrong result. Where the cause is not certain, the advice states the condition
+under which an option is correct.
 """
 
 import torch
 from torch import Tensor
 
 MOST_IGNORED = 0.05
-"""Largest share of rows that an ignored label plausibly has. More rows are a mistake in the coding of labels."""
+"""Largest plausible fraction of rows with an ignored label. Above it, the labels are probably encoded wrongly."""
 
-_FEW = 8  # values from which on logits without a negative one are unlikely
-_LARGEST_LOGIT = 30.0  # above it the probability is 1 in float64
+_FEW = 8  # number of values from which logits without a negative value are unlikely
+_LARGEST_LOGIT = 30.0  # larger logits are unlikely: the complement of their probability is below 1e-13
 _MOST_DECIMALS = 4
-_MOST_ROUNDING = 0.1  # of the sum of a row
+_MOST_ROUNDING = 0.1  # largest rounding error of a row sum that dividing by the sum may correct
 
 
 def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
@@ -21,7 +21,7 @@ def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
 
     Args:
         target: all labels.
-        rows: which of them are outside; a mask of the same shape.
+        rows: mask of the labels out of range, broadcastable to `target`.
         num_classes: number of classes; 2 for binary and multi-label targets.
     """
     values = target[~target.isnan()] if target.is_floating_point() else target
@@ -39,25 +39,32 @@ def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
             return f"{check}Pass ignore_index={least} if that value marks rows to drop."
         if not 0 < least <= num_classes:
             return (
-                f"It is the label of {share:.0%} of rows, which is too much for a mark of rows to drop. "
+                f"It is the label of {share:.0%} of rows, which is too many for a label to ignore. "
                 f"Number the classes from 0 to {num_classes - 1}."
             )
     if low >= 0:
         return (
-            f"Labels go up to {high}, so that there seem to be at least {high + 1} classes, and predictions of "
+            f"The largest label is {high}, which implies at least {high + 1} classes, but there are predictions for "
             f"{num_classes}. Check that every class has a prediction, and that labels count from 0."
         )
-    return f"Labels go from {low} to {high}. Number the classes from 0 to {num_classes - 1}."
+    return f"Labels range from {low} to {high}. Number the classes from 0 to {num_classes - 1}."
 
 
 def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> str:
-    """Return the likely cause of probabilities outside [0, 1], `rows` of `preds` or of soft `target`s."""
+    """Return the likely cause of probabilities or soft targets outside [0, 1].
+
+    Args:
+        name: "preds" or "target".
+        probs: all values.
+        rows: mask of the values out of range; multi-class, of the rows that contain one.
+        per_class: whether the last axis of `probs` is the class axis.
+    """
     finite = probs[probs.isfinite()].double()
     low, high = (float(end) for end in finite.aminmax()) if finite.numel() else (0.0, 0.0)
     if name == "target":
         if not per_class and bool((finite == finite.round()).all()):
             return cause_of_labels(probs, rows, 2)
-        return "Soft targets are shares of votes; pass counts of votes as integers."
+        return "Soft targets are proportions of annotators; pass annotator counts as integers."
     if low < 0:
         return "Pass from_logits=True if these are logits."
     if high <= 1 + 1e-3 and low >= 0 and finite.numel() == probs.numel():
@@ -66,23 +73,23 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
         total = probs.double().sum(-1)
         mean = float(total.mean())
         if bool(((total - 100).abs() <= 1 + 0.005 * probs.shape[-1]).all()):
-            return "Rows sum to 100, so that these are percentages. Divide them by 100."
+            return "Rows sum to 100: these are percentages. Divide them by 100."
         if bool(((total - mean).abs() <= 1e-3 * mean).all()):
             return f"All rows sum to {mean:.6g}. Divide them by their sum."
     elif high <= 100 and (high > _LARGEST_LOGIT or finite.numel() >= _FEW):
-        return "No value is negative, so that these are probably percentages and no logits. Divide percentages by 100."
+        return "No value is negative: these are probably percentages, not logits. Divide percentages by 100."
     if finite.numel() >= _FEW:
         return (
-            "No value is negative, so that these are probably no logits. Convert them to probabilities; pass "
+            "No value is negative: these are probably not logits. Convert them to probabilities; pass "
             "from_logits=True only for the input of a softmax or a sigmoid."
         )
     return "Pass from_logits=True if these are logits."
 
 
 def cause_of_sums(name: str, probs: Tensor) -> str:
-    """Return the likely cause of probabilities of classes, the last axis, that do not sum to 1."""
+    """Return the likely cause of multi-class probabilities or soft targets whose rows do not sum to 1."""
     if name == "target":
-        return "Divide votes by their number, or pass their counts as integers."
+        return "Divide annotator counts by their sum, or pass them as integers."
     total = probs.double().sum(-1)
     decimals = _decimals(probs)
     rounding = 1e-3 if decimals is None else 0.5 * probs.shape[-1] * 10.0**-decimals
@@ -93,17 +100,17 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
             "preds / preds.sum(class_axis, keepdim=True)."
         )
     if decimals is not None and farthest <= min(0.5, rounding):
-        return f"They are rounded to {decimals} decimals, which is too coarse. Store more digits."
+        return f"They are rounded to {decimals} decimals, which is too coarse. Store more decimals."
     for axis in range(1, probs.dim() - 1):
         if bool(((probs.double().sum(axis) - 1).abs() <= 1e-3).all()):
             return f"They sum to 1 over axis {axis}. Pass class_axis={axis} for class-first input."
     if bool((total <= 1 + min(_MOST_ROUNDING, rounding)).all()):
         return "No row has a sum above 1. Check that every class has a prediction: one may be missing."
-    return "Pass task='multilabel' for labels that do not exclude each other, with a target for each label."
+    return "Pass task='multilabel' if a sample can have several labels, with a target for each label."
 
 
 def _decimals(probs: Tensor) -> int | None:
-    """Return the number of decimals of all values; None for more than `_MOST_DECIMALS`."""
+    """Return the number of decimals to which all values are rounded; None for more than `_MOST_DECIMALS`."""
     values = probs.double()
     digits = torch.finfo(probs.dtype).eps
     for decimals in range(1, _MOST_DECIMALS + 1):

@@ -1,4 +1,4 @@
-"""Rules for the values of input, as masks over rows, and the treatment of rows that break them."""
+"""Rules for the values of predictions, targets and weights, and the handling of rows that break a rule."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,11 +15,16 @@ from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
-"""Rounding keeps the sum of a row of probabilities this close to 1."""
+"""Largest accepted distance from 1 of the sum of a row of probabilities, by dtype."""
 
 
 class Problem(NamedTuple):
-    """The rows that break one rule, and the error message for them."""
+    """One way to break a rule.
+
+    Attributes:
+        broken: mask of the rows that break the rule `(..., N)`.
+        explain: function from such a mask to the error message.
+    """
 
     broken: Tensor
     explain: Callable[[Tensor], str]
@@ -29,20 +34,20 @@ class Rule(ABC):
     """A rule for the values of one tensor."""
 
     def kept(self) -> Tensor:
-        """Return whether all rows keep the rule, a boolean scalar."""
+        """Return a bool scalar tensor that is True if no row breaks the rule."""
         return ~self.broken().any()
 
     def broken(self) -> Tensor:
-        """Return which rows break the rule."""
+        """Return a mask of the rows that break the rule `(..., N)`."""
         return reduce(torch.logical_or, (problem.broken for problem in self.problems()))
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Return the ways to break the rule."""
+        """Return each way to break the rule, in the order in which errors are raised."""
 
 
 def all_kept(rules: Sequence[Rule]) -> bool | None:
-    """Return whether all rows keep all rules, or None where values cannot be read."""
+    """Return whether no row breaks a rule; None where values are not available (`torch.compile`, `vmap`)."""
     return look(reduce(and_, map(methodcaller("kept"), rules)))
 
 
@@ -53,29 +58,29 @@ def enforce(
     drop_invalid: bool,
     wait: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise an error for broken rows. Where values cannot be read, give these rows NaN weights instead.
+    """Raise an error for rows that break a rule. Where values are not available, set their weights to NaN instead.
 
     Args:
-        rules: the rules.
+        rules: rules for the rows.
         weights: weights of the rows `(..., N)`, or None for 1.
-        absent: rows of weight 0, which may break any rule; None for none.
-        drop_invalid: give broken rows weight 0, and do not wait for the device.
-        wait: read values; False never waits for the device.
+        absent: mask of rows with weight 0, which may break any rule; None for no such rows.
+        drop_invalid: set the weights of broken rows to 0 instead, without synchronising the device.
+        wait: False sets weights to NaN instead of raising, without synchronising the device.
 
     Returns:
-        The weights, and a mask of the broken rows, or None if there is none.
+        The weights, and a mask of the broken rows, or None if no weights were changed.
     """
     if not rules or (wait and not drop_invalid and all_kept(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
-    own = torch.ones((), dtype=wide_dtype(broken.device), device=broken.device) if weights is None else weights
+    filled = torch.ones((), dtype=wide_dtype(broken.device), device=broken.device) if weights is None else weights
     if drop_invalid:
-        return torch.where(broken, 0.0, own), broken
-    found = look(broken.any()) if wait else None
-    if found is None:
-        return torch.where(broken, torch.nan, own), broken
-    for problem in (problem for rule in rules for problem in rule.problems()) if found else ():
+        return torch.where(broken, 0.0, filled), broken
+    any_broken = look(broken.any()) if wait else None
+    if any_broken is None:
+        return torch.where(broken, torch.nan, filled), broken
+    for problem in (problem for rule in rules for problem in rule.problems()) if any_broken else ():
         rows = problem.broken if absent is None else problem.broken & ~absent
         if bool(rows.any()):
             raise ValueError(problem.explain(rows))
@@ -83,7 +88,7 @@ def enforce(
 
 
 def _within(values: Tensor, low: float, high: float) -> Tensor:
-    """Return whether all values lie in [low, high], a boolean scalar. NaN does not."""
+    """Return a bool scalar tensor that is True if all values are in [low, high]. NaN is not."""
     if not values.numel():
         return torch.ones((), dtype=torch.bool, device=values.device)
     least, greatest = values.detach().aminmax()
@@ -91,67 +96,75 @@ def _within(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def _found(rows: Tensor, values: Tensor) -> str:
-    """Describe the first broken row: '3.2 (17 of 100 rows)'."""
+    """Return the value in the first broken row and the number of broken rows, as in '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
     first = first.detach().cpu()
     first = first.float() if first.dtype == torch.bfloat16 else first  # numpy has no bfloat16
-    shortest = str(first.numpy()[()])  # the fewest digits that identify the value
+    shortest = str(first.numpy()[()])  # the shortest text that identifies the value
     return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 
 def _nan_problem(name: str, values: Tensor) -> Problem:
     fix = "Pass nan_policy='drop' to leave these rows out."
-    return Problem(values.isnan(), lambda rows: f"`{name}` must not hold NaN, got {_found(rows, values)}. {fix}")
+    return Problem(values.isnan(), lambda rows: f"`{name}` must not contain NaN, got {_found(rows, values)}. {fix}")
 
 
 @dataclass(frozen=True, eq=False)
 class WeightRule(Rule):
-    """Weights of samples; if `whole`, counts of copies."""
+    """Weights must be 0 or from 1e-150 to 1e150, or if `whole`, whole numbers up to 2^53.
+
+    Other weights would overflow or underflow in float64 sums.
+    """
 
     weights: Tensor
     whole: bool = False
 
     def problems(self) -> list[Problem]:
-        """Return weights that are no counts, or that are negative, not finite, or overflow or vanish in sums."""
+        """Return the rows with a weight out of range."""
         weights = self.weights
-        if self.whole:  # float64 holds every whole number up to 2^53
-            fine = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
-            rule = "whole numbers here, where weight k stands for k copies of a sample"
-            fix = "Scale them to counts of copies and round them."
+        if self.whole:  # float64 represents every whole number up to 2^53
+            valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
+            rule = "whole numbers for methods that sort samples (weight k means k copies)"
+            fix = "Scale and round them."
         else:
-            fine = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
-            rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to leave a row out."
-        return [Problem(~fine, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
+            valid = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
+            rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to ignore a row."
+        return [Problem(~valid, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
 
 
 @dataclass(frozen=True, eq=False)
 class VoteRule(Rule):
-    """Numbers of votes behind the rows, as `shares_of_votes` returns them."""
+    """Annotator counts must not be negative, and each row must have at least `at_least` annotators.
+
+    Attributes:
+        n_votes: number of annotators in each row, or a negative count; see `shares_of_votes`.
+        at_least: minimum number of annotators.
+    """
 
     n_votes: Tensor
     at_least: int
 
     def kept(self) -> Tensor:
-        """Return whether all numbers are in range."""
+        """Return a bool scalar tensor that is True if all rows have valid counts and enough annotators."""
         return _within(self.n_votes, self.at_least, 2**53)
 
     def problems(self) -> list[Problem]:
-        """Return numbers that are no counts, and too small ones."""
+        """Return the rows with counts out of range, and the rows with too few annotators."""
         n_votes, at_least = self.n_votes, self.at_least
-        votes, whole = f"{at_least} vote" + "s" * (at_least > 1), n_votes.long()
+        annotators, whole = f"{at_least} annotator" + "s" * (at_least > 1), n_votes.long()
         return [
             Problem(
                 (n_votes < 0) | (n_votes > 2**53),
                 lambda rows: (
-                    f"`target` must be counts of votes, from 0 to 2^53 a row, got {_found(rows, whole)}. Integers "
-                    "with a class axis are votes; drop the class axis for labels."
+                    f"`target` must be annotator counts from 0 to 2^53, got {_found(rows, whole)}. Integers with a "
+                    "class axis are annotator counts; drop the class axis for labels."
                 ),
             ),
             Problem(
                 (n_votes >= 0) & (n_votes < at_least),
                 lambda rows: (
-                    f"`target` must count at least {votes} in every row, got {_found(rows, whole)}. Give these rows "
-                    "weight 0" + (", or pass nan_policy='drop'." if at_least == 1 else ".")
+                    f"`target` must have at least {annotators} in every row, got {_found(rows, whole)}. Pass weight 0 "
+                    "for these rows" + (", or nan_policy='drop'." if at_least == 1 else ".")
                 ),
             ),
         ]
@@ -159,17 +172,17 @@ class VoteRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class LabelRule(Rule):
-    """Labels in [0, num_classes - 1]."""
+    """Labels must be in [0, num_classes - 1]."""
 
     target: Tensor
     num_classes: int
 
     def kept(self) -> Tensor:
-        """Return whether all labels are in range."""
+        """Return a bool scalar tensor that is True if all labels are in range."""
         return _within(self.target, 0, self.num_classes - 1)
 
     def problems(self) -> list[Problem]:
-        """Return labels out of range."""
+        """Return the rows with a label out of range."""
 
         def explain(rows: Tensor) -> str:
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
@@ -180,19 +193,19 @@ class LabelRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class GroupRule(Rule):
-    """Numbers of groups in [0, num_groups - 1]. Rows without a group are absent already."""
+    """Group indices must be in [0, num_groups - 1]. Rows without a group have weight 0 and are not checked."""
 
     groups: Tensor
     num_groups: int
 
     def problems(self) -> list[Problem]:
-        """Return numbers out of range."""
+        """Return the rows with a group index out of range."""
         outside = (self.groups < 0) | (self.groups >= self.num_groups)
         return [
             Problem(
                 outside,
                 lambda rows: (
-                    f"`groups` must be numbers in [0, {self.num_groups - 1}], or -1 for a row of no group, got "
+                    f"`groups` must be in [0, {self.num_groups - 1}], or -1 for rows without a group, got "
                     f"{_found(rows, self.groups)}. Number the groups from 0, and pass `num_groups`."
                 ),
             )
@@ -201,29 +214,29 @@ class GroupRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class LogitRule(Rule):
-    """Logits. +inf and -inf are legal; over classes, a row must have a logit above -inf."""
+    """Logits must not be NaN. They may be infinite, but a multi-class row needs a logit above -inf."""
 
     logits: Tensor
     per_class: bool
 
     def kept(self) -> Tensor:
-        """Return whether all logits are legal."""
+        """Return a bool scalar tensor that is True if all logits are valid."""
         if not self.per_class:
             return _within(self.logits, -torch.inf, torch.inf)
         return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
 
     def problems(self) -> list[Problem]:
-        """Return NaN, and rows that are all -inf."""
+        """Return the rows that contain NaN, and the multi-class rows in which all logits are -inf."""
         if not self.per_class:
             return [_nan_problem("preds", self.logits)]
-        top = self.logits.amax(-1)  # NaN if any logit is
+        top = self.logits.amax(-1)  # NaN if any logit in the row is NaN
         return [
             _nan_problem("preds", top),
             Problem(
                 top == -torch.inf,
                 lambda rows: (
                     f"`preds` must have a logit above -inf in every row, got only {_found(rows, top)}. "
-                    "Mask all classes but one, not all of them."
+                    "Leave at least one class unmasked."
                 ),
             ),
         ]
@@ -231,7 +244,7 @@ class LogitRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class ProbabilityRule(Rule):
-    """Probabilities of predictions or soft targets; over classes, a row must sum to 1."""
+    """Probabilities or soft targets must be in [0, 1], and a multi-class row must sum to 1."""
 
     name: str
     probs: Tensor
@@ -239,14 +252,14 @@ class ProbabilityRule(Rule):
     tolerance: float
 
     def kept(self) -> Tensor:
-        """Return whether all values are in range, and all sums 1."""
+        """Return a bool scalar tensor that is True if all values are in range and all sums are close to 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside
         return inside & _within(self._total() - 1, -self.tolerance, self.tolerance)
 
     def problems(self) -> list[Problem]:
-        """Return NaN, values outside [0, 1] and, over classes, sums that are not 1."""
+        """Return the rows that contain NaN, values outside [0, 1], and multi-class rows that do not sum to 1."""
         name, probs = self.name, self.probs
         low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
         outside = Problem(
@@ -259,14 +272,14 @@ class ProbabilityRule(Rule):
         if not self.per_class:
             return [_nan_problem(name, low), outside]
         total = self._total()
-        off = Problem(
+        wrong_sum = Problem(
             ~((total - 1).abs() <= self.tolerance),
             lambda rows: (
                 f"`{name}` must sum to 1 over the class axis (within {self.tolerance:g}), got {_found(rows, total)}. "
                 f"{cause_of_sums(name, probs)}"
             ),
         )
-        return [_nan_problem(name, low), outside, off]
+        return [_nan_problem(name, low), outside, wrong_sum]
 
     def _total(self) -> Tensor:
         """Return the sums of rows, in at least float32."""
@@ -275,34 +288,35 @@ class ProbabilityRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class RowRule(Rule):
-    """Rows of multi-class predictions and labels, by their log-probability: it is NaN where either is bad.
+    """Multi-class predictions and labels must be valid, which the log-probability of the label shows in one pass.
 
-    The rules for predictions only name the problem. The last of their problems gets all remaining rows, because a sum
-    close to the tolerance may come out on either side of it.
+    It is NaN for an invalid prediction or label. `preds_rule` and `label_rule` only provide the error message. The last
+    problem of `preds_rule` contains all remaining rows, because rounding may put a sum close to the tolerance on either
+    side of it.
     """
 
     log_prob: Tensor
-    of_preds: Rule
-    of_labels: LabelRule
+    preds_rule: Rule
+    label_rule: LabelRule
 
     def kept(self) -> Tensor:
-        """Return whether no log-probability is NaN. A sum that contains NaN compares false."""
-        return self.log_prob.detach().sum() <= 0
+        """Return a bool scalar tensor that is True if no log-probability is NaN."""
+        return self.log_prob.detach().sum() <= 0  # False if the sum is NaN
 
     def broken(self) -> Tensor:
-        """Return the rows whose log-probability is NaN."""
+        """Return a mask of the rows whose log-probability is NaN `(..., N)`."""
         return self.log_prob.isnan()
 
     def problems(self) -> list[Problem]:
-        """Return the problems of predictions and of labels."""
-        *others, last = self.of_preds.problems()
-        return [*others, *self.of_labels.problems(), last._replace(broken=self.log_prob.isnan())]
+        """Return the problems of predictions and labels, which together contain all broken rows."""
+        *others, last = self.preds_rule.problems()
+        return [*others, *self.label_rule.problems(), last._replace(broken=self.log_prob.isnan())]
 
 
 def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
-    """Return the rows whose predictions or soft targets are missing, with classes on the last axis.
+    """Return a mask of rows with missing predictions or soft targets `(..., N)`; classes are on the last axis.
 
-    A row is missing if it contains NaN, or an infinity that leaves no distribution.
+    A value is missing if it is NaN, an infinite probability, or in a row of logits that are all -inf.
     """
     missing = _missing(preds, from_logits, per_class)
     return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
@@ -311,18 +325,19 @@ def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bo
 def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
     values = values.detach()
     if from_logits:
-        top = values.amax(-1) if per_class else values  # NaN if any logit is
+        top = values.amax(-1) if per_class else values  # NaN if any logit in the row is NaN
         return top.isnan() | (top == -torch.inf) if per_class else top.isnan()
     low, high = (values.amin(-1), values.amax(-1)) if per_class else (values, values)
     return ~(low.isfinite() & high.isfinite())
 
 
 def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Convert counts of votes, classes on `axis`, to shares in the dtype of sums.
+    """Convert annotator counts, with classes on `axis`, to proportions.
 
     Returns:
-        Shares, of the shape of `counts`, and the numbers of votes, without that axis. The number of a row with a
-        negative count is the least of its counts, so that `VoteRule` finds it. Without votes all shares are 0.
+        Proportions, float64 with the shape of `counts`, and the number of annotators, without `axis`. A row without
+        annotators has proportions 0. For a row with a negative count, the number is its smallest count, which
+        `VoteRule` detects.
     """
     counts = counts.to(wide_dtype(counts.device))
     n, least = counts.sum(axis), counts.amin(axis)
@@ -330,14 +345,14 @@ def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def check_numbering(name: str, numbers: object) -> None:
-    """Raise unless these are numbers of groups or folds: a tensor of integers."""
+    """Raise unless `numbers`, which are indices of groups or folds, is an integer tensor."""
     if not isinstance(numbers, Tensor) or numbers.is_floating_point() or numbers.is_complex():
-        what = f"dtype {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
-        raise TypeError(f"`{name}` must be a tensor of integers, got {what}. Number them from 0.")
+        found = f"dtype {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise TypeError(f"`{name}` must be a tensor of integers, got {found}. Number them from 0.")
 
 
 def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
-    """Check weights for samples of `shape` and return them in the dtype of sums."""
+    """Check weights for samples with this shape and return them in float64."""
     if weights.shape != shape:
         raise ValueError(f"`weights` must have one value per sample, shape {tuple(shape)}, got {tuple(weights.shape)}.")
     weights = weights.to(wide_dtype(weights.device))
@@ -357,4 +372,4 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
         raise ValueError(
             f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
         )
-    return values / values.sum(-1, keepdim=True)  # rounded float32 priors would shift every digit after the seventh
+    return values / values.sum(-1, keepdim=True)  # removes the rounding error of float32 priors

@@ -1,4 +1,4 @@
-"""Accumulators that sum functions of the confidence and outcome of events over cells."""
+"""Accumulators that sum functions of confidence and outcome over cells, such as bins."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -31,10 +31,12 @@ S = TypeVar("S", bound=Sums)
 
 @dataclass(frozen=True)
 class EventSums(Generic[S]):
-    """Sums over cells of quantities of events, each a function of its confidence and outcome. They add, in any order.
+    """Base class for sums of F quantities over K cells, such as bins.
+
+    Each quantity is a function of the confidence and outcome of an event.
 
     Attributes:
-        mode: what the events are.
+        mode: definition of the events: "positive", "top_label", "classwise" or `TopK`.
     """
 
     mode: Mode
@@ -51,30 +53,30 @@ class EventSums(Generic[S]):
 
     @abstractmethod
     def cell(self, confidence: Tensor) -> Tensor:
-        """Return the cell of every event, int64 `(..., N)`."""
+        """Return the cell index of each event, int64 `(..., N)`."""
 
     @abstractmethod
     def quantities(self, events: Events) -> Sequence[Tensor]:
-        """Return the F summands of every event before weighting, each `(..., N)` in the dtype of sums."""
+        """Return the F unweighted summands of each event, each `(..., N)` in float64."""
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:  # noqa: ARG002
-        """Return the weighted summands of every event, one tensor for each quantity."""
+        """Return the weighted summands of each event, one tensor `(..., N)` for each quantity."""
         return [weighted(x, events.weights, x.dtype) for x in self.quantities(events)]
 
     def events(self, p: Predictions) -> Events:
-        """Return the events of `p`."""
+        """Return the confidence and outcome of each event."""
         return reduce_to_events(p, self.mode)
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
-        """Return sums `(..., F, K)` as the statistic they are."""
+        """Return the statistic with these sums `(..., F, K)`."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(F, K)`, or `(C, F, K)` for C classes apart."""
+        """Return the shape of the sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
         return (*series_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
 
     def of(self, p: Predictions) -> S:
-        """Take the sums over the events of `p`."""
+        """Return the sums over the events in `p`."""
         events = self.events(p)
         if not p.replicates or events.weights is None:
             return self.of_events(events, p)
@@ -86,15 +88,15 @@ class EventSums(Generic[S]):
 
     @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
-        """Take the sums over events of `p`, weighed in one way."""
+        """Return the sums over events of `p`, which must not have replicate weights."""
 
     def cells(self, p: Predictions) -> Cells:
-        """Say in which cell every event counts, and what is counted of it."""
+        """Return the cell index and the weighted summands of each event."""
         events = self.events(p)
         return Cells(self.cell(events.confidence), torch.stack(self.columns(events, p), -2), self.n_cells)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of events, or of sums where these are more."""
+        """Return the number of values in memory for each replicate: of events, or of sums if there are more sums."""
         n = max(1, p.samples[-1])
         return n_events(p, self.mode) // n * max(n, self.n_quantities * self.n_cells)
 
@@ -110,8 +112,8 @@ class EqualWidthBins(EventSums[BinStats]):
     Attributes:
         n_bins: number of bins B.
         right: bins are `(a, b]` instead of `[a, b)`.
-        with_ecd: sum the ECD too.
-        with_noise: sum `BinStats.spread` and `BinStats.noise` too.
+        with_ecd: also sum the entropic calibration difference (ECD).
+        with_noise: also sum `BinStats.spread` and `BinStats.noise`.
     """
 
     n_bins: int
@@ -126,61 +128,61 @@ class EqualWidthBins(EventSums[BinStats]):
 
     @property
     def n_quantities(self) -> int:
-        """Return 3, 2 more with noise, and 1 more with ECD."""
+        """Number of quantities: 3, plus 2 for noise and 1 for the ECD."""
         return 3 + 2 * self.with_noise + self.with_ecd
 
     def cell(self, confidence: Tensor) -> Tensor:
-        """Return the bin of every event."""
+        """Return the bin index of each event."""
         return bin_index(confidence, self.n_bins, self.right)
 
     def quantities(self, events: Events) -> list[Tensor]:
-        """Return 1, confidence, outcome and, if it is summed, ECD."""
+        """Return 1, confidence, outcome and, if it is summed, the ECD of each event."""
         quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         return quantities if events.ecd is None else [*quantities, events.ecd]
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
-        """Return the weighted summands of every event, those of noise before the ECD."""
+        """Return the weighted summands of each event, in the order of `BinStats`."""
         wide = wide_dtype(events.confidence.device)
         columns = [weighted(quantity, events.weights, wide) for quantity in self.quantities(events)]
         return [*columns[:3], *noise_of(events, p), *columns[3:]] if self.with_noise else columns
 
     def events(self, p: Predictions) -> Events:
-        """Return the events of `p`, with ECD if it is summed."""
+        """Return confidence and outcome of each event, and the ECD if it is summed."""
         return reduce_to_events(p, self.mode, self.with_ecd)
 
     def of(self, p: Predictions) -> BinStats:
-        """Return the sums over the events of `p`."""
+        """Return the sums over the events in `p`."""
         if p.replicates:
             return self._of_replicates(p)
         if self.mode != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
             return self.of_events(reduce_to_events(p, self.mode, self.with_ecd), p)
-        sums = class_bins(  # all classes in one pass over the rows
+        sums = class_bins(  # one pass over the rows for all classes
             p.given, p.given_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
             from_logits=p.from_logits, noise=self.with_noise,
         )  # fmt: skip
-        return self._made(p, sums)
+        return self._bin_stats(p, sums)
 
     def _of_replicates(self, p: Predictions) -> BinStats:
         if not self.with_noise:
             return super().of(p)
-        events = self.events(p)  # nothing reads the noise of replicates, but their state has a place for it
-        return self._made(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
+        events = self.events(p)  # the noise of replicates is not used, but the shape of the state includes it
+        return self._bin_stats(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
 
     def of_events(self, events: Events, p: Predictions) -> BinStats:
-        """Take the sums over events of `p`, in one pass."""
+        """Return the sums over events of `p` from one pass."""
         noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
             noise=noise, copies=p.copies,
         )  # fmt: skip
-        return self._made(p, sums, events)
+        return self._bin_stats(p, sums, events)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
-        """Return the sums of each group, `(G, ..., F, B)`.
+        """Return the sums for each group, `(G, ..., F, B)`.
 
         Args:
             p: predictions without replicate weights.
-            groups: group of every sample in [0, G), int64 `(..., N)`, multi-label `(..., 1, N)`.
+            groups: group index of each sample in [0, G), int64 `(..., N)`, multi-label `(..., 1, N)`.
             num_groups: number of groups G.
         """
         events = self.events(p)
@@ -190,9 +192,9 @@ class EqualWidthBins(EventSums[BinStats]):
             noise=KIND_OF_NOISE[p.hard] if self.with_noise else "none", copies=p.copies, groups=groups,
             n_groups=num_groups,
         )  # fmt: skip
-        return self._made(p, sums.movedim(-3, 0), events, groups, num_groups)
+        return self._bin_stats(p, sums.movedim(-3, 0), events, groups, num_groups)
 
-    def _made(
+    def _bin_stats(
         self,
         p: Predictions,
         sums: Tensor,
@@ -204,5 +206,5 @@ class EqualWidthBins(EventSums[BinStats]):
         return BinStats(sums, has_noise=self.with_noise, apart=apart)
 
     def wrap(self, sums: Tensor) -> BinStats:
-        """Return `sums` as `BinStats`."""
+        """Return the sums `(..., F, B)` as `BinStats`."""
         return BinStats(sums, has_noise=self.with_noise)

@@ -1,7 +1,6 @@
-"""From `Predictions` to `Events`: confidence and outcome.
+"""Conversion of predictions to binary events, each with a confidence and an outcome.
 
-A mode only adds or removes an axis: class-wise values come from the code of a scalar, with classes as one more
-batch axis.
+A mode defines the events. Class-wise events have the classes as one more batch axis.
 """
 
 from collections.abc import Callable
@@ -19,19 +18,19 @@ from torchcalib.ops.log_odds import log_odds
 
 @dataclass(frozen=True)
 class TopK:
-    """The event that the true class is among the k most probable classes of a multi-class prediction.
+    """Event that the true class is among the k most probable classes, as the `mode` of a multi-class metric.
 
-    A mode: `mode=TopK(5)`. The confidence is the sum of the k largest probabilities. The outcome is whether
-    the true class is one of these classes (soft targets: the sum of their shares). On ties for the k-th place the first
-    classes count. `TopK(1)` is "top_label"; with k = C confidence and outcome are 1.
+    The confidence is the sum of the k largest probabilities. The outcome is 1 if the true class is one of these
+    classes; for soft targets it is the sum of their target probabilities. Ties for the k-th rank go to the classes with
+    the lower index. `TopK(1)` is "top_label". With k = C, confidence and outcome are 1.
 
-    Attributes:
-        k: number of classes, at most C.
-        only: the event is the k-th most probable class alone.
+    Args:
+        k: number of classes, from 1 to C.
+        only: restrict the event to the k-th most probable class.
 
     Source:
-        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r, and with `only`
-        r-th top-label calibration.
+        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r calibration;
+        r-th top-label calibration with `only=True`.
 
     Example:
         >>> import torch
@@ -55,13 +54,13 @@ Mode = NamedMode | TopK
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """Binary events.
+    """Binary events with their predicted probabilities.
 
     Attributes:
         confidence: predicted probability of the event in [0, 1], `(..., N)`.
-        outcome: 1 if the event occurred, else 0; a share for soft targets. `(..., N)`, of any real dtype.
-        weights: broadcastable to `confidence`, or None for 1. Rows of weight 0 are left out.
-        ecd: entropic calibration difference in nats `(..., N)`; None unless requested.
+        outcome: 1 if the event occurred, else 0; a probability for soft targets. `(..., N)`, any real dtype.
+        weights: broadcastable to `confidence`, or None for 1. Rows with weight 0 are ignored.
+        ecd: entropic calibration difference (ECD) in nats `(..., N)`; None unless requested.
         complement: 1 - `confidence`, exact where `confidence` rounds to 1; None unless requested.
     """
 
@@ -72,22 +71,23 @@ class Events:
     complement: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Events":
-        """Return events with `function` applied to every tensor."""
+        """Return events with `function` applied to each tensor that is not None."""
         parts = (self.confidence, self.outcome, self.weights, self.ecd, self.complement)
         return Events(*(None if part is None else function(part) for part in parts))  # type: ignore[arg-type]
 
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
-    """Return P(y=1) and y of every sample (multi-label: of every label, `(..., L, N)`)."""
-    # In the dtype of the input: sums convert each column.
+    """Return P(y=1) as the confidence and y as the outcome, `(..., N)`, or multi-label `(..., L, N)`."""
+    # Keep the dtype of the input: `weighted` converts each column to float64.
     confidence = p.probs if p.from_logits else p.given.to(p.dtype)
     return Events(confidence, p.given_target, p.weights, p.ecd if with_ecd else None)
 
 
 def top_label(p: Predictions, with_ecd: bool = False) -> Events:
-    """Return max_k q_k and whether that class is the true one; the first maximum on ties.
+    """Return the events that the most probable class is the true one; the first of equally probable classes.
 
-    With soft targets the outcome is the share of the class. The ECD is that of the whole prediction.
+    The confidence is max_k q_k. For soft targets, the outcome is the target probability of this class. The entropic
+    calibration difference (ECD) is for the whole prediction.
     """
     if p.task == "multiclass" and p.soft:
         top = p.values.argmax(-1, keepdim=True)
@@ -102,26 +102,23 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
-_PIECE = 2**22  # entries of rows that are compared at a time
+_PIECE = 2**22  # entries compared at a time, which bounds the memory
 
 
 def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
-    """Return the sum of the k largest probabilities, and whether the true class is among them; see `TopK`.
-
-    The ECD is that of the whole prediction.
-    """
+    """Return the events of the mode `TopK`. The ECD is for the whole prediction."""
     k = which.k
     _check_k(p, which)
     largest = p.values.topk(k, -1).values
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
-    elif p.from_logits:  # from the first, which `p.rows` has, and the differences of logits
+    elif p.from_logits:  # q_j = q_1 exp(z_j - z_1): `p.rows` provides q_1 without another softmax
         mass = p.rows.confidence.unsqueeze(-1) * (largest - largest[..., :1]).to(p.rows.confidence.dtype).exp()
     else:
         mass = largest.to(logs.wide_dtype(largest.device))
     if which.only:
         confidence = mass[..., -1]
-    elif k == p.num_classes:  # exactly, without rounding
+    elif k == p.num_classes:  # exactly 1 without rounding error; the empty sum keeps the autograd graph
         confidence = 1 + mass[..., :0].sum(-1)
     else:
         confidence = mass.sum(-1).clamp(max=1)
@@ -130,36 +127,38 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
 
 def _check_k(p: Predictions, which: TopK) -> None:
     if which.k > p.num_classes:
-        raise ValueError(f"`mode` must be TopK of at most the {p.num_classes} classes, got {which}.")
+        raise ValueError(f"`mode` must be TopK(k) with k of at most the {p.num_classes} classes, got {which}.")
 
 
 def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
-    """Return whether the true class is among the k (or is the k-th alone), or its share, `(..., N)`."""
+    """Return the outcome `(..., N)` of each event of the mode `TopK`, from the k largest values `(..., N, k)`."""
     values, first = p.values.detach(), which.k - 1 if which.only else 0
     if not p.soft:
-        place = _place_of(values, p.target)
-        return (place >= first) & (place < which.k)
+        rank = _rank_of_label(values, p.target)
+        return (rank >= first) & (rank < which.k)
     last = largest.detach()[..., -1:]
-    ties = (values == last).to(torch.int32).cumsum(-1) + (values > last).sum(-1, keepdim=True)  # place, from 1
+    # Rank, from 1, of the classes that tie with the k-th largest value.
+    ties = (values == last).to(torch.int32).cumsum(-1) + (values > last).sum(-1, keepdim=True)
     chosen = (values == last) & (ties == which.k)
     if not which.only:
         chosen = (values > last) | ((values == last) & (ties <= which.k))
     return p.target.masked_fill(~chosen, 0).sum(-1)
 
 
-def _place_of(values: Tensor, target: Tensor) -> Tensor:
-    """Return the number of classes before that of the label: larger ones, and equal ones with a smaller index."""
-    rows = max(1, _PIECE // max(1, values.shape[-1]))
+def _rank_of_label(values: Tensor, target: Tensor) -> Tensor:
+    """Return the rank, from 0, of the labelled class by descending value. Ties are ranked by index."""
+    n_rows = max(1, _PIECE // max(1, values.shape[-1]))
     classes = torch.arange(values.shape[-1], device=values.device)
-    places = []
-    for some, labels in zip(torch.split(values, rows, -2), torch.split(target.unsqueeze(-1), rows, -2), strict=True):
-        own = some.gather(-1, labels)
-        places.append(((some > own) | ((some == own) & (classes < labels))).sum(-1))
-    return torch.cat(places, -1)
+    ranks = []
+    pieces = zip(torch.split(values, n_rows, -2), torch.split(target.unsqueeze(-1), n_rows, -2), strict=True)
+    for rows, labels in pieces:
+        own = rows.gather(-1, labels)
+        ranks.append(((rows > own) | ((rows == own) & (classes < labels))).sum(-1))
+    return torch.cat(ranks, -1)
 
 
 def classwise(p: Predictions, with_ecd: bool = False) -> Events:
-    """Return q_k and 1[h = k] of every class k (multi-label: label), `(..., C, N)`: one against the rest."""
+    """Return the one-vs-rest events of all classes or labels: confidence q_k, outcome 1 if k is true, `(..., C, N)`."""
     if p.task == "multilabel":
         return positive_class(p, with_ecd)
     one_hot = p.target if p.soft else _one_hot(p.target, p.num_classes, p.dtype)
@@ -174,13 +173,13 @@ def classwise(p: Predictions, with_ecd: bool = False) -> Events:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Events with scores to order them.
+    """Binary events with the scores by which rank-based metrics sort them.
 
     Attributes:
-        score: probability of the event, or with `from_logits` its log-odds, which do not saturate. `(..., N)`, in the
-            dtype of the input (at least float32); log-odds of classes are float64.
-        outcome: uint8 labels, or shares in the dtype of `score`. `(..., N)`.
-        from_logits: whether `score` is log-odds.
+        score: probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is that of the
+            input and at least float32; multi-class log-odds are float64.
+        outcome: uint8 labels, or probabilities in the dtype of `score`, `(..., N)`.
+        from_logits: whether `score` contains log-odds.
     """
 
     score: Tensor
@@ -189,10 +188,10 @@ class Scores:
 
 
 def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
-    """Return the scores and outcomes of events for rank-based metrics. `mode` comes from `resolve_mode`.
+    """Convert predictions to scores and outcomes of the events of a mode, for rank-based metrics.
 
-    Logits become log-odds: binary and multi-label logits are log-odds already, those of classes are computed in
-    float64. Probabilities stay probabilities.
+    Binary and multi-label logits are log-odds already. Multi-class logits are converted to log-odds in float64.
+    Probabilities are not converted.
     """
     if p.task == "multiclass" and p.from_logits:
         score, outcome = _log_odds_of_classes(p, mode)
@@ -209,7 +208,7 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
 
 
 def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
-    """Return log-odds and outcomes of the events of multi-class logits."""
+    """Return the log-odds and the outcome of each event from multi-class logits."""
     if mode == "classwise":
         return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
     which = mode if isinstance(mode, TopK) else TopK(1)
@@ -224,7 +223,7 @@ def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
 
 
 def _outcomes_of_classes(p: Predictions) -> Tensor:
-    """Return whether each class is the true one, or its share, `(..., C, N)`."""
+    """Return one-hot labels or soft targets with the class axis before the samples, `(..., C, N)`."""
     if p.soft:
         return p.target.transpose(-1, -2)
     return p.target.unsqueeze(-2) == torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
@@ -243,12 +242,12 @@ _MODES: dict[Task, dict[NamedMode, Callable[[Predictions, bool], Events]]] = {
 
 
 def modes_of(task: Task) -> tuple[NamedMode, ...]:
-    """Return the modes that a task offers by name, the usual one first."""
+    """Return the names of the modes that a task supports, the default first."""
     return tuple(_MODES[task])
 
 
 def resolve_mode(task: Task, mode: Mode | None) -> Mode:
-    """Return the mode, or the first of the task for None; raise if the task does not offer it."""
+    """Return `mode`, or the default of the task for None; raise if it is not a mode for this task."""
     check_task(task)
     offered = _MODES[task]
     if mode is None:
@@ -262,12 +261,12 @@ def resolve_mode(task: Task, mode: Mode | None) -> Mode:
 
 
 def n_events(p: Predictions, mode: Mode) -> int:
-    """Return the number of events of a mode."""
+    """Return the number of events: one per sample, or one per sample and class for "classwise"."""
     return p.given.numel() if mode == "classwise" else p.samples.numel()
 
 
 def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:
-    """Return the events of a mode that `resolve_mode` returned."""
+    """Convert predictions to the events of a mode that `resolve_mode` returned."""
     if isinstance(mode, TopK):
         return top_k(p, mode, with_ecd)
     return _MODES[p.task][mode](p, with_ecd)

@@ -1,4 +1,4 @@
-"""Rows that belong to groups: which row to which."""
+"""Checks for group indices, which assign each row to a group."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 
 NO_GROUP = -1
-"""The number of a row that belongs to no group and counts nowhere, as in `pandas.factorize`."""
+"""Group index of rows without a group, which are ignored. `pandas.factorize` uses the same value."""
 
 
 def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -> None:
-    """Raise unless `groups` is a tensor of integers of the shape of the samples; no value is looked at."""
+    """Raise unless `groups` is an integer tensor with shape `samples`. The values are not checked."""
     check_numbering("groups", groups)
     if groups.device != device:
         raise ValueError(
@@ -25,12 +25,12 @@ def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -
     if groups.shape != tuple(samples):
         raise ValueError(
             f"`groups` must have one number per sample, shape {tuple(samples)}, got {tuple(groups.shape)}. "
-            "Where samples share one, expand it to their shape."
+            "Expand it to this shape."
         )
 
 
 def check_group_range(groups: Tensor, num_groups: int) -> None:
-    """Raise unless all numbers are those of groups, or -1."""
+    """Raise unless all indices are in [0, num_groups), or -1 for no group."""
     groups = groups.long()
     enforce([GroupRule(groups, num_groups)], None, groups == NO_GROUP, False)
 
@@ -38,18 +38,18 @@ def check_group_range(groups: Tensor, num_groups: int) -> None:
 def in_groups(
     p: Predictions, groups: Tensor, num_groups: int, *, validate_args: bool = True, drop_invalid: bool = False
 ) -> Predictions:
-    """Return the same rows, each with the group that it belongs to; what has been computed of them is shared.
+    """Return the predictions with a group index for each row. They share the cache of `p`.
 
     Args:
         p: predictions.
-        groups: integers in [0, num_groups), or -1 for none: such a row is left out. As many as there are samples, in
-            the order of these. Those of rows that are left out are not read.
-        num_groups: G.
-        validate_args: look at the numbers; False trusts them.
-        drop_invalid: count bad rows and leave them out instead of raising, without waiting for the device.
+        groups: group index of each sample in [0, num_groups), or -1 for no group. Rows without a group are ignored. The
+            indices of rows with weight 0 are not used.
+        num_groups: number of groups G.
+        validate_args: check the values; False trusts them.
+        drop_invalid: count and ignore bad rows instead of raising, without synchronising the device.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: if an index is out of range.
     """
     per_sample = (*p.samples[:-2], 1, p.samples[-1]) if p.task == "multilabel" else p.samples
     groups = groups.reshape(per_sample).long()
@@ -57,14 +57,15 @@ def in_groups(
         return p.in_groups(groups, p.weights, p.n_invalid)
     wide = wide_dtype(groups.device)
     ones = torch.ones((), dtype=wide, device=groups.device)
-    held = torch.where(groups == NO_GROUP, 0.0, ones if p.weights is None else p.weights)
+    weights = torch.where(groups == NO_GROUP, 0.0, ones if p.weights is None else p.weights)
     rules = [GroupRule(groups, num_groups)] if validate_args else []
-    weights, broken = enforce(rules, held, in_all_replicates(held == 0, len(p.samples)), drop_invalid)
+    absent = in_all_replicates(weights == 0, len(p.samples))
+    checked_weights, broken = enforce(rules, weights, absent, drop_invalid)
     n_invalid = p.n_invalid
     if drop_invalid and broken is not None:
         n_invalid = broken.sum() + (0 if n_invalid is None else n_invalid)
-    # A row that is left out indexes something too, and adds nothing there.
-    return p.in_groups(groups.clamp(0, num_groups - 1), weights, n_invalid)
+    # Ignored rows need a valid index too. Their weight is 0.
+    return p.in_groups(groups.clamp(0, num_groups - 1), checked_weights, n_invalid)
 
 
 def _all_within(groups: Tensor, num_groups: int) -> Tensor:

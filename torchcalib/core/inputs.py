@@ -1,4 +1,4 @@
-"""The conversion of input: from tensors of a caller to `Predictions`."""
+"""Checks and conversion of predictions, targets and weights to `Predictions`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,16 +45,16 @@ _OPTIONS = frozenset(InputOptions.__annotations__)
 
 @dataclass(frozen=True)
 class InputFormat:
-    """The format of the input: `InputOptions` without `weights`, and the requirements of a metric.
+    """Checked input options (`InputOptions` without `weights`) and the requirements of a metric.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: number of classes or labels that `preds` must have; None accepts any.
-        hard_targets: whether `target` must be integer or bool labels.
-        whole_weights: whether `weights` must be counts of copies.
-        least_votes: least number of annotators of every target: 0 accepts soft targets, 1 labels or annotator counts,
+        hard_targets: whether `target` must contain integer or bool labels.
+        whole_weights: whether `weights` must be whole numbers.
+        least_votes: minimum number of annotators for each target: 0 accepts soft targets, 1 labels or annotator counts,
             2 annotator counts only.
-        axis: the class axis; the last one if it is inferred (`class_axis=None`) and not yet resolved.
+        axis: class axis; the last axis while it is not resolved (`class_axis=None`).
     """
 
     task: Task
@@ -70,7 +70,7 @@ class InputFormat:
     nan_policy: NanPolicy = "raise"
     least_votes: int = 0
     axis: int = field(init=False, compare=False)
-    _alike: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -100,22 +100,22 @@ class InputFormat:
         drop_invalid: bool = False,
         wait: bool = True,
     ) -> Predictions:
-        """Check and convert one batch of input. All axes but those kept apart and the class axis are samples.
+        """Check and convert one batch. All axes except batch axes and the class axis are samples.
 
         Args:
-            preds: floating: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, multi-label `(N, L)`, with further axes of
-                samples anywhere.
-            target: labels of the shape of the samples, soft targets of the shape of `preds`, or annotator counts, see
-                `counts_votes`.
-            weights: of the shape of the samples, or for R replicates with R in front; no replicates with a
-                `batch_shape`.
-            batch_shape: leading axes to keep apart, whose sizes are checked. None keeps the first `batch_dims`.
-            drop_invalid: count bad rows and leave them out instead of raising, without synchronising the device.
+            preds: floating: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, multi-label `(N, L)`, with any further
+                sample axes.
+            target: labels with the shape of the samples, soft targets with the shape of `preds`, or annotator counts
+                (see `counts_votes`).
+            weights: shape of the samples, or with a leading axis of R replicates. Replicates and `batch_shape` exclude
+                each other.
+            batch_shape: sizes of the batch axes, which come first and are checked. None uses the first `batch_dims`.
+            drop_invalid: count and ignore bad rows instead of raising, without synchronising the device.
             wait: False gives bad rows NaN weights instead of raising, without synchronising the device.
 
         Raises:
-            TypeError: for a wrong type or dtype.
-            ValueError: for a wrong shape or a bad value.
+            TypeError: if a type or dtype is not supported.
+            ValueError: if a shape or a value is not valid.
         """
         if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
             preds, target, weights = as_tensors(preds, target, weights)
@@ -123,15 +123,15 @@ class InputFormat:
             if preds.dim() > 1 or target.dim() > 1 or (weights is not None and weights.dim() > 1):
                 preds, target, weights = _aligned(preds, target, weights)
         elif self.class_axis is None and preds.dim() > 2:
-            how = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
-            return how.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
-        voted = self.check(preds, target, weights)
-        preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, voted)
+            resolved = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
+            return resolved.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
+        has_counts = self.check(preds, target, weights)
+        preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, has_counts)
         dtype = torch.promote_types(preds.dtype, torch.float32)
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
-        if n_votes is None:  # before the comparison below: in 8 bits `ignore_index` would wrap
+        if n_votes is None:  # before the comparison below, because `ignore_index` would overflow an 8-bit dtype
             target = target.long() if hard else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
@@ -143,7 +143,7 @@ class InputFormat:
             weights = torch.where(target == self.ignore_index, 0.0, own)
         samples = preds.dim() - (self.task == "multiclass")
         absent = None if weights is None else in_all_replicates(weights == 0, samples)
-        if absent is not None and hard:  # the label of an absent row must not index anything
+        if absent is not None and hard:  # replace the label of an ignored row by a valid index
             target = target.masked_fill(absent, 0)
         p = Predictions(
             self.task,
@@ -170,13 +170,13 @@ class InputFormat:
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
     def resolved(self, preds: Tensor, target: Tensor | None = None, n_batch: int = 0) -> "InputFormat":
-        """Return the format with the class axis of this input, if it is inferred.
+        """Return the format with the class axis inferred from shapes; with a given `class_axis`, return it unchanged.
 
-        It is the last axis, or axis 1 if there are no batch axes, whichever agrees with the number of classes and with
+        The class axis is the last axis or, without batch axes, axis 1, whichever agrees with the number of classes and
         the shape of the target.
 
         Raises:
-            ValueError: if both agree.
+            ValueError: if both axes agree.
         """
         if self.class_axis is not None or self.task == "binary":
             return self
@@ -193,15 +193,15 @@ class InputFormat:
                 "axis. Pass class_axis=1 for class-first input, or class_axis=-1."
             )
         axis = axes[0] - preds.dim() if axes and axes[0] == last else axes[0] if axes else -1
-        if axis not in self._alike:
-            self._alike[axis] = replace(self, class_axis=axis)
-        return self._alike[axis]
+        if axis not in self._variants:
+            self._variants[axis] = replace(self, class_axis=axis)
+        return self._variants[axis]
 
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Return which samples (multi-label: entries) are missing in `preds` or in targets; see `nan_policy`.
+        """Return a mask of samples (multi-label: entries) with missing predictions or targets; see `nan_policy`.
 
         Returns:
-            A mask of the shape of labels: that of `preds`, but for the class axis of multi-class input.
+            A bool mask with the shape of `preds`, without the class axis of multi-class input.
         """
         per_class = self.task == "multiclass"
         no_vote = self.votes_in(target)[1] == 0 if self.counts_votes(preds, target) else None
@@ -212,9 +212,9 @@ class InputFormat:
         return missing if no_vote is None else missing | no_vote
 
     def counts_votes(self, preds: Tensor, target: Tensor) -> bool:
-        """Return whether `target` is annotator counts: integers with an axis that labels lack.
+        """Return whether `target` contains annotator counts: integers with one more axis than labels.
 
-        Multi-class the axis of classes, `(..., N, C)`; else a last axis for no and yes: binary `(..., N, 2)`,
+        Shapes are `(..., N, C)` for multi-class input. The last axis is for no and yes otherwise: binary `(..., N, 2)`,
         multi-label `(..., N, L, 2)`.
         """
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
@@ -226,12 +226,12 @@ class InputFormat:
         return preds.shape[self.axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return annotator counts as soft targets, and the number of annotators of each; see `counts_votes`."""
+        """Return soft targets from annotator counts, and the number of annotators of each; see `counts_votes`."""
         shares, n_votes = shares_of_votes(target, self.axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
 
     def samples_of(self, preds: Tensor) -> tuple[int, ...]:
-        """Return the shape of the samples of checked predictions."""
+        """Return the shape of the samples: that of `preds` without the class axis."""
         shape = list(preds.shape)
         if self.task != "binary":
             del shape[self.axis]
@@ -244,28 +244,29 @@ class InputFormat:
 
     @property
     def read_as(self) -> Task:
-        """The task of the predictions: binary for a set of classes against the rest."""
+        """Task of the converted predictions: binary if there are `positive_classes`, else `task`."""
         return self.task if self.positive_classes is None else "binary"
 
     def shareable(self, weights: Tensor | None) -> "InputFormat":
-        """Return the format without requirements. Formats that are equal then give equal predictions."""
+        """Return the format without the requirements that do not affect the converted predictions.
+
+        Metrics whose shareable formats are equal can share one conversion.
+        """
         demands_whole = self.whole_weights and weights is not None
-        if ("shared", demands_whole) not in self._alike:
-            votes = (
-                self.least_votes if self.least_votes > 1 else 0
-            )  # the values of a target show whether it has too few
-            alike = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=votes)
-            self._alike["shared", demands_whole] = alike
-        return self._alike["shared", demands_whole]
+        if ("shared", demands_whole) not in self._variants:
+            least = self.least_votes if self.least_votes > 1 else 0  # from 2 on, the rules for values differ
+            shared = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=least)
+            self._variants["shared", demands_whole] = shared
+        return self._variants["shared", demands_whole]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
-        """Check types, dtypes, devices and the demands of the metric, but no values. `read` calls it first.
+        """Check types, dtypes, devices and the requirements of the metric, but no values.
 
         Returns:
-            Whether the target is annotator counts.
+            Whether `target` contains annotator counts.
         """
-        named = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
-        for name, tensor in named.items():
+        arguments = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
+        for name, tensor in arguments.items():
             if not isinstance(tensor, Tensor):
                 raise TypeError(
                     f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}. Convert it with torch.as_tensor."
@@ -291,22 +292,22 @@ class InputFormat:
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
                 f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
             )
-        voted = target.dim() >= preds.dim() and self.counts_votes(preds, target)
-        if self.hard_targets and (target.is_floating_point() or voted):
-            found = f"counts of votes {tuple(target.shape)}" if voted else f"{target.dtype}"
+        has_counts = target.dim() >= preds.dim() and self.counts_votes(preds, target)
+        if self.hard_targets and (target.is_floating_point() or has_counts):
+            found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype}"
             raise TypeError(
-                f"`target` must be integer labels where labels are counted (`priors`, tests, isotonic blocks), got "
-                f"{found}: a soft target belongs to no single class. Convert 0/1 targets with target.long(); "
-                "repeat voted samples once per class, weighted."
+                f"`target` must be integer labels, got {found}. `priors`, tests, isotonic bins and calibrators do not "
+                "support other targets. Convert 0/1 targets with target.long(); repeat other samples once per class, "
+                "with weights."
             )
-        if (self.least_votes and target.is_floating_point()) or (self.least_votes > 1 and not voted):
-            axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)}, of no and yes,"
+        if (self.least_votes and target.is_floating_point()) or (self.least_votes > 1 and not has_counts):
+            axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)} (no, yes)"
             raise TypeError(
-                f"`target` must be counts of votes, integers {axes} where the noise of few votes is accounted for, got "
-                f"{target.dtype} {tuple(target.shape)}. Pass vote counts: of a share alone nobody knows how many stand "
-                "behind it."
+                f"`target` must be annotator counts, integers {axes}, to correct for few annotators, got "
+                f"{target.dtype} {tuple(target.shape)}. Pass annotator counts: proportions do not give the number of "
+                "annotators."
             )
-        return voted
+        return has_counts
 
     def _arranged(
         self,
@@ -314,15 +315,15 @@ class InputFormat:
         target: Tensor,
         weights: Tensor | None,
         batch_shape: tuple[int, ...] | None,
-        voted: bool,
+        has_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Check shapes; move classes last (multi-label: labels before samples) and flatten samples if asked.
+        """Check shapes, move the class axis to the end (the label axis before the samples) and flatten samples.
 
         Returns:
             Predictions, targets (annotator counts as soft targets), numbers of annotators or None, and weights.
         """
         has_classes = self.task != "binary"
-        target, n_votes = self.votes_in(target) if voted else (target, None)
+        target, n_votes = self.votes_in(target) if has_counts else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
@@ -330,8 +331,8 @@ class InputFormat:
             )
         if n_votes is not None and self.ignore_index is not None:
             raise ValueError(
-                f"`ignore_index` must be None for counts of votes, got {self.ignore_index}. "
-                "Give the rows to drop weight 0."
+                f"`ignore_index` must be None for annotator counts, got {self.ignore_index}. "
+                "Pass weight 0 for the rows to drop."
             )
         soft = False
         if has_classes:
@@ -347,8 +348,8 @@ class InputFormat:
         elif target.shape != preds.shape:
             raise ValueError(
                 f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
-                f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'; votes are "
-                f"{(*preds.shape, 2)}, of no and yes."
+                f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'; annotator counts have "
+                f"shape {(*preds.shape, 2)} (no, yes)."
             )
         samples = preds.shape
         if has_classes:
@@ -363,12 +364,12 @@ class InputFormat:
         if batch_shape is None:
             if self.batch_dims and self.batch_dims >= len(samples):
                 raise ValueError(
-                    f"`batch_dims` must be less than the {len(samples)} axes without classes of `preds` "
-                    f"{tuple(preds.shape)}, got {self.batch_dims}."
+                    f"`batch_dims` must be less than {len(samples)}, the number of axes of `preds` "
+                    f"{tuple(preds.shape)} without the class axis, got {self.batch_dims}."
                 )
             batch_shape = samples[: self.batch_dims]
         elif samples[: len(batch_shape)] != batch_shape:
-            raise ValueError(f"`preds` must begin with batch_shape={batch_shape}, got samples {tuple(samples)}.")
+            raise ValueError(f"`preds` must have the leading axes batch_shape={batch_shape}, got {tuple(samples)}.")
         flat = samples
         if len(samples) != len(batch_shape) + 1:
             flat = torch.Size((*batch_shape, math.prod(samples[len(batch_shape) :])))
@@ -390,8 +391,8 @@ class InputFormat:
         return preds, target, n_votes, weights.unsqueeze(-2) if weights is not None and labels else weights
 
     def _check_class_shapes(self, preds: Tensor, target: Tensor) -> bool:
-        """Check C and the shape of `target`; return whether `target` has the class axis too."""
-        what = "L" if self.task == "multilabel" else "C"
+        """Check the number of classes and the shape of `target`; return whether `target` has a class axis."""
+        axis_name = "L" if self.task == "multilabel" else "C"
         n_classes = preds.shape[self.axis]
         if n_classes < 2 and self.task == "multiclass":
             raise ValueError(
@@ -409,29 +410,29 @@ class InputFormat:
             return False
         if target.shape != preds.shape:
             expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
-            votes = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
+            counts = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
             raise ValueError(
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
-                f"{self.axis}, got {tuple(target.shape)}. For class-first input (N, {what}, ...) pass "
-                f"class_axis=1; votes are {votes}."
+                f"{self.axis}, got {tuple(target.shape)}. For class-first input (N, {axis_name}, ...) pass "
+                f"class_axis=1; annotator counts have shape {counts}."
             )
         if self.task == "multiclass":
             if not target.is_floating_point():
                 raise TypeError(
-                    f"`target` with a class axis must be integer (counts of votes) or floating (soft targets), got "
-                    f"{target.dtype}. Pass target.argmax(class_axis) for one-hot labels, or target.long() for votes."
+                    f"`target` with a class axis must be integer (annotator counts) or floating (soft targets), got "
+                    f"{target.dtype}. Pass target.argmax(class_axis) for one-hot labels, or target.long() for counts."
                 )
             if self.ignore_index is not None:
                 raise ValueError(
                     f"`ignore_index` must be None for soft multi-class targets, got {self.ignore_index}. "
-                    "Give the rows to drop weight 0."
+                    "Pass weight 0 for the rows to drop."
                 )
         return True
 
     def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
         """Return predictions in which missing rows have weight 0."""
         if wait and self.validate_args and all_kept(self._value_rules(p, target_tolerance)):
-            return p  # a missing row would break a rule
+            return p  # no row is missing, because a missing row breaks a rule
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
         if p.n_votes is not None:
             missing = missing | (p.n_votes == 0)
@@ -440,23 +441,23 @@ class InputFormat:
         return p if wait and look(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
-        """Return the rules for predictions and targets."""
+        """Return the rules that the values of predictions and targets must satisfy."""
         per_class = self.task == "multiclass"
-        of_preds: Rule = (
+        preds_rule: Rule = (
             LogitRule(p.given, per_class)
             if self.from_logits
             else ProbabilityRule("preds", p.given, per_class, p.sum_tolerance)
         )
         if p.hard:
-            of_labels = LabelRule(p.given_target, p.num_classes)
-            return [RowRule(p.rows.log_prob, of_preds, of_labels)] if per_class else [of_preds, of_labels]
+            label_rule = LabelRule(p.given_target, p.num_classes)
+            return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
         if p.n_votes is not None:
-            return [of_preds, VoteRule(p.n_votes, max(1, self.least_votes))]
-        return [of_preds, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
+            return [preds_rule, VoteRule(p.n_votes, max(1, self.least_votes))]
+        return [preds_rule, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
 
 
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return binary input in which all shapes agree, where one had a last axis of size 1 more: `(N,)` and `(N, 1)`."""
+    """Return binary input with equal shapes: a last axis of size 1 that not all tensors have is removed or added."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
         if preds.shape == (*target.shape, 1) or (preds.shape[-1:] == (1,) and target.shape == (*preds.shape[:-1], 2)):
             preds = preds.squeeze(-1)
@@ -471,13 +472,19 @@ def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Ten
 
 
 def check_option_names(options: Mapping[str, Any], known: Iterable[str] = (), where: str = "this function") -> None:
-    """Raise unless all options are those of `InputOptions`. `known` are the other arguments of `where`, for advice."""
+    """Raise if an option is not in `InputOptions`.
+
+    Args:
+        options: options from the caller.
+        known: further arguments of the callable, which are suggested if a name is similar.
+        where: name of the callable in the message.
+    """
     if unknown := [name for name in options if name not in _OPTIONS]:
         raise unknown_argument(unknown[0], {*_OPTIONS, *known}, where)
 
 
 def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) -> InputFormat:
-    """Return the input format of a call with `options` of `InputOptions`, with the requirements of a metric."""
+    """Return the input format for `InputOptions` and the requirements of a metric."""
     check_option_names(options)
     given = {name: value for name, value in options.items() if name not in ("weights", "num_labels")}
     if "num_classes" in options or "num_labels" in options:
@@ -488,7 +495,7 @@ def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) 
 def read_input(
     task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, wait: bool = True, **requirements: Any
 ) -> Predictions:
-    """Return the predictions of a call with `options` of `InputOptions`."""
+    """Check and convert predictions, targets and the weights in `InputOptions`; see `InputFormat.read`."""
     input_format = input_format_of(task, options, **requirements)
     return input_format.read(preds, target, options.get("weights"), wait=wait)
 
@@ -496,30 +503,31 @@ def read_input(
 def flattened(
     task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return predictions and targets with one axis of samples and classes last, and options for these.
+    """Reshape the input to one axis of samples, with classes last, and return options for the new shapes.
 
     Returns:
-        Predictions `(*B, N)`, `(*B, N, C)` or `(*B, N, L)` for the axes B of `batch_dims`; targets to match; options
-        without `class_axis`, and with weights `(*B, N)` or `(R, *B, N)`.
+        Predictions `(*B, N)`, `(*B, N, C)` or `(*B, N, L)`, where B are the batch axes; targets with matching shapes;
+        and the options without `class_axis`, with weights `(*B, N)` or `(R, *B, N)`.
     """
     check_option_names(options)
     preds, target, weights = as_tensors(preds, target, options.get("weights"))
     if task == "binary":
         preds, target, weights = _aligned(preds, target, weights)
     batch_dims = options.get("batch_dims", 0)
-    how = InputFormat(task, class_axis=options.get("class_axis"), batch_dims=batch_dims)
-    how = how.resolved(preds, target, batch_dims)
-    how.check(preds, target, weights)
-    how.check_axis(preds)
-    samples = how.samples_of(preds)
+    layout = InputFormat(task, class_axis=options.get("class_axis"), batch_dims=batch_dims)
+    layout = layout.resolved(preds, target, batch_dims)
+    layout.check(preds, target, weights)
+    layout.check_axis(preds)
+    samples = layout.samples_of(preds)
     flat = (*samples[:batch_dims], -1)
 
-    def of(x: Tensor) -> Tensor:
+    def flatten(x: Tensor) -> Tensor:
         if x.dim() == preds.dim() and task != "binary":
-            return x.movedim(how.axis, -1).reshape(*flat[:-1], math.prod(samples[batch_dims:]), x.shape[how.axis])
+            n_samples, n_classes = math.prod(samples[batch_dims:]), x.shape[layout.axis]
+            return x.movedim(layout.axis, -1).reshape(*flat[:-1], n_samples, n_classes)
         return x.reshape(*flat, *x.shape[len(samples) :])
 
     rest = {name: value for name, value in options.items() if name not in ("class_axis", "weights")}
     if weights is not None:
         rest["weights"] = weights.reshape(*weights.shape[: max(0, weights.dim() - len(samples))], *flat)
-    return of(preds), of(target), rest
+    return flatten(preds), flatten(target), rest

@@ -1,4 +1,4 @@
-"""Sums over blocks of samples, from which the squared kernel calibration error is computed in linear time."""
+"""Block sums, from which the squared kernel calibration error (SKCE) is computed in linear time."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
-_ROWS_OF_MEDIAN = 1024
+_MEDIAN_ROWS = 1024  # rows among which the median distance is computed, because the number of pairs is quadratic
 
 
 class Vectors(NamedTuple):
-    """What canonical calibration is read from, each with rows `(..., N)`; a label is one more batch axis.
+    """Predictions and targets as vectors over classes, with binary input as C = 2. Labels (L) are a batch axis.
 
     Attributes:
-        values: probabilities or logits `(..., N, C)`, of the dtype given.
+        values: probabilities or logits `(..., N, C)`; multi-class in the dtype of the input.
         target: labels `(..., N)`, int64, or distributions `(..., N, C)`.
     """
 
@@ -31,7 +31,7 @@ class Vectors(NamedTuple):
 
 
 def vectors(p: Predictions) -> Vectors:
-    """Return predictions and targets with the classes on the last axis."""
+    """Return predictions and targets as vectors over classes, on the last axis."""
     if p.task == "multiclass":
         return Vectors(p.given, p.given_target)
     values = torch.stack((torch.zeros_like(p.values) if p.from_logits else p.not_probs, p.values), -1)
@@ -40,11 +40,11 @@ def vectors(p: Predictions) -> Vectors:
 
 
 def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
-    """Return probabilities, and targets less probabilities, `(..., N, C)` in the dtype of sums; 0 in rows left out."""
+    """Return probabilities q and residuals (target minus q), each float64 `(..., N, C)`; 0 in rows with weight 0."""
     values, target = vectors(p)
     wide = values.to(wide_dtype(values.device))
     absent = None if p.weights is None else in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
-    if absent is not None:  # before the softmax, which would pass a NaN on to the gradient
+    if absent is not None:  # before the softmax, whose gradient would be NaN for a NaN row
         wide = wide.masked_fill(absent, 0)
     q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
     if p.hard:
@@ -57,26 +57,30 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
 
 
 def ways_of_weighing(p: Predictions) -> Tensor:
-    """Return the weights `(..., R, N)` in the dtype of sums: R is 1 where the rows are weighed in one way."""
+    """Return the weights of R replicates, float64 `(..., R, N)`; R = 1 without replicate weights."""
     if p.weights is None:
         return torch.ones((*p.samples[:-1], 1, p.samples[-1]), dtype=wide_dtype(p.given.device), device=p.given.device)
     weights = p.weights.expand(*p.replicates, *p.samples)
-    ways = weights.flatten(0, len(p.replicates) - 1) if p.replicates else weights.unsqueeze(0)
-    return ways.movedim(0, -2)
+    weights = weights.flatten(0, len(p.replicates) - 1) if p.replicates else weights.unsqueeze(0)
+    return weights.movedim(0, -2)
 
 
 def by_way(values: Tensor, p: Predictions) -> Tensor:
-    """Return values `(..., R)` with the ways of weighing in front, as `p` has them."""
+    """Move the replicate axis of values `(..., R)` to the front and reshape it to the replicate axes of `p`."""
     return values.movedim(-1, 0).reshape((*p.replicates, *p.samples[:-1]))
 
 
 @dataclass(frozen=True, eq=False)
 class BlockStats(Sums):
-    """Sums over blocks of samples: how many, their means of h, and the squares of these; `(..., 3, 1)`."""
+    """Sums over blocks of samples for the squared kernel calibration error (SKCE), `(..., 3, 1)`.
+
+    The quantities are the number of blocks, the sum of the block means of h, and the sum of the squared block means,
+    with h = (e_y - p)^T (e_y' - p') k(p, p') for a pair of samples; see `skce`.
+    """
 
     @property
     def mean(self) -> Tensor:
-        """Mean over the blocks `(...)`; NaN without any."""
+        """Mean over blocks `(...)`; NaN without blocks."""
         return (self.sums[..., 1, :] / self.n).squeeze(-1)
 
     @property
@@ -88,9 +92,9 @@ class BlockStats(Sums):
 
     @property
     def p_value(self) -> Tensor:
-        """One-sided p-value of an expectation of 0: the mean of many independent blocks is normal."""
+        """One-sided p-value for an expectation of 0, from the normal approximation for many independent blocks."""
         mean, variance = self.mean, self.variance_of_mean
-        no_residuals = (mean == 0) & (variance == 0)  # 0 / 0; no value is smaller, so p = 1
+        no_residuals = (mean == 0) & (variance == 0)  # z would be 0 / 0. No statistic is smaller: p = 1
         z = mean / variance.masked_fill(no_residuals, 1).sqrt()
         p_value: Tensor = torch.special.erfc(z / math.sqrt(2)) / 2
         return p_value.masked_fill(no_residuals, 1)
@@ -98,12 +102,12 @@ class BlockStats(Sums):
 
 @dataclass(frozen=True)
 class BlockAccumulator:
-    """Sums over blocks of `size` samples, cut in the order in which they come.
+    """Accumulator of sums over blocks of consecutive samples.
 
     Attributes:
         kernel, bandwidth: see `skce`.
-        size: samples of a block.
-        chunk: how many blocks are made at a time.
+        size: number of samples in a block.
+        chunk: number of blocks that are processed at a time; None chooses.
     """
 
     kernel: Kernel
@@ -112,16 +116,17 @@ class BlockAccumulator:
     chunk: int | None = field(default=None, compare=False)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(3, 1)`, and that for each of L labels."""
+        """Return the shape of the sums: `(3, 1)`, or `(L, 3, 1)` for L labels."""
         return (*((known("num_labels", num_classes),) if task == "multilabel" else ()), 3, 1)
 
     def of(self, p: Predictions) -> BlockStats:
-        """Cut the samples into blocks."""
+        """Return the sums over blocks of the samples in `p`."""
         values, target = vectors(p)
         copies, poison = None, None
         if p.weights is not None:
             weights = p.weights.expand(*p.replicates, *p.samples)
-            poison = 0 * weights.sum(-1, keepdim=True).unsqueeze(-1)  # NaN, if there is one
+            # A NaN weight marks a bad row that could not raise: it makes the result NaN.
+            poison = 0 * weights.sum(-1, keepdim=True).unsqueeze(-1)
             copies = weights.nan_to_num().long()
             values = values.expand(*p.replicates, *values.shape)
             target = target.expand(*p.replicates, *target.shape)
@@ -147,12 +152,12 @@ class BlockAccumulator:
         return BlockStats(sums if poison is None else sums + poison)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BlockStats:
-        """Return the sums over blocks that are cut within each group, `(G, ..., 3, 1)`; see `of`.
+        """Return the sums over blocks within each group, `(G, ..., 3, 1)`.
 
         Args:
             p: predictions without replicate weights.
-            groups: the group of each sample, `(..., N)`; a label axis of size 1 is expanded.
-            num_groups: G.
+            groups: group index of each sample, `(..., N)`; a label axis of size 1 is expanded.
+            num_groups: number of groups G.
         """
         values, target = vectors(p)
         *lead, n, _ = values.shape
@@ -176,83 +181,88 @@ class BlockAccumulator:
             chunk=self.chunk,
         )
         _, residual = distributions(p)
-        own = residual.square().sum(-1).gather(-1, order)  # h of two copies of a row
-        of_copies = cut.alone.unsqueeze(-1) * torch.stack((torch.ones_like(own), own, own.square()), -1)
+        h_of_copies = residual.square().sum(-1).gather(-1, order)  # h for two copies of a row: the kernel is 1
+        powers = torch.stack((torch.ones_like(h_of_copies), h_of_copies, h_of_copies.square()), -1)
+        own_blocks = cut.n_own_blocks.unsqueeze(-1) * powers
         sums = torch.zeros((*lead, num_groups, 3), dtype=wide, device=values.device)
         sums = sums.scatter_add(-2, cut.owner.unsqueeze(-1).expand_as(per_block), per_block)
-        sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(of_copies), of_copies)
-        poison = (0 * weights.sum(-1))[..., None, None]  # NaN, if there is one
+        sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(own_blocks), own_blocks)
+        poison = (0 * weights.sum(-1))[..., None, None]  # NaN for a bad row that could not raise
         return BlockStats((sums + poison).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:
-        """Return `sums` as `BlockStats`."""
+        """Return the sums `(..., 3, 1)` as `BlockStats`."""
         return BlockStats(sums)
 
     def n_events(self, p: Predictions) -> int:
-        """Return how many numbers one way of weighing works on."""
+        """Return the number of values in memory for each replicate."""
         return p.samples.numel() * p.num_classes
 
 
 class _GroupBlocks(NamedTuple):
-    """Blocks of rows that are sorted by group.
+    """Partition of rows, which are sorted by group, into blocks.
 
     Attributes:
-        rows: the rows of K blocks `(..., K * size)`.
-        is_block: which of the K are blocks `(..., K)`; the others are padding.
-        owner: the group of each block `(..., K)`.
-        alone: for each row, the number of further blocks that hold only its copies `(..., N)`.
+        rows: row indices of K blocks `(..., K * size)`.
+        is_block: False for padding `(..., K)`.
+        owner: group index of each block `(..., K)`.
+        n_own_blocks: for each row, the number of further blocks that contain only copies of it `(..., N)`.
     """
 
     rows: Tensor
     is_block: Tensor
     owner: Tensor
-    alone: Tensor
+    n_own_blocks: Tensor
 
 
 def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:
-    """Cut rows, sorted by group and each repeated `copies` times, into blocks within the groups."""
+    """Partition rows, sorted by group and each repeated `copies` times, into blocks within groups."""
     n = copies.shape[-1]
     totals = copies.new_zeros((*copies.shape[:-1], num_groups)).scatter_add(-1, groups, copies)
-    end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)  # counted within the group
-    whole = (totals // size * size).gather(-1, groups)  # the remainder of a group is dropped
+    end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)  # position within the group
+    whole = (totals // size * size).gather(-1, groups)  # drop the incomplete last block of a group
     begin, end = torch.minimum(end - copies, whole), torch.minimum(end, whole)
-    alone = (end // size - (begin + size - 1) // size).clamp(min=0)
-    # Without these, every block holds the last copy of some row. So there are at most N, whatever the weights.
-    end = (end - begin - alone * size).cumsum(-1)
+    n_own_blocks = (end // size - (begin + size - 1) // size).clamp(min=0)
+    # Every other block contains the last copy of some row: there are at most N of them, for any weights.
+    end = (end - begin - n_own_blocks * size).cumsum(-1)
     n_blocks = n if weighted else n // size
-    if weighted and copies.device.type == "cpu":  # on other devices reading the number would synchronise
+    if weighted and copies.device.type == "cpu":  # on a GPU, reading the number would synchronise
         n_blocks = largest(end[..., -1:] // size, n)
     places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
     rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
     first = slice(None, None, size)
-    return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), alone)
+    return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), n_own_blocks)
 
 
 def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
-    """Return the entries of `x`, `(..., N)` or with two axes `(..., N, C)`, at rows `(..., K, size)`."""
+    """Return the rows `(..., K, size)` of `x`, which is `(..., N)`, or `(..., N, C)` if `n_axes` is 2."""
     flat = rows.flatten(-2)
     found = x.gather(-1, flat) if n_axes == 1 else x.gather(-2, flat.unsqueeze(-1).expand(*flat.shape, x.shape[-1]))
     return found.reshape(*rows.shape, *found.shape[flat.dim() :])
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:
-    """Return the factor of probabilities for which a kernel of `ops.pairwise` has this bandwidth."""
+    """Return the factor for probabilities that gives a kernel in `ops.pairwise` this bandwidth."""
     return 1 / (2 * bandwidth if kernel == "laplacian" else math.sqrt(2) * bandwidth)
 
 
 def median_distance(q: Tensor, weights: Tensor, kernel: Kernel) -> Tensor:
-    """The median distance of two rows, copies among them, `(..., R)`; 1 where that is 0.
+    """Return the weighted median distance between two rows, `(..., R)`; 1 if the median is 0.
+
+    It is computed for at most 1,024 evenly spaced rows. Copies of a row are rows at distance 0.
 
     Args:
-        q: `(..., N, C)`.
-        weights: `(..., R, N)`.
-        kernel: whose distance.
+        q: probabilities `(..., N, C)`.
+        weights: weights of R replicates `(..., R, N)`.
+        kernel: "laplacian" for half the l1 distance; otherwise the l2 distance.
     """
     n = q.shape[-2]
-    some = torch.arange(min(n, _ROWS_OF_MEDIAN), device=q.device) * n // max(1, min(n, _ROWS_OF_MEDIAN))
-    q, weights = q.detach()[..., some, :], weights[..., some]
+    n_rows = min(n, _MEDIAN_ROWS)
+    subset = torch.arange(n_rows, device=q.device) * n // max(1, n_rows)
+    q, weights = q.detach()[..., subset, :], weights[..., subset]
     distance = torch.cdist(q, q, p=1.0) / 2 if kernel == "laplacian" else torch.cdist(q, q)
-    pairs = weights.unsqueeze(-1) * weights.unsqueeze(-2) - weights.diag_embed()  # of different copies
+    # Weight of each pair of rows. A copy of a row is paired with the other copies, but not with itself.
+    pairs = weights.unsqueeze(-1) * weights.unsqueeze(-2) - weights.diag_embed()
     ordered, order = distance.flatten(-2).sort(-1)
     reached = pairs.flatten(-2).gather(-1, order.unsqueeze(-2).expand_as(pairs.flatten(-2))).cumsum(-1)
     place = (reached < reached[..., -1:] / 2).sum(-1, keepdim=True).clamp(max=max(0, ordered.shape[-1] - 1))

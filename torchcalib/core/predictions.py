@@ -1,4 +1,4 @@
-"""Checked predictions, and the quantities of their rows."""
+"""Checked predictions with cached per-row quantities."""
 
 import math
 from collections.abc import Callable
@@ -18,36 +18,36 @@ from torchcalib.ops.softmax_stats import Rows
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Checked predictions, as `InputFormat.read` returns them.
+    """Checked predictions, targets and weights, as `InputFormat.read` returns them.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits: whether `values` are logits.
-        given: probabilities or logits in their own dtype: multi-class `(..., N, C)`, binary `(..., N)`, and multi-label
-            `(..., L, N)`, which is binary with labels as one more batch axis.
-        given_target: multi-class labels int64 `(..., N)` or soft targets `(..., N, C)`; else labels or soft targets of
-            the shape of `given`.
-        weights: float64 `(..., N)`, broadcastable to `target`, or None for 1. A row of weight 0 is left out, and its
-            values are never used. R replicates have further leading axes, `(R, ..., N)`, as do the results then.
+        given: probabilities or logits in the dtype of the input: multi-class `(..., N, C)`, binary `(..., N)`.
+            Multi-label `(..., L, N)` is binary with labels as one more batch axis.
+        given_target: multi-class labels, int64 `(..., N)`, or soft targets `(..., N, C)`. Otherwise labels or soft
+            targets with the shape of `given`.
+        weights: float64 `(..., N)`, broadcastable to `target`, or None for 1. A row with weight 0 is ignored, and its
+            values are never used. R replicates add a leading axis to weights and results: `(R, ..., N)`.
         dtype: dtype of results: that of the input, and at least float32.
-        weighted: whether the caller gave weights. If not, weights are 0 and 1 and mark rows that are left out.
+        weighted: whether the caller passed weights. Otherwise weights are 0 or 1, and 0 marks ignored rows.
         hard: whether targets are labels.
-        copies: whether weights are numbers of copies, because their dtype is an integer one. Floating weights are the
-            importance of a row.
-        n_invalid: number of bad rows that are left out, int64 scalar; None if bad rows raise.
-        n_dropped: number of missing rows that are left out, int64 scalar; None for none, or if they raise.
-        groups: group of every sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
-        sum_tolerance: largest distance from 1 of a sum of multi-class probabilities in `rows`; may be infinite.
-        n_votes: number of annotators of each soft target `(..., N)` (multi-label `(..., L, N)`), float64; None if
+        copies: whether weights have an integer dtype and count copies of a row. Floating weights express importance.
+        n_invalid: number of ignored bad rows, int64 scalar; None if bad rows raise.
+        n_dropped: number of ignored missing rows, int64 scalar; None if there are none, or if they raise.
+        groups: group index of each sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
+        sum_tolerance: in `rows`, largest accepted distance from 1 of a sum of multi-class probabilities; may be
+            infinite.
+        n_votes: number of annotators for each soft target, float64 `(..., N)` (multi-label `(..., L, N)`); None if
             targets were not annotator counts.
-        absent: rows whose weight is 0 in all replicates `(..., N)`; None without weights.
-        rest: P(y=0) `(..., N)` of a set of classes: the sum over the other classes, in float64. None if P(y=0) is
+        absent: mask of rows with weight 0 in all replicates `(..., N)`; None without weights.
+        rest: P(y=0) `(..., N)` for a set of classes: the sum over the other classes, float64. None if P(y=0) is
             1 - P(y=1).
-        computed: cache of row quantities.
+        computed: cache of per-row quantities.
         num_classes: number of classes C; 2 for binary and multi-label.
         soft: whether multi-class targets are soft.
         samples: shape of the samples, `(..., N)`.
-        replicates: shape of the replicate weights, `()` for one weight of each sample.
+        replicates: shape of the replicate axes, `()` without replicate weights.
     """
 
     task: Task
@@ -74,7 +74,10 @@ class Predictions:
 
     @once
     def values(self) -> Tensor:
-        """Probabilities or logits in `dtype`, logits without +inf; binary and multi-label in float64."""
+        """Probabilities or logits: binary in float64; multi-class in `dtype`, where rows with logit +inf are replaced.
+
+        The replacement has logit 0 in place of +inf and -inf elsewhere, the limit of the softmax.
+        """
         per_class = self.task == "multiclass"
         values = self.given.to(self.dtype) if per_class else self._wide(self.given)
         if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even times a weight of 0
@@ -86,7 +89,7 @@ class Predictions:
 
     @once
     def target(self) -> Tensor:
-        """Targets; binary and multi-label as P(y=1) of the observation, in float64."""
+        """Targets: multi-class labels or soft targets; otherwise the observed P(y=1), float64."""
         return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ class Predictions:
             object.__setattr__(self, name, value)
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
-        """Return the rows with other weights, which mark broken rows. A broken label becomes 0, a valid index."""
+        """Return predictions with new weights, 0 or NaN for broken rows. Their labels become 0, a valid index."""
         target = self.given_target
         if self.hard:
             target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
@@ -111,10 +114,10 @@ class Predictions:
         return self._with(weights=weights, given_target=target, n_invalid=n_invalid)
 
     def without_missing(self, missing: Tensor) -> "Predictions":
-        """Return predictions in which the rows of a mask `(..., N)` have weight 0 and harmless values."""
+        """Return predictions in which the rows in a mask `(..., N)` have weight 0 and valid values."""
 
-        def filled(x: Tensor, with_classes: bool, harmless: float) -> Tensor:
-            return x.masked_fill(missing.unsqueeze(-1) if with_classes else missing, harmless)
+        def filled(x: Tensor, with_classes: bool, valid: float) -> Tensor:
+            return x.masked_fill(missing.unsqueeze(-1) if with_classes else missing, valid)
 
         per_class = self.task == "multiclass"
         wide = wide_dtype(self.given.device)
@@ -129,15 +132,15 @@ class Predictions:
         )
 
     def weighed(self, weights: Tensor) -> "Predictions":
-        """Return the same rows with other weights. They share the cache."""
+        """Return the same rows with other weights. The cache is shared."""
         return self._with(weights=weights, weighted=True)
 
     def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
-        """Return the same rows with groups `(..., N)`, and weights that are 0 for rows without a group."""
+        """Return the same rows with group indices `(..., N)`, and weights that are 0 for rows without a group."""
         return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
 
     def _with(self, **changes: Any) -> "Predictions":
-        """Return the same rows with other attributes. They share the cache."""
+        """Return the same rows with other attributes. The cache is shared."""
         other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest torch that is supported
         object.__setattr__(other, "computed", self.computed)
         return other
@@ -147,27 +150,30 @@ class Predictions:
         return replace(self, given=values, rest=None)
 
     def set_in_log_odds(self) -> "Predictions":
-        """Return a set of classes as log-odds, which stay exact where P(set) rounds to 1; others unchanged."""
+        """Convert the probabilities of a set of classes to log-odds, which are exact where P(set) rounds to 1.
+
+        Other predictions are returned unchanged.
+        """
         if self.rest is None:
             return self
         log_p, log_not_p = self.binary_log_probs
         return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
 
     def resampled(self, counts: Tensor) -> "Predictions":
-        """Return the same rows with replicate weights from counts of draws `(R, N)`, equal for all batch elements."""
+        """Return the same rows with replicate weights: the number of draws of each row `(R, N)`, for all batch axes."""
         counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
         return self.weighed(counts if self.weights is None else counts * self.weights)
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
-        """Return the binary predictions that one of `classes` is the true one.
+        """Return binary predictions for the event that the true class is in `classes`.
 
-        P(set) is the sum over its classes, and P(y=0) the sum over the other classes. 1 - P(set) would be 0 or mostly
-        rounding error where P(set) is near 1. Rows are not normalised.
+        P(y=1) is the sum over the classes in the set, and P(y=0) the sum over the other classes: 1 - P(y=1) would be
+        mostly rounding error where P(y=1) is near 1. Rows are not normalised.
         """
         inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
-        for k in classes:  # numbers go to a GPU with the work; it would wait for a list of them
+        for k in classes:  # indexing with a list would synchronise a GPU
             inside[k] = True
-        if self.from_logits:  # the log-odds, which do not saturate
+        if self.from_logits:  # log-odds do not saturate
             logits = self._wide(self.values)
             values = log_ratio(logits.masked_fill(~inside, -torch.inf), logits.masked_fill(inside, -torch.inf))
             rest = None
@@ -198,19 +204,19 @@ class Predictions:
     def _wide(self, x: Tensor) -> Tensor:
         """Convert to float64 before exp, log or sigmoid.
 
-        Vectorised and scalar code differ in the last digit, and the place of an element in memory decides which one
-        runs. In float32 a bin could then depend on the batch size.
+        Vectorised and scalar code differ in the last digit, and the position of an element in memory decides which one
+        runs. In float32 the bin of a sample could therefore depend on the batch size.
         """
         return x.to(wide_dtype(x.device))
 
     @once
     def log_probs(self) -> Tensor:
-        """Multi-class log q `(..., N, C)`; from logits without computing q, so exact where q is 0 or 1."""
+        """Multi-class log q `(..., N, C)`; computed from logits directly, which is exact where q rounds to 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else logs.safe_log(self._wide(self.values))
 
     @once
     def probs(self) -> Tensor:
-        """Multi-class q `(..., N, C)`, or P(y=1) `(..., N)`."""
+        """Multi-class probabilities q `(..., N, C)`, or P(y=1) `(..., N)`."""
         if not self.from_logits:
             return self.values
         return self._wide(self.log_probs).exp() if self.task == "multiclass" else self.values.sigmoid()
@@ -238,33 +244,33 @@ class Predictions:
 
     @once
     def rows(self) -> Rows:
-        """Statistics of multi-class rows and their labels, from one pass; not for soft targets."""
+        """Statistics of multi-class rows with labels, computed in one pass; see `ops.softmax_stats.Rows`."""
         return softmax_stats.rows(
             self.given, self.given_target, from_logits=self.from_logits, tolerance=self.sum_tolerance
         )
 
     @once
     def cross_entropy(self) -> Tensor:
-        """-sum_k t_k log q_k per sample, in nats."""
+        """Cross entropy -sum_k t_k log q_k of each sample `(..., N)`, in nats."""
         if self.task != "multiclass":
             return logs.binary_cross_entropy(*self.binary_log_probs, self.target)
         return logs.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.rows.log_prob
 
     @once
     def neg_entropy(self) -> Tensor:
-        """sum_k q_k log q_k per sample, in nats."""
+        """Negative entropy sum_k q_k log q_k of each prediction `(..., N)`, in nats."""
         if self.task != "multiclass":
             return logs.binary_neg_entropy(*self.binary_log_probs)
         return logs.neg_entropy(self.probs, self.log_probs) if self.soft else self.rows.neg_entropy
 
     @once
     def ecd(self) -> Tensor:
-        """Entropic calibration difference per sample, in nats: cross entropy minus the entropy of the prediction."""
+        """Entropic calibration difference `(..., N)`, in nats: cross entropy minus entropy of the prediction."""
         return self.neg_entropy + self.cross_entropy
 
     @once
     def squared_error(self) -> Tensor:
-        """sum_k (q_k - t_k)^2 per sample; binary (p - t)^2."""
+        """Squared error sum_k (q_k - t_k)^2 of each sample `(..., N)`; binary (p - t)^2."""
         if self.soft:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
@@ -274,7 +280,7 @@ class Predictions:
         return (self.probs - self.target).square()
 
     def clipped_cross_entropy(self, eps: float) -> Tensor:
-        """-sum_k t_k log max(q_k, eps) per sample."""
+        """Return -sum_k t_k log max(q_k, eps) for each sample `(..., N)`, in nats."""
         floor = math.log(eps)
         if self.task != "multiclass":
             log_p, log_not_p = self.binary_log_probs
@@ -284,14 +290,14 @@ class Predictions:
         return 0 - self.rows.log_prob.clamp(min=floor)
 
 
-_MOST_AT_ONCE = 2**22  # float64 values, 32 MB, of the replicates that are computed at a time
+_MOST_AT_ONCE = 2**22  # float64 values (32 MB) of the replicates that are computed at a time
 
 
 def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
-    """Compute the values of R replicates, a few at a time, so that any R fits into memory.
+    """Compute the values for R replicates, a few replicates at a time, which bounds the memory.
 
     Args:
-        read: predictions with weights `(r, ..., N)` to values `(r, *)`.
+        read: function from predictions with weights `(r, ..., N)` to values `(r, *)`.
         p: predictions.
         elements: number of values that `read` has in memory for each replicate.
 
@@ -300,16 +306,16 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
     """
     if p.weights is None or not p.replicates:
         return read(p)
-    ways = p.weights.flatten(0, len(p.replicates) - 1)
-    values = torch.cat([read(p.weighed(piece)) for piece in torch.split(ways, replicates_at_once(elements))])
+    weights = p.weights.flatten(0, len(p.replicates) - 1)
+    values = torch.cat([read(p.weighed(piece)) for piece in torch.split(weights, replicates_at_once(elements))])
     return values.reshape(*p.replicates, *values.shape[1:])
 
 
 def replicates_at_once(elements: int) -> int:
-    """Return the number of replicates that are computed at a time, from the numbers that each needs in memory."""
+    """Return the number of replicates to compute at a time if each needs `elements` values in memory."""
     return max(1, _MOST_AT_ONCE // max(1, elements))
 
 
 def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
-    """Reduce a mask of weights to the last `samples` axes: what holds in all replicates."""
+    """Reduce a mask `(*R, ..., N)` over its replicate axes R with logical and; `samples` axes remain."""
     return mask if mask.dim() <= samples else mask.flatten(0, mask.dim() - samples - 1).all(0)

@@ -1,7 +1,7 @@
-"""Samples of rank-based metrics, exact or as a sketch.
+"""Samples for rank-based metrics, exact or as a sketch.
 
-A `RankedSample` has one element for each sample, or, from a sketch, one for each cell of scores that holds samples.
-Metrics treat both alike.
+A `RankedSample` has one element for each sample or, from a sketch, one for each non-empty cell of scores. Metrics treat
+both in the same way.
 """
 
 import itertools
@@ -26,24 +26,24 @@ from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
 
 MOST_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
-"""Log-odds of the least float32 above 0 and of the greatest float64 below 1, rounded outwards."""
+"""Log-odds of the smallest positive float32 and of the largest float64 below 1, rounded outwards."""
 _LOWEST_LOGIT = -70
-"""Lower end of the cells of log-odds. There are as many as for probabilities, so that they end at 71."""
+"""Lower end of the cells for log-odds. The upper end is 71, which gives as many cells as for probabilities."""
 
-_PIECE = 2**21  # elements that are read at a time where many series are kept apart: what lies in memory beside them
+_PIECE = 2**21  # elements that are processed at a time, which bounds the memory for large batches
 
 
 @dataclass(frozen=True, eq=False)
 class RankedSample:
-    """Elements with scores, in any order.
+    """Unsorted elements, each with a score and the counts of its samples.
 
     Attributes:
-        score: `(..., M)`, a probability or with `from_logits` its log-odds; NaN for an element that is left out.
-        positives: number of samples with outcome 1 of the element `(..., M)`; the sum of soft targets.
-        n: number of samples of the element `(..., M)`, whole; None for one each.
-        from_logits: whether scores are log-odds.
-        poisoned: batch elements with a bad row that could not raise `(...)`; None for none.
-        log_scored: whether a log score is computed from the sample, so that runs of elements keep their log-odds.
+        score: probability or log-odds `(..., M)`; NaN for an ignored element.
+        positives: number of samples with outcome 1 in each element, or the sum of their soft targets, `(..., M)`.
+        n: number of samples in each element, whole numbers `(..., M)`; None if each element is one sample.
+        from_logits: whether `score` contains log-odds.
+        poisoned: mask of batch elements `(...)` with a bad row that could not raise; None for none.
+        log_scored: whether a log score is computed from the sample, which needs the log-odds of merged elements.
     """
 
     score: Tensor
@@ -54,26 +54,26 @@ class RankedSample:
     log_scored: bool = False
 
     def pieces(self) -> list["RankedSample"]:
-        """Split a large batch into smaller ones, so that each fits into memory."""
+        """Split the batch elements into several samples, each with about `_PIECE` elements, to bound the memory."""
         *lead, size = self.score.shape
-        series = max(1, _PIECE // max(size, 1))
-        if not lead or math.prod(lead) <= series:
+        n_lines = max(1, _PIECE // max(size, 1))
+        if not lead or math.prod(lead) <= n_lines:
             return [self]
         columns = (self.score, self.positives, self.n, self.poisoned)
         flat = [
             None if c is None else c.expand(*lead, *c.shape[len(lead) :]).flatten(0, len(lead) - 1) for c in columns
         ]
-        parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, series) for c in flat), strict=False)
+        parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, n_lines) for c in flat), strict=False)
         return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
 
     def narrow(self, start: int, length: int) -> "RankedSample":
-        """Return at most `length` elements of every batch element from element `start` on."""
-        run = slice(start, start + length)
-        n = None if self.n is None else self.n[..., run]
-        return replace(self, score=self.score[..., run], positives=self.positives[..., run], n=n)
+        """Return the elements from `start` to `start + length`, or the end, of each batch element."""
+        selected = slice(start, start + length)
+        n = None if self.n is None else self.n[..., selected]
+        return replace(self, score=self.score[..., selected], positives=self.positives[..., selected], n=n)
 
     def pooled(self) -> "RankedSample":
-        """Return all batch elements as one."""
+        """Return one sample that contains all batch elements."""
         score, positives = self.score.flatten(), self.positives.expand_as(self.score).flatten()
         n = None if self.n is None else self.n.expand_as(self.score).flatten()
         return RankedSample(
@@ -82,12 +82,12 @@ class RankedSample:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether elements are labelled probabilities on the CPU without gradient, which bits can sort."""
+        """Whether `sort_labelled` applies: probabilities and labels on the CPU, one sample each, without gradient."""
         plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
         return plain and self.score.device.type == "cpu" and is_plain(self.score)
 
     def sorted(self, stable: bool = False) -> "SortedSample":
-        """Sort the elements by score; `stable` keeps the order of equal scores.
+        """Return the elements in ascending order of their scores; `stable` keeps the order of equal scores.
 
         Raises:
             ValueError: if weights sum to more than 2^53.
@@ -95,10 +95,10 @@ class RankedSample:
         score, positives, n = self.score, self.positives, self.n
         if n is not None and look((n.sum(-1) > 2**53).any()):
             raise ValueError(
-                f"`weights` must sum to at most 2^53 where samples are counted, got {float(n.sum(-1).max()):g}. "
-                "Divide them by what they have in common."
+                f"`weights` must sum to at most 2^53 for rank-based metrics, got {float(n.sum(-1).max()):g}. "
+                "Divide them by a common factor."
             )
-        if not score.shape[-1]:  # one element that is left out: no caller handles an empty axis
+        if not score.shape[-1]:  # add an ignored element, because callers do not handle an empty axis
             score, positives = (
                 score.new_full((*score.shape[:-1], 1), torch.nan),
                 positives.new_zeros((*positives.shape[:-1], 1)),
@@ -112,7 +112,10 @@ class RankedSample:
 
 
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
-    """Return the value `(..., *)` of every batch element; NaN for one with a bad row that could not raise."""
+    """Apply `read`, which returns `(..., *)`, to pieces of the sample that fit into memory, and join the results.
+
+    The value is NaN for a batch element with a bad row that could not raise.
+    """
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
     values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
@@ -124,14 +127,15 @@ def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> T
 
 @dataclass(frozen=True, eq=False)
 class SortedSample:
-    """Elements in ascending order of their scores; those that are left out come last.
+    """Elements in ascending order of their scores, with ignored elements last.
 
     Attributes:
-        score: `(..., M)`, M >= 1; +inf, or a number above all others, for elements that are left out.
-        positives: `(..., M)`; see `RankedSample`.
-        n: `(..., M)`, or None for one each.
-        size: number of elements that are not left out `(...)`, int64.
-        from_logits: whether scores are log-odds.
+        score: probability or log-odds `(..., M)`, M >= 1. Ignored elements have +inf or a value above all others.
+        positives: see `RankedSample`.
+        n: see `RankedSample`.
+        size: number of elements that are not ignored, int64 `(...)`.
+        from_logits: whether `score` contains log-odds.
+        computed: cache of derived quantities.
     """
 
     score: Tensor
@@ -143,31 +147,32 @@ class SortedSample:
 
     @once
     def counted(self) -> Tensor:
-        """Whether elements are not left out, bool `(..., M)`."""
-        places = torch.arange(self.score.shape[-1], device=self.score.device)
-        return places < self.size.unsqueeze(-1)
+        """False for ignored elements, bool `(..., M)`."""
+        positions = torch.arange(self.score.shape[-1], device=self.score.device)
+        return positions < self.size.unsqueeze(-1)
 
     @once
     def confidence(self) -> Tensor:
-        """Probability of every element `(..., M)`, float64; undefined for elements that are left out."""
+        """Probability of each element, float64 `(..., M)`; undefined for ignored elements."""
         wide = self.score.to(wide_dtype(self.score.device))
         return wide.sigmoid() if self.from_logits else wide
 
     @once
     def counts(self) -> Tensor:
-        """Number of samples of every element `(..., M)`, int64; 0 for elements that are left out."""
+        """Number of samples in each element, int64 `(..., M)`; 0 for ignored elements."""
         return self.counted.long() if self.n is None else self.n.long().masked_fill(~self.counted, 0)
 
     @once
     def total(self) -> Tensor:
-        """Number of samples `(...)`, int64."""
+        """Total number of samples, int64 `(...)`."""
         return self.size if self.n is None else self.counts.sum(-1)
 
     @once
     def variances(self) -> tuple[Tensor, Tensor]:
-        """Summands of every element in `BinStats.spread` and `BinStats.noise` `(..., M)`.
+        """Summands of each element in `BinStats.spread` and `BinStats.noise`, each `(..., M)`.
 
-        An element of several samples has only the sum of their soft targets: it counts as labels, with larger variance.
+        For an element of several samples, only the sum of their soft targets is known. These samples are treated as
+        labels, which have a larger variance.
         """
         n, p = self.counts.to(self.confidence.dtype), self.confidence.detach()
         spread = (n * p * (1 - p)).masked_fill(~self.counted, 0)
@@ -179,28 +184,28 @@ class SortedSample:
 
     @once
     def begins(self) -> Tensor:
-        """Whether a score differs from the one before it `(..., M)`; True for the first."""
+        """True where a score differs from the previous one, and for the first element, bool `(..., M)`."""
         return tie_begins(self.score)
 
 
 @dataclass(frozen=True)
 class ExactSample:
-    """All samples, with the scores of the events of a mode."""
+    """Accumulator that stores every sample, with the scores of the events of a mode."""
 
     mode: Mode
 
     def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the batch axes that the mode adds: `(C,)` for classes that are kept apart."""
+        """Return the batch axes that the mode adds; see `series_shape`."""
         return series_shape(self.mode, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
-        """Return the sample of events of `p`."""
+        """Return the events in `p` as unsorted elements."""
         scores = reduce_to_scores(p, self.mode)
         score, outcome = scores.score, scores.outcome
         weights = _weights_of_events(p, self.mode)
         if weights is None:
             return RankedSample(score, outcome, None, scores.from_logits)
-        absent = ~(weights > 0)  # 0 is left out; NaN is a bad row that could not be raised
+        absent = ~(weights > 0)  # a weight is 0 for an ignored row, and NaN for a bad row that could not raise
         score = torch.where(absent, torch.nan, score)
         poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
@@ -215,32 +220,36 @@ class ExactSample:
 
 @dataclass(frozen=True)
 class LogitCells:
-    """A sketch: sums over cells of scores, 1 / `resolution` wide in log-odds; 0 and 1 have a cell of their own.
+    """Accumulator for a sketch of scores: sums over cells of width 1 / `resolution` in log-odds.
 
-    What is kept of a cell is its number of samples, its positives and the sum of its probabilities; a reading takes it
-    for that many samples at their mean. So every metric is exact for data in which each score has moved by less than
-    1 / resolution in log-odds, which is less than 1 / (4 resolution) in probability, and has become equal to those of
-    its cell. (Log-odds below -104, where the least float32 above 0 lies, share a cell, and those above 37 another one.)
+    The sums in a cell are the number of samples, of positives, and the sum of probabilities. Metrics treat a cell as
+    samples with equal scores, at their mean. Every metric is therefore exact for data in which each score is moved to
+    the mean of its cell. The move is less than 1 / resolution in log-odds and 1 / (4 resolution) in probability.
+    Scores of 0 and 1 have their own cells. The outermost of the other cells are unbounded: log-odds below -104 (the
+    smallest positive float32) share one cell, and log-odds above 37 another one.
 
-    With `from_logits` the cells reach from -70 to 71, and the sum is over the probability of the less probable outcome,
-    which does not round to 1. The first and the last cell hold all finite log-odds beyond, and sum these instead.
+    With `from_logits` the cells range from -70 to 71, and the summed probability is that of the less probable outcome,
+    which does not round to 1. The outermost cells for finite log-odds sum |log-odds| instead.
 
-    It is exact for the data as they are if no cell holds two different scores. That is so for float16 and bfloat16
-    probabilities from a resolution of 2,048 on, for they are more than 1 / 2,048 apart in log-odds.
+    A sketch is exact for the original data if no cell contains different scores. This holds for float16 and bfloat16
+    probabilities if the resolution is at least 2,048, because their log-odds differ by more than 1 / 2,048.
 
-    Otherwise let s be the largest share of the samples in a cell that holds different scores. Then
+    Otherwise let s be the largest fraction of the samples in a cell with different scores. Error bounds:
 
-    - KS is too small by at most s: sums at the borders of cells are exact, and within a cell they drift by its share;
-    - ACE over B bins is off by at most 2 (B - 1) s: each cut moves by less than a cell, from one bin into the next;
-    - PAVA recalibrates worse by at most s / 2 in the Brier score (by which DSC is too small): with the exact fit f,
-      which rises, the mean of f over each cell is a candidate that loses at most 2 cov(f, y) <= range(f) / 2 in each;
-    - TCE errs by the samples whose cell holds a critical value of the test, at most 4 cells for each bin, so 400 B s
-      percent, as long as the blocks are those of the whole sample. Those follow from the outcomes and may jump, as
-      they do when a single score moves; over bins that are given no block can.
+    - The Kolmogorov-Smirnov error (KS) is too small by at most s. Cumulative sums are exact at the cell borders, and
+      within a cell they change by at most its fraction.
+    - The adaptive calibration error (ACE) over B bins has an error of at most 2 (B - 1) s. Each cut moves by less than
+      a cell, from one bin into the next.
+    - The Brier score after isotonic recalibration (pool adjacent violators, PAVA) is too large by at most s / 2, and
+      the discrimination (DSC) is too small by the same amount. The exact fit f is monotone. Its mean over each cell is
+      an admissible fit, which loses at most 2 cov(f, y) <= range(f) / 2 in each cell.
+    - The test-based calibration error (TCE) changes by the samples whose cell contains a critical value of the test: at
+      most 4 cells for each bin, or 400 B s percent. This assumes that the isotonic blocks do not change. They depend on
+      the outcomes and may jump, as they do if a single score changes. Given edges do not move.
 
     Attributes:
         mode: see `ExactSample`.
-        resolution: cells for each unit of log-odds.
+        resolution: number of cells for each unit of log-odds.
         from_logits: whether scores are log-odds rather than probabilities.
     """
 
@@ -252,7 +261,7 @@ class LogitCells:
         check_count("resolution", self.resolution, at_most=MOST_CELLS_PER_UNIT)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(3, K)`, or `(C, 3, K)` for C classes apart."""
+        """Return the shape of the sums: `(3, K)`, or `(C, 3, K)` for class-wise events."""
         return (*series_shape(self.mode, task, num_classes), 3, self._n_cells)
 
     @property
@@ -260,17 +269,16 @@ class LogitCells:
         return (_HIGHEST - _LOWEST) * self.resolution + 2
 
     def of(self, p: Predictions) -> BinStats:
-        """Count the events of `p` in cells."""
-        cells, columns = self._counted(p)
+        """Return the sums over the events in `p`."""
+        cells, columns = self._cells_and_columns(p)
         return BinStats(bin_sums(cells, columns, self._n_cells))
 
     def cells(self, p: Predictions) -> Cells:
-        """Say in which cell every event counts."""
-        cells, columns = self._counted(p)
+        """Return the cell index and the weighted summands of each event."""
+        cells, columns = self._cells_and_columns(p)
         return Cells(cells, torch.stack(columns, -2), self._n_cells)
 
-    def _counted(self, p: Predictions) -> tuple[Tensor, list[Tensor]]:
-        """Return the cell of every event, and its summands."""
+    def _cells_and_columns(self, p: Predictions) -> tuple[Tensor, list[Tensor]]:
         scores = reduce_to_scores(p, self.mode)
         cells, wide = self._cell(scores.score), wide_dtype(scores.score.device)
         weights = _weights_of_events(p, self.mode)
@@ -278,7 +286,7 @@ class LogitCells:
         return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
     def of_sample(self, sample: RankedSample) -> BinStats:
-        """Count the elements of a sample in cells, as `of` counts the events that it was made of."""
+        """Return the sums over the elements in an exact sample; they equal `of` for its predictions."""
         score = sample.score.to(wide_dtype(sample.score.device))
         n = torch.ones_like(score) if sample.n is None else sample.n.to(score.dtype)
         cells = self._cell(score)
@@ -290,17 +298,17 @@ class LogitCells:
         return _LOWEST_LOGIT if self.from_logits else _LOWEST
 
     def _cell(self, score: Tensor) -> Tensor:
-        """The cell of every score: 0 for p = 0, the last for p = 1, the others of even width in between."""
+        """Return the cell index of each score: 0 for p = 0, the last for p = 1, equal widths in log-odds between."""
         score = score.detach().to(wide_dtype(score.device))
         log_odds = score if self.from_logits else score.log() - torch.log1p(-score)
-        # An element that is left out has no log-odds; it adds nothing to whichever cell it is given.
+        # NaN marks an ignored element. Its summands are 0, so any valid index will do.
         cell = ((log_odds - self._lowest) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3).long() + 1
         return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
 
     def _summand(self, score: Tensor, cell: Tensor) -> Tensor:
-        """Return the summand of each score: the probability, or for log-odds that of the less probable outcome.
+        """Return the summand of each score: its probability, or for log-odds that of the less probable outcome.
 
-        In the two outermost cells of finite log-odds, where that probability is almost 0, it is |log-odds|.
+        In the outermost cells for finite log-odds this probability is almost 0, and the summand is |log-odds|.
         """
         score = score.to(wide_dtype(score.device))
         if not self.from_logits:
@@ -309,40 +317,40 @@ class LogitCells:
         return torch.where(self._is_outermost(cell), distance, torch.sigmoid(-distance)).masked_fill(score.isinf(), 0)
 
     def _is_above(self, cell: Tensor) -> Tensor:
-        """Return whether cells hold log-odds of 0 and above."""
+        """Return True for cells with non-negative log-odds."""
         return cell > -self._lowest * self.resolution
 
     def _is_outermost(self, cell: Tensor) -> Tensor:
-        """Return whether cells are the first or the last of finite log-odds."""
+        """Return True for the lowest and the highest cell with finite log-odds."""
         return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:
-        """Return the cells that hold samples as elements."""
+        """Return the cells as elements; empty cells are ignored elements."""
         n, total, positives = sums.unbind(-2)
         cell = torch.arange(self._n_cells, device=n.device)
-        held = n > 0
-        if n.device.type == "cpu":  # elsewhere looking for them would make the host wait
-            some = held.reshape(-1, held.shape[-1]).any(0)
-            n, total, positives, held, cell = (t[..., some] for t in (n, total, positives, held, cell))
+        occupied = n > 0
+        if n.device.type == "cpu":  # on a GPU, selecting cells by their values would synchronise
+            used = occupied.reshape(-1, occupied.shape[-1]).any(0)
+            n, total, positives, occupied, cell = (t[..., used] for t in (n, total, positives, occupied, cell))
         mean = total / n
-        score = self._log_odds_of(mean.masked_fill(~held, 0.5), cell) if self.from_logits else mean.clamp(0, 1)
-        return RankedSample(score.masked_fill(~held, torch.nan), positives, n, self.from_logits)
+        score = self._log_odds_of(mean.masked_fill(~occupied, 0.5), cell) if self.from_logits else mean.clamp(0, 1)
+        return RankedSample(score.masked_fill(~occupied, torch.nan), positives, n, self.from_logits)
 
     def _log_odds_of(self, mean: Tensor, cell: Tensor) -> Tensor:
-        """Return the log-odds of cells of log-odds, from the means of their summands."""
+        """Return the log-odds of each cell from the mean of its summands, the inverse of `_summand`."""
         outermost = self._is_outermost(cell)
         certain = (cell == 0) | (cell == self._n_cells - 1)
-        share = mean.masked_fill(outermost | certain, 0.5).clamp(0, 0.5)
-        distance = torch.where(outermost, mean, torch.log1p(-share) - share.log()).masked_fill(certain, torch.inf)
+        rarer = mean.masked_fill(outermost | certain, 0.5).clamp(0, 0.5)  # probability of the less probable outcome
+        distance = torch.where(outermost, mean, torch.log1p(-rarer) - rarer.log()).masked_fill(certain, torch.inf)
         return torch.where(self._is_above(cell), distance, -distance)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of events, or of cells where these are more."""
+        """Return the number of values in memory for each replicate: of events, or of cells if there are more cells."""
         n = p.samples[-1]
         return n_events(p, self.mode) // max(1, n) * max(n, self._n_cells)
 
 
 def _weights_of_events(p: Predictions, mode: Mode) -> Tensor | None:
-    """Return the weights, broadcastable to the scores of the events."""
+    """Return the weights with a shape that broadcasts to the scores of the events."""
     per_class = p.task == "multiclass" and mode == "classwise"
     return p.weights.unsqueeze(-2) if p.weights is not None and per_class else p.weights

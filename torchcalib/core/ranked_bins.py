@@ -1,4 +1,7 @@
-"""Bins of a sample in order: equal-mass, PAVA, PAVA-BC, equal-width or given edges; and what a test says of each."""
+"""Bins over a sorted sample: equal mass, equal width, given edges, or isotonic blocks, and tests of each bin.
+
+Isotonic blocks come from the pool adjacent violators algorithm (PAVA) or its variant with block constraints (PAVA-BC).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,21 +29,25 @@ Test = Literal["binomial", "t"]
 N_QUANTILES = 33
 
 _ROUNDING = 16 * torch.finfo(torch.float64).eps
-"""Bound on the relative error of a probability from 1 / 10,000 on that is computed from log-odds x: at most |x| eps."""
+"""Bound on the relative error of a probability that is computed from log-odds x, for probabilities of at least 1e-4.
 
-_LONG = 2**16  # elements of a series from which on it costs less to part it at the cuts than to sort it
+The error is at most |x| eps.
+"""
+
+_LONG = 2**16  # number of elements from which partitioning at the cuts is faster than sorting
 
 
 @dataclass(frozen=True, eq=False)
 class RankedBins(BinStats):
-    """Bins over a sample in order: their sums, and the sample.
+    """Sums over the bins of a sorted sample, with the sorted elements.
 
     Attributes:
-        in_order: makes `sample`.
-        ends: bin b is the elements `ends[b - 1]` (0 for the first) up to before `ends[b]`; `(..., B)`, int64. Series
-            that have fewer bins than others end in empty ones.
-        given: edges `(B + 1,)` that were given; None where bins follow from the sample.
-        from_outcomes: whether the outcomes have a say in where the bins are.
+        in_order: function that returns the sorted sample. It is called once, when `sample` is first used.
+        ends: int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
+            `ends[b]`. A batch element with fewer bins than others has empty bins at the end.
+        given: edges `(B + 1,)` from the caller; None if the bins depend on the sample.
+        from_outcomes: whether the bins depend on the outcomes, as isotonic blocks do.
+        computed: cache of derived quantities.
     """
 
     in_order: Callable[[], SortedSample]
@@ -51,17 +58,20 @@ class RankedBins(BinStats):
 
     @once
     def sample(self) -> SortedSample:
-        """The elements in order."""
+        """The sorted elements."""
         return self.in_order()
 
     @property
     def spread(self) -> Tensor:
-        """See `BinStats`."""
+        """Sum of outcome variances under perfect calibration `(..., B)`; see `BinStats.spread`."""
         return self._variances[0]
 
     @property
     def noise(self) -> Tensor:
-        """See `BinStats`; NaN where bins follow from the outcomes, which are no independent trials then."""
+        """Variance of the sum of outcomes under perfect calibration `(..., B)`; see `BinStats.noise`.
+
+        NaN if the bins depend on the outcomes, which are then not independent within a bin.
+        """
         return self._variances[1]
 
     @once
@@ -72,13 +82,13 @@ class RankedBins(BinStats):
         return spread, noise
 
     def with_noise(self) -> BinStats:
-        """Return the bins without their sample, but with the sums of noise."""
+        """Return the sums over the bins, including `spread` and `noise`, without the sample."""
         sums = torch.cat((self.sums, torch.stack((self.spread, self.noise), -2)), -2)
         return BinStats(sums, has_noise=True)
 
     @property
     def edges(self) -> Tensor:
-        """Edges `(..., B + 1)`: those given, or 0, the middle between the last score of a bin and the next one, 1."""
+        """Bin edges `(..., B + 1)`: the given ones, or 0, the midpoints between adjacent bins, and 1."""
         if self.given is not None:
             return self.given
         p, inner, size = self.sample.confidence, self.ends[..., :-1], self.sample.size.unsqueeze(-1)
@@ -88,22 +98,22 @@ class RankedBins(BinStats):
         return torch.cat((outer, middle, outer + 1), -1)
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
-        """Samples of every bin whose probability a test against the bin's outcomes rejects, `(..., B)`."""
+        """Return the number of samples in each bin that the test rejects, given the outcomes in the bin `(..., B)`."""
         p, k, n = self.sample.confidence.detach(), self.sums[..., 2, :].detach().long(), self.n.detach().long()
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
             return rejected_in_bins(p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
         low, high = t_interval(k, n, alpha)
-        passed = torch.stack((torch.searchsorted(p, low), torch.searchsorted(p, high, right=True)))
+        accepted = torch.stack((torch.searchsorted(p, low), torch.searchsorted(p, high, right=True)))
         begins = torch.cat((torch.zeros_like(self.ends[..., :1]), self.ends[..., :-1]), -1)
-        first, last = passed.maximum(begins).minimum(self.ends).unbind()
+        first, last = accepted.maximum(begins).minimum(self.ends).unbind()
         if counts is not None:
             upto = torch.cat((torch.zeros_like(counts[..., :1]), counts.cumsum(-1)), -1)
             first, last = upto.gather(-1, first), upto.gather(-1, last)
         return self.n - (last - first)
 
     def quantiles(self) -> Tensor:
-        """The predictions of every bin at 33 evenly spaced ranks, from its least to its greatest `(..., B, 33)`."""
+        """Return the sorted predictions in each bin at 33 evenly spaced ranks `(..., B, 33)`; NaN in an empty bin."""
         begins = torch.cat((torch.zeros_like(self.ends[..., :1]), self.ends[..., :-1]), -1)
         ranks = torch.linspace(0, 1, N_QUANTILES, dtype=self.n.dtype, device=self.n.device)
         if self.sample.n is None:
@@ -118,11 +128,11 @@ class RankedBins(BinStats):
         return at.masked_fill((self.n == 0).unsqueeze(-1), torch.nan)
 
     def table(self) -> BinTable:
-        """Return the table of the bins."""
+        """Return the bins as a table."""
         return BinTable.of(self, self.edges)
 
     def test_table(self, alpha: float, test: Test) -> TCETable:
-        """Return the table of the bins, with what the test says and how the predictions spread."""
+        """Return the bins as a table, with the number of rejected samples and the quantiles of the predictions."""
         table = self.table()
         columns = {name: getattr(table, name) for name in BinTable.__dataclass_fields__}
         return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
@@ -130,14 +140,14 @@ class RankedBins(BinStats):
 
 @dataclass(frozen=True)
 class Binning:
-    """How a sample in order is cut into bins; checked.
+    """Checked options for the partition of a sorted sample into bins.
 
     Attributes:
-        bins: which bins, or their edges from 0 to 1.
-        n_bins: B of equal-width and equal-mass bins.
-        right: equal-width bins, and those of given edges, are `(a, b]`.
+        bins: name of the partition, or edges from 0 to 1.
+        n_bins: number B of equal-width or equal-mass bins.
+        right: equal-width bins and bins with given edges are `(a, b]` instead of `[a, b)`.
         n_min, n_max, variant: see `tce`.
-        ties: "pool" keeps samples of equal score together; "split" takes them in the order given.
+        ties: "pool" keeps samples with equal scores together; "split" uses the order of the input.
     """
 
     bins: Bins | tuple[float, ...] = "equal_width"
@@ -151,7 +161,7 @@ class Binning:
     def __post_init__(self) -> None:
         if isinstance(self.bins, str):
             check_choice("bins", self.bins, get_args(Bins))
-        check_count("n_bins", self.n_bins, at_most=2**20)  # edges are exact to the last digit up to here
+        check_count("n_bins", self.n_bins, at_most=2**20)  # up to here, edges are correctly rounded
         check_flag("right", self.right)
         for name, value, allowed in (("variant", self.variant, get_args(Variant)), ("ties", self.ties, get_args(Ties))):
             if value not in allowed:
@@ -164,7 +174,12 @@ class Binning:
 
     @classmethod
     def given(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
-        """Read the argument `bins` of a metric: a name, or edges."""
+        """Return the binning for the argument `bins` of a metric: a name, or edges.
+
+        Raises:
+            TypeError: if `bins` is neither a name nor a sequence of numbers.
+            ValueError: if the name is unknown, or the edges do not rise from 0 to 1.
+        """
         if isinstance(bins, str):
             if bins not in get_args(Bins):
                 names = ", ".join(map(repr, get_args(Bins)))
@@ -181,14 +196,17 @@ class Binning:
 
     @property
     def is_isotonic(self) -> bool:
-        """Whether the outcomes have a say in where the bins are: they must be labels then."""
+        """Whether the bins depend on the outcomes, which must be labels then."""
         return self.bins in ("pava", "pava_bc")
 
     def of(self, sample: RankedSample) -> RankedBins:
-        """Cut a sample into bins."""
+        """Sort a sample and partition it into bins."""
         given: Tensor | None = None
         if self.ties == "split" and sample.n is not None and look((sample.n > 1).any()):
-            raise ValueError("`weights` must be 0 or 1 with ties='split', got others. Repeat the samples or pool ties.")
+            raise ValueError(
+                f"`weights` must be 0 or 1 with ties='split', got {float(sample.n.max()):g}. "
+                "Repeat the samples, or pass ties='pool'."
+            )
         if self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled and sample.score.shape[-1] >= _LONG:
             sums, ends = equal_mass_sums(sample.score.contiguous(), sample.positives.contiguous(), self.n_bins)
             return RankedBins(sums, sample.sorted, ends, None)
@@ -201,11 +219,11 @@ class Binning:
         else:
             given = self._edges(ordered.confidence)
             inner = given[1:-1]
-            if ordered.from_logits:  # a probability within rounding error of an edge is on it
+            if ordered.from_logits:  # a probability within rounding error of an edge counts as equal to the edge
                 inner = inner * (1 + _ROUNDING if self.right else 1 - _ROUNDING)
-            # An addition, not an expansion: under vmap `searchsorted` needs memory of its own.
+            # Broadcast by addition instead of `expand`, because under vmap `searchsorted` needs contiguous memory.
             inner = inner + torch.zeros_like(size, dtype=given.dtype)
-            # Elements that are left out come last, with scores of 1 and above. No inner edge is as large.
+            # Ignored elements come last, with scores of at least 1, which is above every inner edge.
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
         ends = ends.minimum(size).contiguous()
@@ -217,10 +235,13 @@ class Binning:
         return equal_width_edges(self.n_bins, like)
 
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
-        """Cut i of N samples is at `i * N // B`; an element, with its ties, belongs where its first sample does."""
-        places, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
-        # i * N // B in two parts, for weights may make the product larger than an integer can be.
-        cuts = places * (total // self.n_bins) + places * (total % self.n_bins) // self.n_bins
+        """Return the ends of equal-mass bins. Bin i ends before sample `i * N // B` of N.
+
+        An element, with all its ties, belongs to the bin of its first sample.
+        """
+        i, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
+        # i * N // B in two parts, because with large weights the product overflows int64.
+        cuts = i * (total // self.n_bins) + i * (total % self.n_bins) // self.n_bins
         if ordered.n is not None:
             counts = ordered.counts
             cuts = torch.searchsorted(counts.cumsum(-1) - counts, cuts)
@@ -252,7 +273,11 @@ Norm = Literal["l1", "l2", "max"]
 
 
 def norm_over_bins(loss: Callable[[BinStats], Tensor], b: BinStats, norm: Norm) -> Tensor:
-    """Read a loss per bin over all bins: sum share loss, sqrt(sum share loss^2), or the greatest. Empty bins add 0."""
+    """Return the norm of a per-bin loss over all bins `(...)`. Empty bins contribute 0; without data it is NaN.
+
+    "l1" is the mean of the loss weighted by `share`, "l2" the square root of the weighted mean square, "max" the
+    maximum.
+    """
     empty = (b.n == 0) & (b.total > 0).unsqueeze(-1)
     value = loss(b).masked_fill(empty, 0)
     if norm == "max":

@@ -1,7 +1,7 @@
-"""Statistics that add: each is one tensor of sums.
+"""Sufficient statistics that are tensors of sums, and accumulators that compute them from predictions.
 
-So streaming, merging, saving and syncing are an addition of tensors. An accumulator describes which sums to take. It is
-a frozen value: metrics with equal accumulators over equal input share one pass.
+Streaming, merging and syncing add the tensors. An accumulator is a frozen description of the sums to compute: metrics
+with equal accumulators and equal input share one pass over the data.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,11 +22,12 @@ from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums in float64, `(..., F, K)`: F quantities, each over K cells.
+    """Weighted sums of F quantities over the samples in each of K cells.
 
     Attributes:
-        sums: in the order of the subclass.
-        apart: `(...)`, 0 if all targets so far are labels; see `apart_of`. None without noise, and after `settled`.
+        sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
+        apart: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see `apart_of`.
+            None if the sums have no noise, or if `settled` has chosen the noise.
     """
 
     sums: Tensor
@@ -34,17 +35,17 @@ class Sums:
 
     @property
     def n(self) -> Tensor:
-        """Sum of weights in each cell `(..., K)`; the number of samples if all weights are 1."""
+        """Total weight in each cell `(..., K)`: the number of samples if all weights are 1."""
         return self.sums[..., 0, :]
 
     @property
     def total(self) -> Tensor:
-        """Sum of all weights `(...)`."""
+        """Total weight `(...)`."""
         return self.n.sum(-1)
 
     @property
     def share(self) -> Tensor:
-        """Share of each cell in the sum of weights `(..., K)`; NaN without data."""
+        """Fraction of the total weight in each cell `(..., K)`; NaN without data."""
         n = self.sums[..., 0, :]
         return n / n.sum(-1, keepdim=True)
 
@@ -55,40 +56,40 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class ScoreSum(Sums):
-    """Sums of a per-sample score: over all samples (K = 1), or over the samples of each class (K = C).
+    """Weighted sums of a per-sample score, over all samples (K = 1) or for each true class (K = C).
 
-    The quantities are weight, score and, by class, sum_k t_k^2, which equals the weight for labels.
+    The quantities are the weight, the score and, for K = C, sum_k t_k^2 of the targets t, which is 1 for labels.
     """
 
     @property
     def score(self) -> Tensor:
-        """Sum of the score `(..., K)`."""
+        """Weighted sum of the scores in each cell `(..., K)`."""
         return self.sums[..., 1, :]
 
     @property
     def label_square(self) -> Tensor:
-        """Sum of sum_k t_k^2 `(..., K)`."""
+        """Weighted sum of sum_k t_k^2 in each cell `(..., K)`."""
         return self.sums[..., 2, :]
 
 
 @dataclass(frozen=True, eq=False)
 class BinStats(Sums):
-    """Sums over the samples of each bin: weight, confidence, outcome and, optionally, noise (two) and ECD (last).
+    """Weighted sums over the samples in each of B bins, from which binned calibration errors are computed.
 
-    Binned errors are functions of `share`, `confidence`, `frequency` and `gap`. An empty bin has gap 0, so it adds
-    nothing to a sum or a maximum. Without data every gap is NaN. `spread` and `noise` are variances under perfect
-    calibration, and constants to autograd.
+    The quantities are weight, confidence, outcome, optionally `spread` and `noise`, and optionally the entropic
+    calibration difference (ECD). An empty bin has gap 0, which changes no sum or maximum over bins. Without data every
+    gap is NaN. `spread` and `noise` are variances under perfect calibration, without gradient.
 
     Attributes:
-        sums: `(..., F, B)`, in this order.
-        has_noise: whether quantities 3 and 4 are `spread` and `noise`.
+        sums: `(..., F, B)`, quantities in this order.
+        has_noise: whether the sums contain `spread` and `noise`.
     """
 
     has_noise: bool = field(default=False, kw_only=True)
 
     @property
     def outcomes(self) -> Tensor:
-        """Sum of outcomes `(..., B)`; the number of events that occurred if all weights are 1."""
+        """Weighted sum of outcomes `(..., B)`: the number of events that occurred if all weights are 1."""
         return self.sums[..., 2, :]
 
     @property
@@ -103,28 +104,28 @@ class BinStats(Sums):
 
     @property
     def ecd(self) -> Tensor:
-        """Mean ECD in nats `(..., B)`; NaN in an empty bin, and everywhere if it was not summed."""
+        """Mean entropic calibration difference in nats `(..., B)`; NaN in an empty bin, or if it was not summed."""
         row = 5 if self.has_noise else 3
         return self.sums[..., row, :] / self.n if self.sums.shape[-2] > row else torch.full_like(self.n, torch.nan)
 
     @property
     def spread(self) -> Tensor:
-        """Sum of w p (1 - p) `(..., B)`, the variances of labels in a calibrated model; NaN if it was not summed."""
+        """Sum of w p (1 - p) for weights w and confidences p `(..., B)`; NaN if it was not summed."""
         return self.sums[..., 3, :] if self.has_noise else torch.full_like(self.n, torch.nan)
 
     @property
     def noise(self) -> Tensor:
-        """Variance of the sum of outcomes in a calibrated model `(..., B)`; NaN if it was not summed.
+        """Variance of the weighted sum of outcomes under perfect calibration `(..., B)`; NaN if it was not summed.
 
-        Rows are assumed to be independent. Integer weights are numbers of independent copies: the sum of w v. Floating
-        weights are the importance of a row and do not make it more certain: the sum of w^2 v. For labels v is
-        p (1 - p). A soft target t is a mean of an unknown number of annotators, with a smaller variance: there v is
-        (t - p)^2, whose expectation in a calibrated model is the variance of t.
+        Rows are assumed to be independent, with outcome variance v. Integer weights w are numbers of independent
+        copies: the variance is the sum of w v. Floating weights express importance: the variance is the sum of w^2 v.
+        For labels, v = p (1 - p). A soft target t is the mean of an unknown number of annotators, with a smaller
+        variance. There v = (t - p)^2, whose expectation under perfect calibration is the variance of t.
 
-        Floating targets of a batch element are labels if all of them are 0 or 1, and soft targets otherwise. (Integer
-        targets are labels.) With floating weights they are always soft targets, because the sum of w^2 p (1 - p) is not
-        kept. For labels both sums have the same expectation, but that of squares is noisier, so that p-values are valid
-        for many rows only: pass labels as integers.
+        Floating targets of a batch element are labels if all of them are 0 or 1, and soft targets otherwise. With
+        floating weights they are always soft targets, because the sum of w^2 p (1 - p) is not stored. For labels, both
+        formulas have the same expectation. The squared residuals are noisier, and their p-values need many rows: pass
+        labels as integers.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
@@ -141,7 +142,7 @@ class BinStats(Sums):
 S = TypeVar("S", covariant=True)
 
 KIND_OF_NOISE: dict[bool, Noise] = {True: "labels", False: "shares"}
-"""Which variances of outcomes are summed, for labels and for soft targets; see `ops.bin_sums.Noise`."""
+"""Variance formula for labels (True) and for soft targets (False); see `ops.bin_sums.Noise`."""
 
 
 def _noise(sums: Tensor, apart: Tensor) -> Tensor:
@@ -149,35 +150,35 @@ def _noise(sums: Tensor, apart: Tensor) -> Tensor:
 
 
 def settled(sums: Tensor, apart: Tensor) -> Tensor:
-    """Return `BinStats.sums` with the noise that applies to all rows together; they do not add any more."""
+    """Return `BinStats.sums` in which the noise row is `BinStats.noise`. These sums must not be added any more."""
     return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
 def apart_of(
     p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
 ) -> Tensor:
-    """Return what a batch adds to `Sums.apart`, which is 0 as long as `BinStats.noise` equals `BinStats.spread`.
+    """Return the summand of a batch in `Sums.apart`, which is 0 while `BinStats.noise` equals `BinStats.spread`.
 
-    They are equal for labels whose weights are copies. A soft target t of weight w adds w t (1 - t), which is 0 for a
-    label. Floating weights add themselves, because their noise is a sum of squares.
+    The two are equal for labels with integer weights. A soft target t with weight w contributes w t (1 - t), which is 0
+    for a label. A floating weight contributes itself, because its noise is a sum of squared weights.
 
     Args:
-        p: the batch.
-        sums: of its events `(..., F, B)`, or `(G, ..., F, B)`.
+        p: predictions.
+        sums: sums over their events, `(..., F, B)`, or `(G, ..., F, B)` with groups.
         events: the events; None for integer labels.
-        groups: the group of every event `(..., N)`; None for no groups.
-        n_groups: G.
+        groups: index of the group of each event, `(..., N)`; None for no groups.
+        n_groups: number of groups G.
 
     Returns:
-        `(...)`, or `(G, ...)`. No summand is negative, so the sum is 0 if and only if each of them is.
+        `(...)`, or `(G, ...)`. No summand is negative: the sum is 0 if and only if every summand is 0.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
     if p.hard or events is None:
         return sums.new_zeros(sums.shape[:-2])
     outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
-    added = (1 - outcome).mul_(outcome)  # in place: memory for many events costs more than the arithmetic
-    added = added if weights is None else added.nan_to_num_(0, 0, 0)  # rows of weight 0 may be NaN
+    added = (1 - outcome).mul_(outcome)  # in place: for many events, allocating memory costs more than the arithmetic
+    added = added if weights is None else added.nan_to_num_(0, 0, 0)  # rows with weight 0 may be NaN
     if groups is None:
         total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
         return total
@@ -186,17 +187,17 @@ def apart_of(
 
 
 def with_apart(accumulator: object) -> bool:
-    """Return whether the sums of an accumulator have `Sums.apart`, as those of bins with noise do."""
+    """Return whether an accumulator computes `Sums.apart`: it does for bins with noise."""
     return bool(getattr(accumulator, "with_noise", False))
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Events before they are summed: the cell of each, and its summands.
+    """Cell index and summands of every event, before summation over cells.
 
     Attributes:
-        index: cell of every event, int64 `(..., E)`; several events of a sample are neighbours.
-        columns: weighted summands in float64 `(..., F, E)`.
+        index: cell index of each event, int64 `(..., E)`. Events from the same sample are adjacent.
+        columns: weighted summands, float64 `(..., F, E)`.
         n_cells: number of cells K.
     """
 
@@ -206,16 +207,16 @@ class Cells:
 
 
 class SumsAccumulator(Protocol[S]):
-    """Description of sums over predictions, and of the statistic that they are."""
+    """Interface of accumulators, which compute a statistic of sums from predictions."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the shape `(..., F, K)` of the sums of one batch element."""
+        """Return the shape `(..., F, K)` of the sums for one batch element."""
 
     def of(self, p: Predictions) -> Sums:
-        """Return the sums over the samples of `p`."""
+        """Return the sums over the samples in `p`."""
 
     def wrap(self, sums: Tensor) -> S:
-        """Return the statistic of accumulated sums."""
+        """Return the statistic with these accumulated sums."""
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate."""
@@ -223,12 +224,13 @@ class SumsAccumulator(Protocol[S]):
 
 @dataclass(frozen=True)
 class ScoreAccumulator:
-    """Sums of a per-sample score.
+    """Accumulator for the weighted sum of a per-sample score.
 
     Attributes:
-        per_sample: predictions (and `arguments`) to scores `(..., N)`; a module-level function, so that it pickles.
+        per_sample: function of predictions and `arguments` that returns scores `(..., N)`. It must be a module-level
+            function, which can be pickled.
         arguments: further arguments of `per_sample`.
-        by_class: keep the samples of each class apart. A soft target belongs to each class with its probability.
+        by_class: sum separately for each true class. A soft target is divided among the classes.
     """
 
     per_sample: Callable[..., Tensor]
@@ -236,14 +238,14 @@ class ScoreAccumulator:
     by_class: bool
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(2, 1)`, by class `(3, C)`; and that for each of L labels."""
+        """Return `(2, 1)`, or `(3, C)` by class; multi-label with a leading axis of L labels."""
         labels = (known("num_labels", num_classes),) if task == "multilabel" else ()
         if not self.by_class:
             return (*labels, 2, 1)
         return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
 
     def of(self, p: Predictions) -> ScoreSum:
-        """Sum the score over the samples of `p`."""
+        """Return the sums of the score over the samples in `p`."""
         score = self.per_sample(p, *self.arguments)
         if p.replicates and p.weights is not None and (p.hard or not self.by_class):
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
@@ -255,42 +257,44 @@ class ScoreAccumulator:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
         if p.task == "multiclass" and not p.soft:
             return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
-        return ScoreSum(self._shared_out(score, n, p).sum(-2))
+        return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def cells(self, p: Predictions) -> Cells:
-        """Return the cell and the summands of every sample; a soft target by class is an event of each class."""
+        """Return the cell and the summands of every sample. By class, a soft target becomes one event per class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
         if p.hard:
             return Cells(p.target.long(), torch.stack((n, score, n), -2), p.num_classes)
         classes = torch.arange(p.num_classes, device=score.device).expand(*score.shape, -1)
-        return Cells(classes.flatten(-2), self._shared_out(score, n, p).flatten(-2), p.num_classes)
+        return Cells(classes.flatten(-2), self._split_by_class(score, n, p).flatten(-2), p.num_classes)
 
     def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
         """Return weighted scores and weights `(..., N)`."""
         score = weighted(score, p.weights, wide_dtype(score.device))
         return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
 
-    def _shared_out(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
-        """Return the quantities of every sample, divided among classes by its soft target, `(..., F, N, K)`."""
-        shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
-        shares = shares.to(score).nan_to_num()  # NaN only in rows of weight 0
-        columns = torch.stack((n, score, n * shares.square().sum(-1)), -2)
-        # xmul: an infinite score stays out of the classes in which the row has no share.
-        return xmul(shares.unsqueeze(-3), columns.unsqueeze(-1))
+    def _split_by_class(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
+        """Return the quantities of every sample, multiplied by the class probabilities of its target `(..., F, N, K)`.
+
+        An infinite score adds 0 to a class with probability 0 (`xmul`).
+        """
+        probs = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
+        probs = probs.to(score).nan_to_num()  # NaN only in rows with weight 0
+        columns = torch.stack((n, score, n * probs.square().sum(-1)), -2)
+        return xmul(probs.unsqueeze(-3), columns.unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> ScoreSum:
-        """Return `sums` as a `ScoreSum`."""
+        """Return the sums `(..., F, K)` as a `ScoreSum`."""
         return ScoreSum(sums)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of samples; with soft targets by class each is one of every class."""
+        """Return the number of values in memory for each replicate: one per sample, or per class for soft targets."""
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
 
 
 def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
-    """Return what each event adds to `BinStats.spread` and `BinStats.noise`, `(..., N)`."""
+    """Return the summands of each event in `BinStats.spread` and `BinStats.noise`, each `(..., N)`."""
     wide = wide_dtype(events.confidence.device)
     confidence = events.confidence.detach().to(wide)
     weights = None if events.weights is None else events.weights.detach()
@@ -303,30 +307,30 @@ def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
 def sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False
 ) -> Tensor:
-    """Sum columns `(..., N)` over the samples of every cell under weights `(R, ..., N)`: `(R, ..., F, K)`."""
+    """Return the sums of columns `(..., N)` over each cell with replicate weights `(R, ..., N)`, `(R, ..., F, K)`."""
     wide = wide_dtype(index.device)
-    never = in_all_replicates(weights == 0, index.dim())
-    columns = [column.to(wide).masked_fill(never, 0) for column in columns]
-    ways = weights.shape[: weights.dim() - index.dim()]
-    sums = bin_sums_of_replicates(index, columns, weights.flatten(0, len(ways) - 1), n_cells, finite)
-    return sums.reshape(*ways, *sums.shape[1:])
+    absent = in_all_replicates(weights == 0, index.dim())
+    columns = [column.to(wide).masked_fill(absent, 0) for column in columns]
+    replicates = weights.shape[: weights.dim() - index.dim()]
+    sums = bin_sums_of_replicates(index, columns, weights.flatten(0, len(replicates) - 1), n_cells, finite)
+    return sums.reshape(*replicates, *sums.shape[1:])
 
 
 def series_shape(mode: Mode, task: Task, num_classes: int | None) -> tuple[int, ...]:
-    """Return the batch axes that a mode adds: `(C,)` for classes that are kept apart."""
+    """Return the batch axes that a mode adds: `(C,)` classes or `(L,)` labels for "classwise", else `()`."""
     if mode != "classwise":
         return ()
     return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)
 
 
 def known(name: str, count: int | None) -> int:
-    """Return a count that the shape of a state depends on; raise if it was not given."""
+    """Return the number of classes or labels, which the shape of a state needs; raise if it is None."""
     if count is None:
-        raise ValueError(f"`{name}` must be given where classes or labels are kept apart, got None. Pass {name}=...")
+        raise ValueError(f"`{name}` must be given for values per class or label, got None. Pass {name}=...")
     return count
 
 
 def weighted(x: Tensor, weights: Tensor | None, wide: torch.dtype) -> Tensor:
-    """Widen and weigh. A row of weight 0 adds exactly 0, whatever its value: it may be inf or NaN."""
+    """Return `x * weights` in dtype `wide`. A row with weight 0 becomes exactly 0, even if it is infinite or NaN."""
     x = x.to(wide)
     return x if weights is None else (x * weights).masked_fill(weights == 0, 0)

@@ -1,6 +1,6 @@
-"""Tables as data: columns, rows and formatted cells, rendered as text, HTML, Markdown, LaTeX and pandas DataFrames.
+"""Tables of formatted cells, and their export to text, HTML, Markdown, LaTeX and pandas.
 
-Every object that is a table describes it once, by `Tabular.layout`.
+A class with a tabular representation implements `Tabular.layout`. All exports use it.
 """
 
 import math
@@ -17,15 +17,15 @@ from torchcalib.core.words import decimals, fixed, p_words, significant
 
 @dataclass(frozen=True)
 class Cell:
-    """A formatted cell.
+    """Formatted table cell.
 
     Attributes:
-        page: text on a page.
-        value: the number that the text is made of, in full precision; None for text.
-        plain: text elsewhere; by default that of the page, with a hyphen for the minus sign.
-        style: a class of the page's style sheet: `"main"`, `"better"`, `"worse"`, `"quiet"` or `"question"`.
-        link: id of the page's element that the cell refers to.
-        bar: length of a bar in percent, infinite for one without an end; None for no bar.
+        page: text on an HTML page.
+        value: the formatted number in full precision; None for text.
+        plain: text in other formats; None uses `page`, with a hyphen for the minus sign.
+        style: class in the style sheet: `"main"`, `"better"`, `"worse"`, `"quiet"` or `"question"`.
+        link: id of the page element that the cell links to; empty for no link.
+        bar: length of a bar in percent; infinity for an unbounded bar, None for no bar.
     """
 
     page: str = ""
@@ -37,27 +37,27 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Text for other media than a page."""
+        """Text in formats other than HTML."""
         return self.page.replace("−", "-") if self.plain is None else self.plain
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is shown."""
+        """Whether the cell has neither text nor a bar."""
         return not self.page and self.bar is None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """Table column.
 
     Attributes:
-        header: above the column.
-        cell: function from the item of a row to its cell.
-        is_number: whether cells are aligned on the right.
-        shown: on which media. A narrow terminal has no `"wide"` column, and only a page has a `"page"` column.
+        header: column heading.
+        cell: function from a row item to its cell.
+        is_number: whether cells are aligned to the right.
+        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal) or `"page"` (only on a page).
         wraps: whether long cells continue on the next line.
-        data: the columns of a DataFrame that it becomes, functions from the item of a row by the name of the column. By
-            default one: the header with underscores, and the number or the text of the cell.
+        data: DataFrame columns for this column: functions from a row item to a value, by column name. None creates one
+            column from the numbers or texts of the cells, named after the header with underscores.
     """
 
     header: str
@@ -69,11 +69,11 @@ class Column:
 
     @property
     def data_names(self) -> list[str]:
-        """Names of its columns in a DataFrame."""
+        """Names of the DataFrame columns for this column."""
         return [self.header.replace(" ", "_")] if self.data is None else list(self.data)
 
     def data_of(self, item: Any, cell: Cell) -> list[Any]:
-        """Return the values of a row in a DataFrame."""
+        """Return the DataFrame values for a row item with this cell."""
         if self.data is not None:
             return [value(item) for value in self.data.values()]
         if cell.is_empty:
@@ -83,7 +83,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """Cells, the first of which names the row. A quiet row matters less than the others. `data` is for DataFrames."""
+    """Table row.
+
+    Attributes:
+        cells: cells of the row; the first is the row heading.
+        is_quiet: whether the row is displayed in a lighter colour, for less important values.
+        data: values of the row in a DataFrame.
+    """
 
     cells: Sequence[Cell]
     is_quiet: bool = False
@@ -92,24 +98,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """Rows under a heading, which may be empty."""
+    """Table rows under a common heading, which may be empty."""
 
     heading: str
     rows: Sequence[Row]
 
 
 class Tabular(ABC):
-    """An object that is a table: it can be shown in a notebook and exported."""
+    """Base class for objects that are displayed as a table in notebooks, and exported."""
 
     @abstractmethod
     def layout(self) -> "Table":
-        """Return the columns and rows, from which all exports follow."""
+        """Return the table for all exports."""
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame, with numbers in full precision and NaN where a value is missing.
 
         Raises:
-            ImportError: pandas is not installed.
+            ImportError: if pandas is not installed.
         """
         return to_pandas(self.layout())
 
@@ -118,26 +124,26 @@ class Tabular(ABC):
         return to_markdown(self.layout())
 
     def to_latex(self) -> str:
-        """Return a LaTeX `tabular`, with four significant digits. It needs the LaTeX package booktabs."""
+        """Return a LaTeX `tabular` for the package booktabs, with four significant digits."""
         return to_latex(self.layout())
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
+        """Return the table as HTML, for notebooks."""
         return to_html(self.layout().shown_on("always", "wide"))
 
 
 @dataclass(frozen=True, repr=False)
 class Table(Tabular):
-    """A table as data.
+    """Table of formatted cells in sections.
 
     Attributes:
-        columns: in order.
-        sections: rows under headings.
-        title: of the table.
-        is_wide: whether the table takes the whole width of a page.
-        heading_name: name of the column with the headings of sections in a DataFrame.
-        index: names of the columns of a DataFrame that are its index.
-        data_names: names of all columns of a DataFrame but that of the headings.
+        columns: columns from left to right.
+        sections: rows, grouped under section headings.
+        title: title of the table; may be empty.
+        is_wide: whether the table has the full width of a page.
+        heading_name: name of the DataFrame column with the section headings.
+        index: names of the DataFrame columns that form its index.
+        data_names: names of all DataFrame columns except `heading_name`.
     """
 
     columns: Sequence[Column]
@@ -160,18 +166,25 @@ class Table(Tabular):
         heading_name: str = "group",
         index: Sequence[str] = (),
     ) -> Self:
-        """Return the table of items by headings, without columns that are empty in every row."""
+        """Return a table with a row for each item, without columns in which every cell is empty.
+
+        Args:
+            columns: columns from left to right.
+            sections: row items by section heading.
+            title, is_wide, heading_name, index: see `Table`.
+            is_quiet: function from a row item to `Row.is_quiet`; None for False.
+        """
 
         def row(item: Any) -> Row:
             cells = [column.cell(item) for column in columns]
             data = [column.data_of(item, cell) for column, cell in zip(columns, cells, strict=True)]
             return Row(cells, is_quiet is not None and is_quiet(item), list(chain.from_iterable(data)))
 
-        made = [Section(heading, [row(item) for item in items]) for heading, items in sections.items()]
-        rows = [each for section in made for each in section.rows]
-        full = [not rows or not all(each.cells[k].is_empty for each in rows) for k in range(len(columns))]
+        all_sections = [Section(heading, [row(item) for item in items]) for heading, items in sections.items()]
+        rows = [row_ for section in all_sections for row_ in section.rows]
+        has_content = [not rows or not all(row_.cells[k].is_empty for row_ in rows) for k in range(len(columns))]
         names = list(chain.from_iterable(column.data_names for column in columns))
-        return cls(columns, made, title, is_wide, heading_name, index, names)._with_columns(full)
+        return cls(columns, all_sections, title, is_wide, heading_name, index, names)._with_columns(has_content)
 
     def layout(self) -> "Table":
         """Return the table itself."""
@@ -184,44 +197,44 @@ class Table(Tabular):
         return to_text(self)
 
     def shown_on(self, *media: str) -> Self:
-        """Return the table with the columns of some media alone."""
+        """Return the table without columns whose `Column.shown` is not in `media`."""
         return self._with_columns([column.shown in media for column in self.columns])
 
-    def _with_columns(self, kept: Sequence[bool]) -> Self:
+    def _with_columns(self, mask: Sequence[bool]) -> Self:
         sections = [
-            Section(section.heading, [replace(row, cells=list(compress(row.cells, kept))) for row in section.rows])
+            Section(section.heading, [replace(row, cells=list(compress(row.cells, mask))) for row in section.rows])
             for section in self.sections
         ]
-        return replace(self, columns=list(compress(self.columns, kept)), sections=sections)
+        return replace(self, columns=list(compress(self.columns, mask)), sections=sections)
 
 
 def number(value: float | None, style: str = "") -> Cell:
-    """Return the cell of a number: four significant digits on a page, six decimals in text; empty for None."""
+    """Return a cell with four significant digits on a page and six decimals in text; empty for None."""
     return Cell() if value is None else Cell(significant(value), value, fixed(value, 6), style)
 
 
 def short(value: float) -> Cell:
-    """Return the cell of a number with four significant digits everywhere."""
+    """Return a cell with four significant digits in all formats."""
     return Cell(significant(value), value)
 
 
 def fraction(value: float, plus: str = "") -> Cell:
-    """Return the cell of a number with four decimals everywhere."""
+    """Return a cell with four decimals in all formats, and the prefix `plus` if the value is positive."""
     return Cell(decimals(value, plus), value)
 
 
 def p_value(value: float | None) -> Cell:
-    """Return the cell of a p-value; empty for None."""
+    """Return a cell with a p-value; empty for None."""
     return Cell() if value is None else Cell(p_words(value), value)
 
 
 def interval(found: object) -> Cell:
-    """Return the cell of an interval; empty for None."""
+    """Return a cell with an interval; empty for None."""
     return Cell() if found is None else Cell(str(found).replace("-", "−"))
 
 
 def to_text(table: Table) -> str:
-    """Return a table as plain text in a font of equal widths."""
+    """Return a table as plain text for a monospaced font."""
     table = table.shown_on("always", "wide")
     cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
     texts = [[column.header for column in table.columns], *cells]
@@ -247,7 +260,7 @@ def to_text(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """Return a table as an HTML element, with all text escaped. The exact number of a cell is its `<data value>`."""
+    """Return a table as an HTML element with escaped text. `<data value>` contains the exact number of a cell."""
 
     def classes(column: Column, style: str) -> str:
         names = " ".join(filter(None, ("number" if column.is_number else "", style)))
@@ -289,7 +302,7 @@ def to_html(table: Table) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Return a table in the Markdown of GitHub and of pandas. Headings of sections are rows in bold."""
+    """Return a table in GitHub-flavoured Markdown. Section headings are rows in bold."""
     table = table.shown_on("always", "wide")
 
     def escaped(text: str) -> str:
@@ -323,11 +336,11 @@ _LATEX = {
     ">": "$>$",
     "…": r"\ldots{}",
 }
-"""LaTeX for characters that have a meaning there, or that are not in its fonts."""
+"""LaTeX code for special characters and for characters that its fonts lack."""
 
 
 def to_latex(table: Table) -> str:
-    """Return a table as a LaTeX `tabular` with the rules of the package booktabs."""
+    """Return a table as a LaTeX `tabular` for the package booktabs."""
     table = table.shown_on("always", "wide")
 
     def escaped(text: str) -> str:
@@ -357,7 +370,7 @@ def to_pandas(table: Table) -> Any:
     """Return a table as a pandas DataFrame, with numbers in full precision and NaN where a value is missing.
 
     Raises:
-        ImportError: pandas is not installed.
+        ImportError: if pandas is not installed.
     """
     try:
         import pandas as pd

@@ -1,4 +1,4 @@
-"""Convert arrays, labels with names and the task, as callers give them, to the input of `InputFormat`."""
+"""Conversion of array-likes and class names to tensors, and inference of the task."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torchcalib.core.arrays import as_tensor
 
 
 class Prepared(NamedTuple):
-    """Predictions and targets as tensors, their task, and the names of classes, which may be missing."""
+    """Predictions and targets as tensors, their task, and the class names; `()` if the classes have no names."""
 
     preds: Tensor
     target: Tensor
@@ -32,21 +32,22 @@ def prepare(
     """Convert predictions and targets to tensors, and infer the task from their shapes if it is None.
 
     Args:
-        preds: a tensor, or anything that `numpy.asarray` takes. Text columns of a DataFrame name the classes.
-        target: the same. Text is a class name.
-        task: None infers it.
-        class_names: names of the classes in the order of their probabilities.
-        positive_classes: not None for multi-class predictions that are evaluated as binary.
+        preds: a tensor, or an input of `numpy.asarray`. The column names of a DataFrame, if text, name the classes.
+        target: a tensor, or an input of `numpy.asarray`. Text values are class names.
+        task: None infers the task from the shapes.
+        class_names: class names in the order of the class axis.
+        positive_classes: not None if multi-class predictions are treated as binary.
 
     Raises:
-        TypeError, ValueError: if the values are no numbers, a name is unknown, or the shapes leave the task open.
+        TypeError: if the values are not numbers.
+        ValueError: if a class name is unknown, or the shapes are ambiguous.
     """
     names = _names_of(preds) if class_names is None else checked_names(class_names)
     preds = as_tensor("preds", preds)
     target = _labels(target, names, preds.device)
     n_axes = preds.dim()
     preds, target = _without_single_axes(preds, target)
-    if task is None and preds.dim() < n_axes:  # there was an axis of one class
+    if task is None and preds.dim() < n_axes:  # a class axis of size 1 was removed
         task = "binary"
     elif task is None:
         task = "multiclass" if positive_classes is not None else infer_task(preds, target)
@@ -54,25 +55,25 @@ def prepare(
 
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
-    """Return weights or groups of samples as a tensor, a column `(N, 1)` as `(N,)`."""
+    """Return per-sample values, such as weights or groups, as a tensor; a column `(N, 1)` becomes `(N,)`."""
     column = as_tensor(name, values, preds.device)
     return column.squeeze(-1) if column.dim() > 1 and column.shape == (len(preds), 1) else column
 
 
 def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
-    """Return class names as a tuple, or raise if they are not different strings."""
+    """Return class names as a tuple, or raise if they are not distinct strings."""
     names = class_names if isinstance(class_names, str) else tuple(class_names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`class_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
-    names = tuple(map(str, names))  # without the subclass of numpy
+    names = tuple(map(str, names))  # converts numpy.str_
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
-        raise ValueError(f"`class_names` must be different names, got {repeated[0]!r} more than once. Rename one.")
+        raise ValueError(f"`class_names` must be distinct, got {repeated[0]!r} more than once. Rename one.")
     return names
 
 
 def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
-    """Raise unless there is one name for each class, if there are any."""
+    """Raise unless there are no class names or one for each class."""
     if class_names and len(class_names) != n_classes:
         raise ValueError(
             f"`class_names` must have a name for each of the {n_classes} classes, got {len(class_names)}. "
@@ -81,10 +82,10 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
 
 
 def infer_task(preds: Tensor, target: Tensor) -> Task:
-    """Infer the task from the shapes of predictions and targets.
+    """Return the task, inferred from the shapes of predictions and targets.
 
-    Targets of the shape of the predictions mean a binary task if there is one axis. With more axes they are ambiguous:
-    one-hot labels, multi-label targets, or maps of a binary task.
+    If the shapes are equal, the task is binary for one axis. For more axes it is ambiguous: the target may contain
+    one-hot labels, multi-label targets, or binary maps.
 
     Raises:
         ValueError: if the shapes are ambiguous or do not fit together. The message names the likely task.
@@ -96,8 +97,8 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
     if target.shape == (*preds.shape, 2) and not target.is_floating_point():
         task = "binary" if preds.dim() == 1 else "multilabel"
         raise ValueError(
-            f"`task` must be given if `target` may hold counts of annotators who said no and yes, got {shapes}. "
-            f"Pass task={task!r} if they are counts."
+            f"`task` must be given if `target` may contain annotator counts for no and yes, got {shapes}. "
+            f"Pass task={task!r} if it contains counts."
         )
     if preds.dim() > 1 and target.dim() == preds.dim() - 1:
         return "multiclass"
@@ -105,8 +106,8 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
         maps = ", or task='binary' if every entry is the probability of its own event" if preds.dim() > 2 else ""
         raise ValueError(
             f"`task` must be given if `target` has the shape of `preds`, got {tuple(preds.shape)} for both. "
-            f"{_evidence(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class shares or "
-            f"annotator counts), task='multilabel' if it can have several labels{maps}."
+            f"{_described(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
+            f"probabilities or annotator counts), task='multilabel' if it can have several labels{maps}."
         )
     raise ValueError(
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
@@ -122,17 +123,17 @@ def infer_from_logits(preds: Tensor) -> bool:
     return bool((preds < 0).any())
 
 
-def _evidence(target: Tensor) -> str:
-    """Return what the values of a target with a class axis show, as a sentence."""
+def _described(target: Tensor) -> str:
+    """Return a sentence on whether the rows of a 0/1 target are one-hot; empty for other values."""
     if not bool(((target == 0) | (target == 1)).all()):
         return ""
     if bool((target.long().sum(-1) == 1).all()):
-        return "Every row of `target` holds a single 1, as one-hot labels do. "
-    return "Rows of `target` hold several 1s or none, as multi-label targets do. "
+        return "Every row of `target` contains a single 1, as in one-hot labels. "
+    return "Rows of `target` contain several 1s or none, as in multi-label targets. "
 
 
 def _without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove an axis of one entry that only one of them has, such as that of `(N, 1)` beside `(N,)`."""
+    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`."""
     for axis in (-1, 1):
         if target.dim() == preds.dim() - 1 and preds.shape[axis] == 1 and preds.squeeze(axis).shape == target.shape:
             return preds.squeeze(axis), target
@@ -151,42 +152,42 @@ def _names_of(preds: Any) -> tuple[str, ...]:
 
 
 def _labels(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
-    """Return targets as a tensor; names as indices of classes."""
+    """Return targets as a tensor; class names are replaced by class indices."""
     labels = None if isinstance(values, Tensor) or values is None else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
         return as_tensor("target", values, device)
     row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
     if row is not None:
         raise ValueError(
-            f"`target` must hold a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
-            "Fill it in, or leave the row out."
+            f"`target` must contain a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
+            "Add the name, or remove the row."
         )
-    found, place = np.unique(labels.astype(str), return_inverse=True)
+    unique, inverse = np.unique(labels.astype(str), return_inverse=True)
     if not class_names:
         raise ValueError(
-            f"`target` must hold numbers if classes have no names, got text: {_some(found.tolist())}. "
-            "Pass class_names, the names of all classes in the order of the class axis; `clf.classes_` of scikit-learn."
+            f"`target` must contain numbers if classes have no names, got text: {_first(unique.tolist())}. "
+            "Pass class_names, all class names in the order of the class axis (`clf.classes_` in scikit-learn)."
         )
     index = {name: k for k, name in enumerate(class_names)}
-    unknown = [str(label) for label in found if label not in index]
+    unknown = [str(label) for label in unique if label not in index]
     if unknown:
         raise ValueError(
-            f"`target` must hold the class names {_some(class_names)}, got {_some(unknown)}. "
+            f"`target` must contain the class names {_first(class_names)}, got {_first(unknown)}. "
             "Check the spelling, or pass class_names with all classes in the order of the class axis."
         )
-    numbers = torch.tensor([index[str(label)] for label in found])
-    return numbers[torch.from_numpy(place.reshape(labels.shape))].to(device)
+    numbers = torch.tensor([index[str(label)] for label in unique])
+    return numbers[torch.from_numpy(inverse.reshape(labels.shape))].to(device)
 
 
 def _objects(values: Any) -> NDArray[Any] | None:
-    """Return values as an array if they may be text."""
+    """Return values as an object array if they may contain text, else None."""
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError):  # `as_tensor` names the cause
+    except (TypeError, ValueError):  # `as_tensor` raises the error with its cause
         return None
     return array.astype(object) if array.dtype.kind in "OUT" else None
 
 
-def _some(names: Sequence[str]) -> str:
-    """Return the first names of a list."""
+def _first(names: Sequence[str]) -> str:
+    """Return the first five names as text, and the number of other names."""
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,6 +1,6 @@
-"""Format numbers and test results for people: in sentences, tables and pages.
+"""Number formats for sentences, tables and pages.
 
-`significant` and `decimals` are for tables and write `−` for the minus sign; `fixed` is for sentences and writes `-`.
+Tables use `significant` and `decimals`, with the minus sign `−`. Sentences use `fixed`, with the hyphen `-`.
 """
 
 import math
@@ -15,7 +15,7 @@ def in_one_line(
     high: float = math.nan,
     level: float = 0.95,
 ) -> str:
-    """Return a value with its evidence; parts that are NaN are left out.
+    """Return a value with its noise floor, interval and p-value as text. NaN arguments are omitted.
 
     Example:
         >>> in_one_line(-0.0109, 0.0034, 0.012, -0.0174, -0.0041)
@@ -37,28 +37,28 @@ def in_clauses(
     places: int,
     level: float = 0.95,
 ) -> str:
-    """Return text such as `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`, without parts that are NaN."""
+    """Return text such as `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`. NaN arguments are omitted."""
     clauses = []
     if not math.isnan(noise_floor):
         clauses.append(f"noise floor {fixed(noise_floor, places)}")
     if not (math.isnan(low) or math.isnan(high)):
         ends = fixed(low, places), fixed(high, places)
-        between = " to " if ends[0].startswith("-") else "-"  # a hyphen could be read as a minus sign
-        clauses.append(f"{100 * level:.10g} % {between.join(ends)}")
+        separator = " to " if ends[0].startswith("-") else "-"  # a hyphen before a minus sign is hard to read
+        clauses.append(f"{100 * level:.10g} % {separator.join(ends)}")
     if not math.isnan(p_value):
         clauses.append(f"p {p_words(p_value, equals='= ')}")
     return ", ".join(clauses)
 
 
 def p_words(p_value: float, equals: str = "") -> str:
-    """Return `"< 0.001"`, `"0.012"` or `"0.41"`, with `equals` before a number."""
+    """Format a p-value, for example as `"0.012"`, with the prefix `equals`; below 0.001 as `"< 0.001"`."""
     if p_value < 0.001:
         return "< 0.001"
     return equals + (f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}")
 
 
 def places_of(*numbers: float) -> int:
-    """Return the number of decimals: 4, more if all numbers are below 0.01, and 2 from 10 on."""
+    """Return the number of decimals for the largest number: 2 from 10 on, more than 4 below 0.01, and otherwise 4."""
     largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
     if largest >= 10:
         return 2
@@ -66,17 +66,17 @@ def places_of(*numbers: float) -> int:
 
 
 def fixed(number: float, places: int) -> str:
-    """Return a number with this many decimals, and 0 instead of -0."""
+    """Format a number with `places` decimals; -0 becomes 0."""
     return f"{round(number, places) + 0:.{places}f}" if math.isfinite(number) else f"{number}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return `"a, b and c"`."""
+    """Join words as in `"a, b and c"`."""
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])
 
 
 def significant(value: float) -> str:
-    """Format four significant digits; a value that is not finite in words.
+    """Format a number with four significant digits; a value that is not finite becomes a word.
 
     Example:
         >>> significant(-0.0109003), significant(12345.678), significant(3e-10)
@@ -89,35 +89,35 @@ def significant(value: float) -> str:
 
 
 def decimals(value: float, plus: str = "") -> str:
-    """Format four decimals, with `plus` in front of a positive value."""
+    """Format a number with four decimals, and the prefix `plus` if it is positive."""
     return _signed(value, f"{abs(value):.4f}", plus)
 
 
 def count(n: float) -> str:
-    """Format a count without decimals; a sum of fractional weights with two."""
+    """Format a whole number without decimals, and a sum of fractional weights with two decimals."""
     return f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
 
 
 def percent(share: float) -> str:
-    """Format a share in percent."""
+    """Format a fraction as a percentage."""
     return "undefined" if math.isnan(share) else f"{share:.2%}"
 
 
 def edge(value: float) -> str:
-    """Format the edge of a bin without trailing zeros."""
+    """Format a bin edge with up to four decimals, without trailing zeros."""
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def gain(rcl: float) -> str:
-    """Format a relative calibration loss in percent; a score that is or becomes infinite in words."""
+    """Format a relative calibration loss (RCL) in percent; a value that is not finite becomes a word."""
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
 
 
 def ends(low: float, high: float, digits: int = 4) -> str:
-    """Format the ends of an interval: significant digits, at most six decimals."""
-    return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 turns -0 into 0
+    """Format an interval, as in `"0.018 to 0.024"`, with this many significant digits and at most six decimals."""
+    return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
 
 
 def _signed(value: float, digits: str, plus: str = "") -> str:

@@ -1,20 +1,22 @@
 """Regularised incomplete beta function and its gradient.
 
-Two expressions are used. With n = a + b and d = n x - a, Stirling's series gives the saddle-point form of Loader (Fast
-and Accurate Computation of Binomial Probabilities, 2000)
+I_x(a, b) is the product of two factors. Let n = a + b and d = n x - a.
 
-    x^a (1-x)^b / B(a, b) = sqrt(a b / (2 pi n)) exp(a L(d/a) + b L(-d/b) + S(n) - S(a) - S(b)),
+1. Stirling's series gives the saddle-point form of Loader (Fast and Accurate Computation of Binomial Probabilities,
+   2000), with L(u) = log(1+u) - u, and S(a) the error of Stirling's formula for log Gamma(a). If d is exact, no terms
+   cancel.
 
-where L(u) = log(1+u) - u and S(a) is log Gamma(a) minus the leading terms of its series. If d is exact, no term
-cancels. And with w = logit t
+       x^a (1-x)^b / B(a, b) = sqrt(a b / (2 pi n)) exp(a L(d/a) + b L(-d/b) + S(n) - S(a) - S(b))
 
-    I_x(a, b) = x^a (1-x)^b / B(a, b) * integral_{-inf}^0 exp(h(w)) dw,   h(w) = a w - n log(1 + x (e^w - 1)).
+2. The substitution w = logit t - logit x gives a log-concave integrand.
 
-The integrand is log-concave. If x is below the mean a/n, it falls from 1 at w = 0, so that one quadrature rule serves
-all a and b. A continued fraction would need a number of terms of the order of the root of the smaller parameter.
+       I_x(a, b) = x^a (1-x)^b / B(a, b) * integral_{-inf}^0 exp(h(w)) dw,   h(w) = a w - n log(1 + x (e^w - 1))
 
-If a parameter is below 1/2, that range is too long for the rule. A power series then covers the side of the smaller
-parameter: see `_small_lower_tail`.
+   If x is below the mean a/n, the integrand decreases from 1 at w = 0 towards -inf, and one quadrature rule is accurate
+   for all a and b. A continued fraction would need about sqrt(min(a, b)) terms.
+
+If a parameter is below 1/2, the range of integration is too long for the quadrature. `_small_lower_tail` then uses a
+power series on the side of the smaller parameter.
 """
 
 import math
@@ -28,13 +30,13 @@ from torch import Tensor
 from torchcalib.ops.host_values import look
 
 _PIECE = 4096
-_SMALL = 0.5  # for a smaller parameter the integral would need more nodes, so a series is used
-_TERMS = 48  # number of terms of the series, which decrease like 2^-k
-_DEPTH = 36.0  # the integral ends where the integrand has fallen to exp(-36) = 2e-16
+_SMALL = 0.5  # smaller parameters would need more quadrature nodes, and a power series is used
+_TERMS = 48  # number of terms in the power series, which decrease like 2^-k
+_DEPTH = 36.0  # the range of integration ends where the integrand is exp(-36) = 2e-16
 
 
 def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Apply an elementwise function to pieces of tensors of one shape, because it needs 40 numbers for each element."""
+    """Apply an elementwise function piecewise to tensors of one shape. It may need memory for 40 values per element."""
     if tensors[0].numel() <= _PIECE or torch.compiler.is_compiling():
         return function(*tensors)
     pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
@@ -42,25 +44,27 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def cheaply_known(flag: Tensor) -> bool:
-    """Return whether a flag is true and known without synchronising the device."""
+    """Return True if a bool scalar tensor is true and reading it does not synchronise a device."""
     return flag.device.type == "cpu" and look(flag) is True
 
 
-# Gauss-Legendre rule in z for integrals over s = ((1 + z) / 2)^2 in [0, 1], which moves nodes towards s = 0. 40 nodes
-# are needed only for a = b = 1/2; 32 reach a relative error of 1e-10 there.
+# Gauss-Legendre quadrature in z for integrals over s = ((1 + z) / 2)^2 in [0, 1], which concentrates nodes near s = 0.
+# Only a = b = 1/2 needs all 40 nodes. With 32 nodes the relative error is 1e-10 there.
 _Z, _LEGENDRE = np.polynomial.legendre.leggauss(40)
 _NODES, _WEIGHTS = ((1 + _Z) ** 2 / 4).tolist(), ((1 + _Z) / 2 * _LEGENDRE).tolist()
 
 
 def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
-    """Return c0 + c1 x + c2 x^2 + ... in few calls, whose overhead dominates for few elements."""
+    """Return c0 + c1 x + c2 x^2 + ... in few torch calls, because their overhead dominates for small tensors."""
     powers = x.unsqueeze(-1).expand(*x.shape, len(coefficients) - 1).cumprod(-1)
     value: Tensor = powers @ torch.tensor(coefficients[1:], dtype=x.dtype, device=x.device) + coefficients[0]
     return value
 
 
 _ATANH = [1 / (2 * i + 3) for i in range(9)]
-_CUMULANTS = [  # k2 .. k10 of a Bernoulli law divided by v = x (1-x), odd ones also by 1 - 2x: polynomials in v
+# Cumulants k2 to k10 of the Bernoulli distribution, divided by v = x (1-x), and odd ones also by 1 - 2x. Rows are the
+# coefficients of polynomials in v.
+_CUMULANTS = [
     [1, 0, 0, 0, 0],
     [1, 0, 0, 0, 0],
     [1, -6, 0, 0, 0],
@@ -76,7 +80,7 @@ _STIRLING = [1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 
 
 def _log1p_minus(u: Tensor) -> Tensor:
-    """Return log(1+u) - u, relative error 1e-15, for u > -1."""
+    """Return log(1+u) - u for u > -1, with relative error 1e-15."""
     near = u.abs() < 0.25
     v = u.masked_fill(~near, 0)
     r = v / (v + 2)
@@ -86,7 +90,7 @@ def _log1p_minus(u: Tensor) -> Tensor:
 
 
 def _stirling_error(a: Tensor) -> Tensor:
-    """Return log Gamma(a) - ((a - 1/2) log a - a + log(2 pi)/2)."""
+    """Return S(a) = log Gamma(a) - ((a - 1/2) log a - a + log(2 pi)/2)."""
     large, small = a.clamp(min=9), a.clamp(max=9)
     series = _polynomial(_STIRLING, 1 / (large * large)) / large
     direct = torch.lgamma(small) - ((small - 0.5) * small.log() - small + 0.5 * math.log(2 * math.pi))
@@ -94,15 +98,17 @@ def _stirling_error(a: Tensor) -> Tensor:
 
 
 def deviation(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return (a + b) x - a without cancellation: the rounding errors of the sum and of the product are added."""
+    """Return d = (a + b) x - a, compensated for the rounding errors of the sum and the product."""
     n = a + b
+    # Rounding error of the sum: Knuth's TwoSum.
     part = n - a
-    lost = (a - (n - part)) + (b - part)
-    n_high, x_high = n.float().double(), x.float().double()  # halves, whose products are exact
+    sum_error = (a - (n - part)) + (b - part)
+    # Rounding error of the product: Dekker's algorithm. Products of the halves are exact.
+    n_high, x_high = n.float().double(), x.float().double()
     n_low, x_low = n - n_high, x - x_high
     product = n * x
-    error = ((n_high * x_high - product) + n_high * x_low + n_low * x_high) + n_low * x_low
-    return (product - a) + (error + lost * x)
+    product_error = ((n_high * x_high - product) + n_high * x_low + n_low * x_high) + n_low * x_low
+    return (product - a) + (product_error + sum_error * x)
 
 
 def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
@@ -116,18 +122,21 @@ def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return whether x > 1/2, and (b, a, 1 - x) there or (a, b, x) elsewhere. 1 - x is exact for x > 1/2."""
+    """Return the mask x > 1/2, and a, b, x, mirrored to b, a, 1 - x where the mask is true. 1 - x is exact there."""
     swap = x > 0.5
     return swap, torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
 
 
 def drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
-    """Return h(w) = a w - n log(1 + x (e^w - 1)), with a rounding error of 2e-16 times a w."""
+    """Return h(w) = a w - n log(1 + x (e^w - 1)), with an absolute rounding error of 2e-16 |a w|."""
     return a * w - n * torch.log1p(x * torch.expm1(w))
 
 
 def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
-    """Return h(w) = -d w - n (k2 w^2/2! + k3 w^3/3! + ...) from the cumulants of a Bernoulli law; for |w| < 1/8."""
+    """Return h(w) for |w| < 1/8 from its series -d w - n (k2 w^2/2! + k3 w^3/3! + ...) with Bernoulli cumulants k_i.
+
+    `drop` would lose precision by cancellation there.
+    """
     v = x * (1 - x)
     table = torch.tensor(_TAYLOR, dtype=torch.float64, device=x.device)
     terms = v.unsqueeze(-1).expand(*v.shape, 5).cumprod(-1) @ table.T * n.unsqueeze(-1)
@@ -139,13 +148,18 @@ def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tail of Beta(a, b) beyond x divided by x^a (1-x)^b / B(a, b), and whether it is the lower tail."""
+    """Return the integral factor of the tail of Beta(a, b) on the side of x away from the mean.
+
+    Returns:
+        The tail probability divided by x^a (1-x)^b / B(a, b), and a mask that is True for the lower tail.
+    """
     swap, a, b, x = mirrored(a, b, x)
     n, d = a + b, deviation(a, b, x)
-    sign = torch.where(d > 0, 1.0, -1.0).double()  # w = sign * s, from s = 0 away from the mean
+    sign = torch.where(d > 0, 1.0, -1.0).double()  # w = sign * s with s >= 0 points away from the mean
     slope = d.abs()
-    # The range ends at h = -36, which leaves out less than exp(-36) = 2e-16 because h is concave. Newton's method
-    # starts from bounds for a Poisson law. It passes the root at most once; a range that is too long wastes nodes only.
+    # Step 1: find the end of the range, where h = -36. The rest is less than exp(-36) = 2e-16 of the integral, because
+    # h is concave. Newton's method starts from bounds for a Poisson distribution and passes the root at most once. A
+    # range that is too long wastes nodes, but remains accurate.
     spread = n * x * (1 - x)
     linear, square = 2 * slope - _DEPTH, 2 * (spread + slope)
     below = ((linear * linear + 4 * _DEPTH * square).sqrt() - linear) / square
@@ -155,9 +169,10 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         w = sign * end
         odds = x * w.exp()
         end = end - (drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
+    # Step 2: quadrature. In a long range |a w| is at most 1,500 (36 = slope s + spread s^2/2 bounds both terms), and
+    # `drop` has an error of 3e-13.
     node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
-    # In a long range a w is at most 1,500 (36 = slope s + spread s^2/2 bounds both), and `drop` is accurate to 3e-13.
     height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
     short = end < 0.125
     if not cheaply_known(~short.any()):
@@ -166,39 +181,44 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_gamma_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(Gamma(1 + a + b) / (Gamma(1 + a) Gamma(1 + b))) for a <= 1, without cancellation for any b."""
+    """Return log(Gamma(1 + a + b) / (Gamma(1 + a) Gamma(1 + b))) for a <= 1, without cancellation for large b."""
     whole, part = _stirling_error(torch.stack((1 + a + b, 1 + b))).unbind()
     powers = a * torch.log1p(a + b) + (b + 0.5) * torch.log1p(a / (1 + b)) - a
     return powers + (whole - part) - torch.lgamma(1 + a)
 
 
 def _series(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), so that B_x(a, b) = x^a (1/a + series): DLMF 8.17.7."""
+    """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), where B_x(a, b) = x^a (1/a + series).
+
+    Source: NIST Digital Library of Mathematical Functions, eq. 8.17.7.
+    """
     k = torch.arange(1, _TERMS + 1, dtype=torch.float64, device=x.device)
-    # Every ratio contains x: the Pochhammer symbol alone would overflow for large b.
+    # Multiply each ratio by x, because the Pochhammer symbol alone would overflow for large b.
     terms = ((k - b.unsqueeze(-1)) / k * x.unsqueeze(-1)).cumprod(-1)
     return (terms / (a.unsqueeze(-1) + k)).sum(-1)
 
 
 def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return I_x(a, b) if the smaller of a and b is below 1/2.
+    """Return I_x(a, b) for min(a, b) < 1/2.
 
-    Let a be the smaller parameter, after a reflection if necessary, and c = min(1/2, 1 / (1+b)), above the mean:
+    Let a be the smaller parameter, after a reflection if necessary, and c = min(1/2, 1 / (1+b)), which is above the
+    mean:
 
         below c     I_x = x^a / (a B(a, b)) (1 + a * series)
         above c     1 - I_x = the series of I_{1-x}(b, a) if b <= 1, the integral if b > 1
         below c     1 - I_x = 1 - I_c + the difference of the first series between x and c
 
-    A tail of order a is never computed as 1 minus the other tail. The series alternates if b > 1, but b x < 1 there, so
-    that the sum is at least exp(-1) times its largest term.
+    A tail of order a is never computed as 1 minus the other tail, which would lose precision. The series alternates if
+    b > 1, but b x < 1 there: the sum is at least exp(-1) times its largest term.
     """
     swap = b < a
     y = 1 - x
     a, b = torch.where(swap, b, a), torch.where(swap, a, b)
     x, y = torch.where(swap, y, x), torch.where(swap, x, y)  # the smaller of x and y is exact
     cut = (1 / (1 + b)).clamp(max=0.5)
-    share, ratio = b / (a + b), _log_gamma_ratio(a, b).exp()  # a * share * ratio is 1 / B(a, b)
+    share, ratio = b / (a + b), _log_gamma_ratio(a, b).exp()  # 1 / B(a, b) = a * share * ratio
 
+    # Below c: the series for I_x and for 1 - I_x.
     low = torch.minimum(x, cut)
     at_low, at_cut = _series(a.expand(2, *a.shape), b.expand(2, *b.shape), torch.stack((low, cut))).unbind()
     log_low, log_cut = low.log(), cut.log()
@@ -208,6 +228,7 @@ def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         share * ratio * (-power_cut * torch.expm1(a * (log_low - log_cut)) + a * (power_cut * at_cut - power * at_low))
     )
 
+    # Above c: 1 - I_x by the series for b <= 1, and by the integral for b > 1.
     high, rest = torch.maximum(x, cut), torch.where(x > cut, y, 1 - cut)
     flip = high > 0.5
     least = torch.where(flip, rest, high)
@@ -221,7 +242,7 @@ def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _large_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return I_x(a, b) for a and b of at least 1/2."""
+    """Return I_x(a, b) for a >= 1/2 and b >= 1/2."""
     integral, is_lower = integral_beyond(a, b, x)
     _, c, d, y = mirrored(a, b, x)
     tail = log_kernel(c, d, y, deviation(c, d, y)).exp() * integral
@@ -229,7 +250,7 @@ def _large_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return I_x(a, b) of float64 tensors of one shape."""
+    """Return I_x(a, b) for float64 tensors of one shape; NaN for arguments out of range."""
     small = torch.minimum(a, b) < _SMALL
     if cheaply_known(~small.any()):
         value = _large_lower_tail(a, b, x)
@@ -240,7 +261,7 @@ def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _density(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return x^(a-1) (1-x)^(b-1) / B(a, b), with derivatives in x of any order inside (0, 1)."""
+    """Return the Beta density x^(a-1) (1-x)^(b-1) / B(a, b), differentiable in x to any order inside (0, 1)."""
     is_end = (x == 0) | (x == 1)
     inner = x.masked_fill(is_end, 0.5)
     log_powers = (a - 1) * inner.log() + (b - 1) * torch.log1p(-inner)
@@ -249,7 +270,7 @@ def _density(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         log_near, log_far = y.log(), torch.log1p(-y)
         value = torch.exp(log_kernel(c, d, y, deviation(c, d, y)) - log_near - log_far)
         least, most = torch.minimum(a, b), torch.maximum(a, b)
-        # Stirling's form divides by a, which overflows for tiny a. The plain powers cancel only where they underflow.
+        # Stirling's form divides by a, which overflows for tiny a. The plain powers are inaccurate only at underflow.
         log_scale = least.log() + (most / (a + b)).log() + _log_gamma_ratio(least, most)
         plain = torch.exp(log_scale + (c - 1) * log_near + (d - 1) * log_far)
         value = torch.where(least < _SMALL, plain, value)
@@ -257,7 +278,7 @@ def _density(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         at_end = torch.where(own == 1, other, torch.where(own < 1, torch.inf, 0.0))
         value = torch.where(is_end, at_end, value)
         value = value.where((a > 0) & (b > 0) & (x >= 0) & (x <= 1), torch.nan)
-    return value * (log_powers - log_powers.detach()).exp()  # the factor is 1 and has the right derivatives
+    return value * (log_powers - log_powers.detach()).exp()  # the factor is 1 and provides the derivatives
 
 
 class _Betainc(torch.autograd.Function):
@@ -272,7 +293,7 @@ class _Betainc(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
-        """Keep the inputs."""
+        """Save the inputs."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -285,17 +306,17 @@ class _Betainc(torch.autograd.Function):
 def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
     """Regularised incomplete beta function I_x(a, b): the probability that a Beta(a, b) variable is at most x.
 
-    It is computed in float64, elementwise, without synchronising the device. The relative error is below 1e-12 for a
-    and b from 1e-6 to 1e8, also in the tails down to 1e-300. If the upper tail 1 - I_x(a, b) is small, compute it as
+    It is computed elementwise in float64, without synchronising the device. The relative error is below 1e-12 for a and
+    b from 1e-6 to 1e8, and in the tails down to 1e-300. If the upper tail 1 - I_x(a, b) is small, compute it as
     I_{1-x}(b, a).
 
     Args:
         a: first parameter, positive and finite; a number or a tensor.
         b: second parameter, positive and finite; a number or a tensor.
-        x: floating tensor with values in [0, 1]. The three are broadcast.
+        x: floating tensor with values in [0, 1]. The three arguments are broadcast.
 
     Returns:
-        Values in [0, 1] of the broadcast shape and of the dtype of `x`. NaN if an argument is NaN, x is outside [0, 1],
+        Values in [0, 1], with the broadcast shape and the dtype of `x`. NaN if an argument is NaN, x is outside [0, 1],
         or a or b is not positive and finite.
 
     Raises:
@@ -306,22 +327,24 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
         are treated as constants.
 
     Source:
-        NIST Digital Library of Mathematical Functions, 8.17; for the method see
+        NIST Digital Library of Mathematical Functions, sec. 8.17. The method is described in
         `torchcalib/special/beta.py`.
 
     Example:
+        >>> import torch
+        >>> from torchcalib.special import betainc
         >>> betainc(2, 3, torch.tensor([0.0, 0.5, 1.0]))
         tensor([0.0000, 0.6875, 1.0000])
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"`x` must be a floating tensor, got {kind(x)}. Convert it, for example with x.double().")
+        raise TypeError(f"`x` must be a floating tensor, got {kind(x)}. Convert it with torch.as_tensor(x).double().")
     wide = [real("a", a, x.device).detach(), real("b", b, x.device).detach(), x.double()]
     result: Tensor = _Betainc.apply(*torch.broadcast_tensors(*wide))  # type: ignore[no-untyped-call]
     return result.to(x.dtype)
 
 
 def kind(value: object) -> str:
-    """Return the type of an argument for an error message."""
+    """Return a description of the type of an argument, for an error message."""
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 

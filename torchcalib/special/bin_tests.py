@@ -1,4 +1,7 @@
-"""Number of samples in each bin whose probability a test rejects: the binomial test and Student's t-test of [TCE]."""
+"""Binomial tests and t-tests of predicted probabilities against the outcomes in their bin.
+
+[TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023).
+"""
 
 import math
 from functools import lru_cache
@@ -11,72 +14,76 @@ from torchcalib.ops.sorting import run_index
 from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, p_value, two_tails, verdicts
 
-_SMALL = 127  # samples of a bin up to which all critical values are cached
-_OFTEN = 1000  # bins from which on the cache is used: 200 batch elements of 300 samples take half the time
+_SMALL = 127  # largest number of samples in a bin for which critical values are cached
+_MIN_BINS = 1000  # number of bins from which the cache is used: 200 batch elements with 300 samples take half the time
 
 
 @torch.no_grad()
 def rejected_in_bins(
     p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None = None
 ) -> Tensor:
-    """Return how many samples of each bin have `binomial_test(k, n, p) <= alpha`.
+    """Return the number of samples in each bin for which `binomial_test(k, n, p) <= alpha`.
 
-    Every decision is that of the test, but most follow from the `critical_values` of the bin. Samples are sorted, so
-    that a binary search for each critical value counts them. The test is computed only for samples between critical
-    values, once for each different p. If values are not available (`torch.compile`, `vmap`), every sample is tested.
+    Each decision equals that of the test. Most decisions follow from the `critical_values` of the bin: samples are
+    sorted, and a binary search for each critical value counts them. The test is computed only for samples between
+    critical values, once for each different p. If values are not available (`torch.compile`, `vmap`), every sample is
+    tested.
 
     Args:
-        p: probabilities in ascending order, float32 or float64 `(..., M)`. NaN comes last, beyond the last end.
-        ends: int64 `(..., B)`; bin b is the elements from `ends[b-1]` (0 for the first) to `ends[b]`, exclusive. Bins
-            may be empty.
-        k: successes of every bin, int64 `(..., B)`.
-        n: trials of every bin, int64 `(..., B)`; with weights there are more than elements.
+        p: probabilities in ascending order, float32 or float64 `(..., M)`, with NaN last, after the last bin.
+        ends: int64 `(..., B)`. Bin b contains the elements from `ends[b-1]` (0 for the first bin) up to and excluding
+            `ends[b]`. Bins may be empty.
+        k: number of successes in each bin, int64 `(..., B)`.
+        n: number of trials in each bin, int64 `(..., B)`; with weights there are more trials than elements.
         alpha: significance level of the test, in (0, 1).
-        counts: number of samples of each element, int64 `(..., M)`; None for one.
+        counts: number of samples in each element, int64 `(..., M)`; None for 1.
 
     Returns:
-        int64 `(..., B)`; 0 for an empty bin.
+        Number of rejected samples, int64 `(..., B)`; 0 for an empty bin.
 
     Gradient:
         None.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
-    seen = look((ends > starts).any())
-    if seen is None:
+    any_samples = look((ends > starts).any())
+    if any_samples is None:
         return _by_testing_all(p, ends, k, n, alpha, counts)
     result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
-    if not seen:
+    if not any_samples:
         return result.reshape(ends.shape)
     if look(p[..., -1].isnan().any()):
-        p = p.nan_to_num(nan=torch.inf)  # NaN is last, but compares false in a binary search
-    # Flatten the bins with samples.
-    held = (ends > starts).reshape(-1).nonzero().squeeze(1)
+        p = p.nan_to_num(nan=torch.inf)  # comparisons with NaN are false, which breaks the binary search
+    # Step 1: flatten the bins and drop empty ones.
+    occupied = (ends > starts).reshape(-1).nonzero().squeeze(1)
     n_samples, n_bins = p.shape[-1], ends.shape[-1]
-    begin = held // n_bins * n_samples  # start of the row of a bin in the flattened samples
-    k, n, start, end = (t.reshape(-1).index_select(0, held) for t in (k, n, starts, ends))
-    low, kept_from, kept_to, high = _unique_critical_values(k, n, alpha)
+    offset = occupied // n_bins * n_samples  # start of the batch element of a bin in the flattened samples
+    k, n, start, end = (t.reshape(-1).index_select(0, occupied) for t in (k, n, starts, ends))
+    # Step 2: find the positions of the critical values among the samples.
+    low, accepted_from, accepted_to, high = _unique_critical_values(k, n, alpha)
     below = torch.full_like(low, -torch.inf)
-    limits = torch.stack((low, kept_from.nextafter(below), kept_to, high.nextafter(below)), -1)
-    every_limit = torch.zeros(ends.numel(), 4, dtype=torch.float64, device=p.device).index_copy(0, held, limits)
-    place = _number_up_to(p, every_limit.reshape(*p.shape[:-1], 4 * n_bins)).reshape(-1, 4).index_select(0, held)
-    place = place.maximum(start.unsqueeze(1)).minimum(end.unsqueeze(1)) + begin.unsqueeze(1)
+    limits = torch.stack((low, accepted_from.nextafter(below), accepted_to, high.nextafter(below)), -1)
+    all_limits = torch.zeros(ends.numel(), 4, dtype=torch.float64, device=p.device).index_copy(0, occupied, limits)
+    position = _number_up_to(p, all_limits.reshape(*p.shape[:-1], 4 * n_bins)).reshape(-1, 4).index_select(0, occupied)
+    position = position.maximum(start.unsqueeze(1)).minimum(end.unsqueeze(1)) + offset.unsqueeze(1)
     p = p.reshape(-1)
-    # The gaps (bins, sides): below k/n from rejected to kept, above it from kept to rejected.
+    # Step 3: test the undecided samples. Each bin has two gaps (B, 2): below k/n between the rejected and the accepted
+    # samples, and above it between the accepted and the rejected ones.
     k, n = k.double(), n.double()
-    first, last = _narrowed(p, place[:, ::2], place[:, 1::2], k, n, alpha, torch.stack((low, high), -1))
+    first, last = _narrowed(p, position[:, ::2], position[:, 1::2], k, n, alpha, torch.stack((low, high), -1))
     sample, owner = _in_gaps(first, last)
     rejected = _tested(p.index_select(0, sample), owner, k, n, alpha).long()
-    sure = torch.stack((start + begin, first[:, 0], last[:, 1], end + begin))
+    # Step 4: add the samples below the first gap and above the second one, which are rejected.
+    borders = torch.stack((start + offset, first[:, 0], last[:, 1], end + offset))
     if counts is not None:
         counts = counts.reshape(-1)
-        sure = torch.cat((counts.new_zeros(1), counts.cumsum(0)))[sure]
+        borders = torch.cat((counts.new_zeros(1), counts.cumsum(0)))[borders]
         rejected = rejected * counts.index_select(0, sample)
-    total = (sure[1] - sure[0] + sure[3] - sure[2]).index_add(0, owner, rejected)
-    return result.index_copy(0, held, total).reshape(ends.shape)
+    total = (borders[1] - borders[0] + borders[3] - borders[2]).index_add(0, owner, rejected)
+    return result.index_copy(0, occupied, total).reshape(ends.shape)
 
 
 def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
-    """Return the result of `rejected_in_bins` without access to values."""
+    """Return the result of `rejected_in_bins` from a test of every sample, without control flow on values."""
     index = run_index(ends, p.shape[-1])
     owner = index.clamp(max=ends.shape[-1] - 1)
     rejected = p_value(k.gather(-1, owner).double(), n.gather(-1, owner).double(), p.double()) <= alpha
@@ -86,11 +93,14 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
 
 
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the `critical_values` of bins `(B,)`, `(4, B)`. Replicates of a sample have many equal bins."""
+    """Return the `critical_values` for counts `(B,)`, `(4, B)`, computed once for equal counts or from a cache.
+
+    Replicates of a sample have many bins with equal counts.
+    """
     largest = int(n.max())
-    if largest <= _SMALL and len(n) >= _OFTEN:
+    if largest <= _SMALL and len(n) >= _MIN_BINS:
         return _small_critical_values(alpha).to(n.device)[:, n * (n + 1) // 2 + k]
-    if largest >= 2**31 - 1:  # n and k do not fit into one int64
+    if largest >= 2**31 - 1:  # the pair (n, k) does not fit into one int64
         return critical_values(k, n, alpha)
     unique, index = torch.unique(n * (largest + 1) + k, return_inverse=True)
     return critical_values(unique % (largest + 1), unique // (largest + 1), alpha)[:, index]
@@ -98,21 +108,21 @@ def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _small_critical_values(alpha: float) -> Tensor:
-    """Return the `critical_values` of all 0 <= k <= n <= 127, with the pair at n (n + 1) / 2 + k, `(4, K)`."""
+    """Return the `critical_values` for all 0 <= k <= n <= 127, `(4, K)`. The index of (n, k) is n (n + 1) / 2 + k."""
     k, n = torch.tensor([(k, n) for n in range(_SMALL + 1) for k in range(n + 1)]).T
     return critical_values(k, n, alpha)
 
 
 def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
-    """Return how many elements of each ascending row of p are at most the float64 limits."""
-    if p.dtype != limits.dtype:
+    """Return the number of elements that are at most each float64 limit, in each ascending row of `p`."""
+    if p.dtype != limits.dtype:  # round the limits down, so that each comparison has the same result as in float64
         near = limits.to(p.dtype)
         limits = torch.where(near > limits, near.nextafter(torch.full_like(near, -torch.inf)), near)
     return torch.searchsorted(p.contiguous(), limits, right=True)
 
 
 def _in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of all samples in the gaps, both (B, 2), and their bins."""
+    """Return the positions of all samples in gaps from `first` to `last` `(B, 2)`, and the bin index of each."""
     size = (last - first).reshape(-1)
     gap = torch.repeat_interleave(size)
     shift = first.reshape(-1) - size.cumsum(0) + size
@@ -120,33 +130,45 @@ def _in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tested(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the decision for each p in its bin. Equal p of a bin are neighbours and are tested once."""
+    """Return whether the test rejects each `p`, given the bin index `owner`.
+
+    Equal values in a bin are adjacent and are tested once.
+    """
     if not len(p):
         return torch.zeros_like(owner, dtype=torch.bool)
-    fresh = torch.cat((torch.ones_like(owner[:1]), (p[1:] != p[:-1]) | (owner[1:] != owner[:-1])))
-    case = fresh.nonzero().squeeze(1)
-    place = owner.index_select(0, case)
-    decision = p_value(k.index_select(0, place), n.index_select(0, place), p.index_select(0, case).double()) <= alpha
-    return decision.index_select(0, fresh.cumsum(0) - 1)
+    is_new = torch.cat((torch.ones_like(owner[:1]), (p[1:] != p[:-1]) | (owner[1:] != owner[:-1])))
+    unique = is_new.nonzero().squeeze(1)
+    bin_ = owner.index_select(0, unique)
+    decision = p_value(k.index_select(0, bin_), n.index_select(0, bin_), p.index_select(0, unique).double()) <= alpha
+    return decision.index_select(0, is_new.cumsum(0) - 1)
 
 
 def _narrowed(
     p: Tensor, first: Tensor, last: Tensor, k: Tensor, n: Tensor, alpha: float, rejected: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Narrow the gaps `(B, 2)` by the verdicts at seven samples of each, while that is cheaper than tests.
+    """Narrow the gaps `(B, 2)` by `verdicts` at seven samples of each gap, while this is cheaper than tests.
 
-    `rejected (B, 2)` are the critical values from which on the test rejects; k and n are `(B,)`. With few outcomes in
-    large bins, as for rare events, gaps hold many samples.
+    Gaps contain many samples if large bins have few positive outcomes, as for rare events.
+
+    Args:
+        p: sorted samples.
+        first, last: half-open range of positions in each gap `(B, 2)`.
+        k, n: counts of each bin `(B,)`.
+        alpha: significance level.
+        rejected: critical values at the rejected end of each gap `(B, 2)`.
+
+    Returns:
+        The new `first` and `last`.
     """
     parts = torch.arange(1, 8, device=p.device).reshape(-1, 1)
-    before, unsure = -1, int((last - first).sum())
-    while 1000 < unsure != before:
+    previous, undecided = -1, int((last - first).sum())
+    while 1000 < undecided != previous:
         wide = (last - first > 16).nonzero(as_tuple=True)
-        if unsure < 1000 + 16 * len(wide[0]):
+        if undecided < 1000 + 16 * len(wide[0]):
             break
         low, high, bin_, sign = first[wide], last[wide], wide[0], 2.0 * wide[1] - 1
-        place = low + (high - low) * parts // 8
-        x = p[place].double()
+        position = low + (high - low) * parts // 8
+        x = p[position].double()
         successes, trials = k[bin_].expand(x.shape), n[bin_].expand(x.shape)
         from_log_odds = sign * torch.logit(rejected[wide])
         keeps, rejects = verdicts(two_tails(successes, trials, x), trials, alpha, from_log_odds)
@@ -154,17 +176,21 @@ def _narrowed(
         keeps, rejects = keeps & valid, rejects & valid
         up = sign > 0
         low_side, high_side = torch.where(up, keeps, rejects), torch.where(up, rejects, keeps)
-        first = first.index_put(wide, torch.where(low_side, place + 1, low).amax(0))
-        last = last.index_put(wide, torch.where(high_side, place, high).amin(0))
-        before, unsure = unsure, int((last - first).sum())
+        first = first.index_put(wide, torch.where(low_side, position + 1, low).amax(0))
+        last = last.index_put(wide, torch.where(high_side, position, high).amin(0))
+        previous, undecided = undecided, int((last - first).sum())
     return first, last
 
 
 def t_critical(df: Tensor, alpha: float) -> Tensor:
-    """Return t with P(|T| >= t) = alpha for Student's distribution with `df >= 1` degrees of freedom; float64.
+    """Return the two-sided critical value t of Student's t-distribution, P(|T| >= t) = alpha, in float64.
 
-    Newton's method for log P as a function of log t, which is nearly linear in the tails. It starts from the first two
-    terms of the expansion of t in 1/df.
+    It is computed by Newton's method for log P as a function of log t, which is nearly linear in the tails. The initial
+    value is the expansion of t in 1/df up to the second term.
+
+    Args:
+        df: degrees of freedom, at least 1.
+        alpha: significance level.
     """
     z = torch.special.ndtri(torch.tensor(1 - alpha / 2, dtype=torch.float64, device=df.device))
     t = z * (1 + (z * z + 1) / (4 * df)) + 1e-3
@@ -178,18 +204,18 @@ def t_critical(df: Tensor, alpha: float) -> Tensor:
 
 
 def t_interval(k: Tensor, n: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the open interval of p that a two-sided t-test of k ones among n labels accepts.
+    """Return the ends of the closed interval of p that a two-sided t-test accepts for k positive labels among n.
 
-    Equal labels have no variance and accept only p equal to them. One label, or none, accepts every p.
+    If all labels are equal, their variance is 0 and only p = k/n is accepted. For n <= 1 every p is accepted.
     """
     several = n > 1
     n = n.masked_fill(~several, 2).double()
     mean = k.double() / n
     deviation = (mean * (1 - mean) / (n - 1)).clamp(min=0).sqrt()
     half = t_critical(n - 1, alpha) * deviation
-    # The ends are exclusive: move them by one unit in the last place.
+    # The test rejects p at the exact ends. Move them inwards to the next floats, so that the interval is closed.
     low, high = mean - half, mean + half
-    tiny = torch.full_like(mean, math.inf)
-    low = torch.where(half > 0, low.nextafter(tiny), mean)
-    high = torch.where(half > 0, high.nextafter(-tiny), mean)
+    infinity = torch.full_like(mean, math.inf)
+    low = torch.where(half > 0, low.nextafter(infinity), mean)
+    high = torch.where(half > 0, high.nextafter(-infinity), mean)
     return low.masked_fill(~several, -math.inf), high.masked_fill(~several, math.inf)

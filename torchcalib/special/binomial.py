@@ -1,4 +1,4 @@
-"""Exact two-sided binomial test of one count against one probability, and the probabilities that it rejects."""
+"""Exact two-sided binomial test of a count against a probability, and its critical values."""
 
 import math
 from statistics import NormalDist
@@ -19,52 +19,62 @@ from torchcalib.special.beta import (
     real,
 )
 
-TIE = math.log1p(1e-7)  # scipy.stats.binomtest counts outcomes up to 1 + 1e-7 times as probable as the one observed
-_MARGIN = 1e-9  # relative distance of critical values from alpha. Rounding errors are 1e-13, in scipy 3e-11 at n = 1e6
-_PIECE = 512  # bins that are processed at a time, so that intermediate results fit the cache
+TIE = math.log1p(1e-7)  # outcomes up to 1 + 1e-7 times as probable as k count as ties, as in scipy.stats.binomtest
+_MARGIN = 1e-9  # relative safety margin around alpha. Rounding errors are 1e-13, in scipy 3e-11 at n = 1e6
+_PIECE = 512  # number of bins that are processed at a time, whose intermediate results fit into the cache
 
 
 def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
-    """Return a count as float64."""
+    """Return a count as float64; raise unless it is an int or an integer tensor."""
     whole = not (value.is_floating_point() or value.is_complex()) if isinstance(value, Tensor) else type(value) is int
     if not whole or (isinstance(value, Tensor) and value.dtype == torch.bool):
-        raise TypeError(f"`{name}` must be an integer tensor or an int, got {kind(value)}. Counts are whole numbers.")
+        raise TypeError(f"`{name}` must be an integer tensor or an int, got {kind(value)}. Pass whole numbers.")
     return real(name, value, device)
 
 
 def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
-    """Return log P(k) for 0 <= k <= n and 0 < p < 1."""
-    none, every = k == 0, k == n
-    a, b = k.masked_fill(none | every, 1), (n - k).masked_fill(none | every, 1)
+    """Return the log of the binomial probability P(k) for 0 <= k <= n and 0 < p < 1."""
+    is_zero, is_full = k == 0, k == n
+    a, b = k.masked_fill(is_zero | is_full, 1), (n - k).masked_fill(is_zero | is_full, 1)
     _, c, d, x = mirrored(a, b, p)
     inside = log_kernel(c, d, x, deviation(c, d, x)) + ((a + b) / a / b).log()
-    return torch.where(none, n * torch.log1p(-p), torch.where(every, n * p.log(), inside))
+    return torch.where(is_zero, n * torch.log1p(-p), torch.where(is_full, n * p.log(), inside))
 
 
 class Tails(NamedTuple):
-    """Both tails of a two-sided test. If k > n p, outcomes are mirrored: j becomes n - j and p becomes 1 - p.
+    """Both tails of a two-sided binomial test. If k > n p, outcomes are mirrored: j becomes n - j and p becomes 1 - p.
 
-    `first` is the first outcome above n p that is at most as probable as k; n + 1 if there is none.
+    Attributes:
+        near: P(X <= k), the tail that contains k.
+        far: P(X >= first).
+        k: number of successes.
+        first: first outcome above n p that is at most as probable as k; n + 1 if there is none.
+        log_pmf: log P(k).
+        log_ratio: log P(first) - log P(k).
+        log_odds: log p - log(1 - p).
     """
 
-    near: Tensor  # P(X <= k)
-    far: Tensor  # P(X >= first)
+    near: Tensor
+    far: Tensor
     k: Tensor
     first: Tensor
-    log_pmf: Tensor  # log P(k)
-    log_ratio: Tensor  # log P(first) / P(k)
-    log_odds: Tensor  # log p / (1-p)
+    log_pmf: Tensor
+    log_ratio: Tensor
+    log_odds: Tensor
 
 
 def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
-    """Return both tails for 0 <= k <= n, 0 < p < 1 and k != n p; float64 of one shape. Other results are arbitrary."""
-    mean = n * p  # rounded as in scipy, because it decides on which side k is
+    """Return both tails for float64 tensors of one shape with 0 <= k <= n, 0 < p < 1 and k != n p.
+
+    For other values the result is undefined.
+    """
+    mean = n * p  # rounded as in scipy, because it decides on which side of the mean k is
     flip = k > mean
     log_odds = (p.log() - torch.log1p(-p)) * torch.where(flip, -1.0, 1.0)
     near = torch.where(flip, n - k, k)
-    # Probabilities fall from `start` on, so that the far tail is all outcomes from `first` on. The search divides the
-    # range by 16 in each round and uses Stirling's formula. Its error of 0.07 (and a rounding error of 4e-7 at n = 1e8)
-    # may cost an outcome, so that exact probabilities decide among the four outcomes around.
+    # Probabilities decrease from `start` on: the far tail contains all outcomes from `first` on. Search for `first`
+    # with Stirling's formula, dividing the range by 16 in each round. Its error of 0.07 in the log (and a rounding
+    # error of 4e-7 at n = 1e8) may shift the result by one outcome. Exact probabilities of four outcomes decide.
     start = torch.where(flip, n - mean.floor(), mean.ceil())
     axis = (-1, *(1 for _ in range(p.dim())))
     parts = torch.arange(1, 16, dtype=torch.float64, device=p.device).reshape(axis) / 16
@@ -86,24 +96,24 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
     far_side = ((log_ratio <= TIE) & (four >= start)) | (four > n)
     count = far_side.sum(0)
     first = inside + 3 - count
-    last = torch.stack((near, first.minimum(n)))  # the outcomes that the tails begin with
-    last = torch.where(flip, n - last, last)  # not mirrored
+    bound = torch.stack((near, first.minimum(n)))  # the innermost outcome of each tail
+    bound = torch.where(flip, n - bound, bound)  # undo the mirroring
     ratio_first = log_ratio.gather(0, (4 - count).clamp(0, 3).unsqueeze(0)).squeeze(0)
     is_upper = torch.stack((flip, ~flip))
-    # P(X >= j) = I_p(j, n-j+1), where x^a (1-x)^b / B(a, b) is P(j) j (1-p). P(X <= j) = 1 - I_p(j+1, n-j), where it
-    # is P(j) (n-j) p.
-    a = torch.where(is_upper, last, last + 1)
+    # With I_p the regularised incomplete beta function and K = x^a (1-x)^b / B(a, b) at x = p:
+    # P(X >= j) = I_p(j, n-j+1), where K = P(j) j (1-p), and P(X <= j) = 1 - I_p(j+1, n-j), where K = P(j) (n-j) p.
+    a = torch.where(is_upper, bound, bound + 1)
     integral, is_lower = integral_beyond(a, n + 1 - a, p.expand(a.shape))
-    log_last = log_pmf[4] + torch.stack((torch.zeros_like(ratio_first), ratio_first))
-    kernel = torch.where(is_upper, last * (1 - p), (n - last) * p)
-    tail = log_last.exp() * (kernel * integral)
+    log_bound = log_pmf[4] + torch.stack((torch.zeros_like(ratio_first), ratio_first))
+    kernel = torch.where(is_upper, bound * (1 - p), (n - bound) * p)
+    tail = log_bound.exp() * (kernel * integral)
     tail = torch.where(is_lower == is_upper, tail, 1 - tail)
-    # p^n is computed as a power, because it may equal alpha exactly (0.1^2 and 0.01).
+    # For k = n and k = 0 the tail is p^n or (1-p)^n. Compute it as a power, which may equal alpha exactly (0.1^2).
     power = torch.where(flip, p, 1 - p) ** n
     power = torch.where(flip | (p > 0.5), power, torch.exp(n * torch.log1p(-p)))
     return Tails(
         near=torch.where(near == 0, power, tail[0]),
-        far=torch.where(first < n, tail[1], torch.where(first == n, log_last[1].exp(), 0.0)),
+        far=torch.where(first < n, tail[1], torch.where(first == n, log_bound[1].exp(), 0.0)),
         k=near,
         first=first,
         log_pmf=log_pmf[4],
@@ -113,40 +123,41 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 
 
 def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
-    """Return both tails at the odds where the far one starts to exclude j: P(j) = (1 + 1e-7) P(k), 0 <= k < j <= n.
+    """Return both tails at the odds where the far tail starts to exclude j: P(j) = (1 + 1e-7) P(k), 0 <= k < j <= n.
 
-    float64 of one shape. P(j) / P(k) is a constant times odds^(j-k), which gives the odds in closed form from the
-    probabilities at any p. A p nearby limits the rounding errors.
+    The arguments are float64 tensors of one shape. P(j) / P(k) is a constant times odds^(j-k). The constant, and with
+    it the odds, follow from P(j) and P(k) at any p.
     """
-    p = (k + j + 1) / (2 * (n + 1))
+    p = (k + j + 1) / (2 * (n + 1))  # close to the result, which limits rounding errors
     log_k, log_j = log_probability(torch.stack((k, j)), n, p).unbind()
     step = (TIE + log_k - log_j) / (j - k)
     log_odds = torch.logit(p) + step
     swap = p > 0.5
     moved = drop(torch.where(swap, -step, step), torch.where(swap, n - k, k), n, torch.where(swap, 1 - p, p))
-    # Integrate from the smaller one of p and 1-p; the larger one is rounded.
+    # Integrate from the smaller of p and 1-p, because the larger one is rounded.
     flip = log_odds > 0
     less, more = torch.stack((-log_odds.abs(), log_odds.abs())).sigmoid().unbind()
     a = torch.stack((k + 1, j))
     b = n + 1 - a
     integral, is_lower = integral_beyond(torch.where(flip, b, a), torch.where(flip, a, b), less.expand(a.shape))
     kernel = torch.stack(((n - k) * torch.where(flip, more, less), j * torch.where(flip, less, more)))
-    log_last = log_k + moved + torch.tensor([0.0, TIE], dtype=torch.float64, device=k.device).reshape(2, *[1] * k.dim())
-    tail = log_last.exp() * (kernel * integral)
+    ratio = torch.tensor([0.0, TIE], dtype=torch.float64, device=k.device).reshape(2, *[1] * k.dim())
+    log_bound = log_k + moved + ratio
+    tail = log_bound.exp() * (kernel * integral)
     near_is_lower, far_is_lower = (is_lower ^ flip).unbind()
     return Tails(
         near=torch.where(near_is_lower, 1 - tail[0], tail[0]),
         far=torch.where(far_is_lower, tail[1], 1 - tail[1]),
         k=k,
         first=j,
-        log_pmf=log_last[0],
+        log_pmf=log_bound[0],
         log_ratio=torch.full_like(k, TIE),
         log_odds=log_odds,
     )
 
 
 def p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
-    """Return the p-value of float64 tensors of one shape."""
+    """Return the p-value of `binomial_test` for float64 tensors of one shape."""
     return in_pieces(_p_value, k, n, p)
 
 
@@ -159,32 +170,34 @@ def _p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
 
 @torch.no_grad()
 def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor:
-    """P-value of the exact two-sided binomial test of k successes in n trials against the probability p.
+    """Return the p-value of the exact two-sided binomial test for k successes in n trials with probability p.
 
-    It is the sum of the probabilities of all outcomes that are at most 1 + 1e-7 times as probable as k
-    (minimum-likelihood test). The factor counts ties, as in `scipy.stats.binomtest`. The relative error is below 1e-12
-    for n up to 1e8. As a function of p the p-value has jumps and is not monotone on either side of k/n.
+    The p-value is the sum of P(j) over all outcomes j with P(j) <= (1 + 1e-7) P(k) (minimum-likelihood test). The
+    factor includes ties despite rounding errors, as in `scipy.stats.binomtest`. The relative error is below 1e-12 for n
+    up to 1e8. As a function of p, the p-value has jumps and is not monotone on either side of k/n.
 
     Args:
-        k: successes, 0 to n; integer tensor or int.
-        n: trials; integer tensor or int. The p-value of no trials is 1.
-        p: probability of success under the hypothesis; floating tensor or float in [0, 1], converted to float64. The
-            three are broadcast.
+        k: number of successes, from 0 to n; integer tensor or int.
+        n: number of trials; integer tensor or int. With n = 0 the p-value is 1.
+        p: probability of success under the null hypothesis; floating tensor or float in [0, 1], converted to float64.
+            The three arguments are broadcast.
 
     Returns:
-        float64 of the broadcast shape in [0, 1]. NaN if p is NaN or outside [0, 1], or k is not in 0 to n.
+        P-values in [0, 1], float64 with the broadcast shape. NaN if p is NaN or outside [0, 1], or k is not in 0 to n.
 
     Raises:
-        TypeError: if `k` or `n` is not of integers, or `p` is complex.
+        TypeError: if `k` or `n` does not contain integers, or `p` is complex.
 
     Gradient:
         None.
 
     Source:
-        [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023); the rule
-        for ties is that of scipy.
+        [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), with the rule for
+        ties from scipy.
 
     Example:
+        >>> import torch
+        >>> from torchcalib.special import binomial_test
         >>> binomial_test(1, 30, torch.tensor([0.0, 1 / 30, 0.170, 0.177]))
         tensor([0.0000, 1.0000, 0.0491, 0.0507], dtype=torch.float64)
     """
@@ -195,39 +208,41 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
 
 
 def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return four ascending limits of p, `(4, ...)`, for decisions `binomial_test(k, n, p) <= alpha` without a test.
+    """Return four ascending critical values of p `(4, ...)`, which decide most tests `binomial_test(k, n, p) <= alpha`.
 
-    p is rejected up to the first limit and from the last one on, and accepted from the second to the third, all
-    inclusive. Elsewhere the test has to be computed.
+    p is rejected up to the first value and from the fourth value on, and accepted from the second to the third, all
+    inclusive. For other p the test must be computed.
 
-    Let p > k/n (the other side is its mirror image), b_j = P(j) and c = 1 + 1e-7. Let J(p) be the first outcome from
-    n p on with b_J <= c b_k. The p-value is V(p) = F(p) + S_J(p) with F = P(X <= k) and S_j = P(X >= j). b_j / b_k is
-    a constant times odds^(j-k), so that J does not fall as p grows: J = j up to the point p_j where b_j = c b_k, which
-    has a closed form. Between p_(J-1) and p_J the p-value is smooth; at p_J it jumps down by b_J, to F + S_(J+1). It
-    may rise in between, so that there is no single critical value. Two facts bound it.
+    Notation. Let p > k/n; the other side is its mirror image. Let b_j = P(j) and c = 1 + 1e-7. Let J(p) be the first
+    outcome from n p on with b_J <= c b_k. The p-value is V(p) = F(p) + S_J(p), with F = P(X <= k) and S_j = P(X >= j).
+    b_j / b_k is a constant times odds^(j-k), so J does not decrease with p: J = j up to the point p_j where
+    b_j = c b_k, which has a closed form. Between p_(J-1) and p_J the p-value is smooth. At p_J it jumps down by b_J, to
+    F + S_(J+1). It may increase between jumps, so there is no single critical value. Two bounds are used.
 
-    Accepted. For p' from k/n to p, with J = J(p), V(p') >= F(p') + S_J(p') =: G(p'). The derivative of G is n times
-    P(J-1) - P(k), both of n - 1 trials, whose ratio is a constant times odds^(J-1-k): G falls to a minimum at a known t
-    and rises from there. If t >= p, then V(p') >= G(p') >= G(p) = V(p). Otherwise G' grows from t to p, because both
-    probabilities are beyond their maxima (which is checked), so that V(p') >= G(t) >= V(p) - (p-t) G'(p). If this is
-    above alpha, all p' from k/n to p are accepted.
+    Acceptance. Let p' be between k/n and p, and J = J(p). Then V(p') >= F(p') + S_J(p') =: G(p'). The derivative of G
+    is n (P(J-1) - P(k)), with probabilities for n - 1 trials. Their ratio is a constant times odds^(J-1-k), so G
+    decreases to a minimum at a known t and increases afterwards. If t >= p, then V(p') >= G(p') >= G(p) = V(p).
+    Otherwise G' increases from t to p, because both probabilities are beyond their maxima (which is checked). Hence
+    V(p') >= G(t) >= V(p) - (p-t) G'(p). If this is above alpha, all p' from k/n to p are accepted.
 
-    Rejected. F falls as p grows, and S_J(p_J) does not grow with J: over l = log odds, the derivative of S_j is
-    j (1-p) b_j; between p_(j-1) and p_j, b_j = c b_k exp((j-k) (l-l_j)), and b_k (1-p) falls (p > k/n). With m = j-k
-    the increase of S_j from p to p_j is therefore at most j (1-p) (c b_k - b_j) / m, all at p. At p = p_(j-1), where
-    c b_k = b_(j-1) and j (1-p) b_j = (n-j+1) p b_(j-1), this is b_(j-1) (j - (n+1) p) / m, and less than b_(j-1), as
-    (n+1) p > k. The jump there subtracts b_(j-1): S_j(p_j) <= S_j(p_(j-1)) + b_(j-1) = S_(j-1)(p_(j-1)). G between two
-    jumps is at most its larger value at the two ends (it falls, then rises). Hence
+    Rejection. F decreases with p, and S_J(p_J) does not increase with J, as follows. With l = log odds, the derivative
+    of S_j in l is j (1-p) b_j. Between p_(j-1) and p_j, b_j = c b_k exp((j-k) (l-l_j)), and b_k (1-p) decreases because
+    p > k/n. With m = j-k, the increase of S_j from p to p_j is therefore at most j (1-p) (c b_k - b_j) / m, evaluated
+    at p. At p = p_(j-1), c b_k = b_(j-1) and j (1-p) b_j = (n-j+1) p b_(j-1), so this bound is
+    b_(j-1) (j - (n+1) p) / m. It is less than b_(j-1) because (n+1) p > k. The jump subtracts b_(j-1):
+    S_j(p_j) <= S_j(p_(j-1)) + b_(j-1) = S_(j-1)(p_(j-1)). Between two jumps, G is at most the larger of its values at
+    the two ends, because it decreases and then increases. Hence
 
-        V(p) + j (1-p) (c b_k - b_j) / m <= alpha, j = J(p), rejects all p' >= p. At p_j it is V(p_j) <= alpha.
+        V(p) + j (1-p) (c b_k - b_j) / m <= alpha with j = J(p) rejects all p' >= p. At p_j it is V(p_j) <= alpha.
         F(p_j) + S_(j+1)(p_j) <= alpha and V(p_(j+1)) <= alpha reject all p' > p_j.
 
-    That the p_j grow and J takes the value j is checked at one j: (n+1) p_j < j implies b_(j-1) > b_j there. l_(j+1)
-    is the mean of l_j (with weight m) and s_j = log((j+1)/(n-j)) (with weight 1), and the check is l_j < s_(j-1): so it
-    holds for j+1 too, and l_(j+1) > l_j.
+    This requires that the p_j increase and that J takes the value j, which is checked at one j: (n+1) p_j < j implies
+    b_(j-1) > b_j there. The check is l_j < s_(j-1), with s_j = log((j+1)/(n-j)). l_(j+1) is the mean of l_j with weight
+    m and s_j with weight 1. The check therefore also holds for j+1, and l_(j+1) > l_j.
 
-    Both are evaluated at four neighbouring jumps around the likely last one that ends above alpha. Usually it is the
-    border, and the decision is known up to 1e-9 around it; otherwise up to 1/(2n) between two jumps, or more.
+    Algorithm. Both bounds are evaluated at four adjacent jumps around the estimated last jump from a value above alpha.
+    Usually this jump separates acceptance and rejection, and only p within 1e-9 of it must be tested. Otherwise p
+    between two jumps, a range of about 1/(2n) or more, must be tested.
     """
     k, n = torch.broadcast_tensors(k.double(), n.double())  # type: ignore[no-untyped-call]
     pieces = zip(torch.split(k.reshape(-1), _PIECE), torch.split(n.reshape(-1), _PIECE), strict=True)
@@ -235,42 +250,44 @@ def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the four critical values of bins `(B,)`, `(4, B)`."""
+    """Return the critical values for counts `(B,)`, `(4, B)`."""
     fraction = k / n
-    # Both sides are one problem: p < k/n for k is 1-p > (n-k)/n for n-k. If k = n, no p lies beyond.
+    # Mirror the lower side: p < k/n for k is 1-p > (n-k)/n for n-k. If k = n, there is no p above k/n.
     k, n = torch.stack((k, n - k)), n.expand(2, -1)
-    every = k == n
-    k, n = k.masked_fill(every, 0), n.masked_fill(every, 1)
+    is_full = k == n
+    k, n = k.masked_fill(is_full, 0), n.masked_fill(is_full, 1)
+    # Step 1: four adjacent jumps around the estimated last jump from a value above alpha.
     window = torch.arange(-1, 3, dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
     j = (_likely_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
     k, n = k.expand(j.shape), n.expand(j.shape)
+    # Step 2: bounds at each jump, and for p just above it.
     tails = tails_at_jump(k, n, j)
     keeps, rejects = verdicts(tails, n, alpha)
     next_rejects = torch.cat((rejects[1:] & (j[1:] == j[:-1] + 1), torch.zeros_like(rejects[:1]))) | (j == n)
-    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()
+    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()  # p-value after the jump down by P(j) = c P(k)
     rejects_after = next_rejects & (after <= alpha * (1 - _MARGIN) - 1e-12)
-    band = _MARGIN / (j - k) + 1e-14  # log odds this close to a jump may be rounded to its other side
+    band = _MARGIN / (j - k) + 1e-14  # rounding may move log odds this close to a jump to the other side
     known_to = torch.where(keeps, tails.log_odds - band, -torch.inf).amax(0)
     known_from = torch.where(rejects_after, tails.log_odds + band, torch.inf)
     known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
-    # Convert to p, rounded to the known side. At p = 0 and p = 1 the p-value is 0, or 1 if that is k/n.
+    # Step 3: convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 0, or 1 if p = k/n.
     sign = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device=k.device)
     limit = (sign + 1) / 2
-    kept = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
-    kept = torch.where(every, limit, torch.where(known_to == -torch.inf, fraction, kept))
+    accepted = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
+    accepted = torch.where(is_full, limit, torch.where(known_to == -torch.inf, fraction, accepted))
     rejected = ((sign * known_from).sigmoid() * (1 + sign * 4e-16)).clamp(max=1)
-    rejected = torch.where(every, sign * torch.inf, rejected)
-    return torch.stack((rejected[1], kept[1], kept[0], rejected[0]))
+    rejected = torch.where(is_full, sign * torch.inf, rejected)
+    return torch.stack((rejected[1], accepted[1], accepted[0], rejected[0]))
 
 
 def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return an estimate of the last j with V(p_j) > alpha: a whole number that need not be an outcome."""
+    """Return an estimate of the last j with V(p_j) > alpha, a whole number that may be outside k + 1 to n."""
     z = NormalDist().inv_cdf(alpha / 2)
     limit = (k + z * z / 2 - z * (z * z / 4 + k - k * k / n).sqrt()) / (n + z * z)  # Wilson (1927)
     stretch = torch.tensor([0.8, 1.0, 1.25], dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
     j = (k + 2 * (n * limit - k) * stretch).round().maximum(k + 1).minimum(n)
-    # V at three jumps around it: p from Stirling's formula, tails from the normal approximation of Peizer and Pratt
-    # (1968). The normal deviate of V is nearly linear in j, so that a secant step gives the result.
+    # Evaluate V at three jumps around the Wilson limit: p from Stirling's formula, tails from the normal approximation
+    # of Peizer and Pratt (1968). The normal deviate of V is nearly linear in j: one secant step gives the result.
     up, down = torch.stack((j, k.expand(j.shape))) + 0.5, (n + 0.5) - torch.stack((j, k.expand(j.shape)))
     rareness = torch.xlogy(up, up) + torch.xlogy(down, down)
     log_odds = (rareness[0] - rareness[1]) / (j - k)
@@ -288,27 +305,34 @@ def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return whether all p between k/n and this p are accepted, and whether all p from this one on are rejected.
+    """Return two masks: all values between k/n and p are accepted, and all values from p on are rejected.
 
-    For the derivation see `critical_values`. The tails are those at p. The test is known to reject all log odds from
-    `rejected_from` on.
+    For the derivation see `critical_values`.
+
+    Args:
+        tails: tails of the test at p.
+        n: number of trials.
+        alpha: significance level.
+        rejected_from: log odds from which on all p are known to be rejected; None if unknown.
     """
     k, first, log_odds = tails.k, tails.first, tails.log_odds
     p, q, pmf = log_odds.sigmoid(), (-log_odds).sigmoid(), tails.log_pmf.exp()
     value = tails.near + tails.far
-    none = first > n  # there is no far tail: the p-value is F and falls
-    count = first - k
-    end = log_odds + (TIE - tails.log_ratio) / count
-    in_turn = none | ((n + 1) * end.sigmoid() < first)
-    excess = tails.log_ratio + (first / (n - k)).log() - log_odds  # log of the rising term of G' over the falling one
+    no_far_tail = first > n  # the p-value is F, which decreases with p
+    count = first - k  # m = J - k
+    end = log_odds + (TIE - tails.log_ratio) / count  # log odds of the next jump p_J
+    in_turn = no_far_tail | ((n + 1) * end.sigmoid() < first)  # check that the p_j increase
+    # Acceptance: G has its minimum at t = turn. For t < p, its value is at least V(p) - (p-t) G'(p).
+    excess = tails.log_ratio + (first / (n - k)).log() - log_odds  # log of the ratio P(J-1) / P(k) in G'
     turn = (log_odds - excess / (count - 1)).sigmoid()
-    falls = none | (excess <= 0) | (count == 1)  # if J = k+1, then G = 1
-    convex = ((n - 1) * turn >= k) & ((n - 1) * p <= first - 1)
+    falls = no_far_tail | (excess <= 0) | (count == 1)  # t >= p; if J = k+1, then G = 1
+    convex = ((n - 1) * turn >= k) & ((n - 1) * p <= first - 1)  # check that G' increases from t to p
     dip = (p - turn) * pmf * (n - k) / q * excess.expm1()
     keeps = in_turn & (falls | convex) & (value - torch.where(falls, 0.0, dip) > alpha * (1 + _MARGIN))
+    # Rejection: S_J increases by at most j (1-p) (c b_k - b_j) / m up to the next jump.
     rise = first * q * pmf * (math.exp(TIE) - tails.log_ratio.exp()).clamp(min=0) / count
     if rejected_from is not None:
-        # Half a margin allows for rounding. A jump that ends above alpha is a whole margin before `rejected_from`.
-        none = none | (end >= rejected_from - _MARGIN / count / 2)
-    rejects = in_turn & (value + torch.where(none, 0.0, rise) <= alpha * (1 - _MARGIN))
+        # Half a margin covers rounding errors: a jump to a value above alpha is a whole margin below `rejected_from`.
+        no_far_tail = no_far_tail | (end >= rejected_from - _MARGIN / count / 2)
+    rejects = in_turn & (value + torch.where(no_far_tail, 0.0, rise) <= alpha * (1 - _MARGIN))
     return keeps, rejects

@@ -1,12 +1,15 @@
-"""Expectations of functions of a share t = X / n for binomial X, and an entropy estimate: corrections for few votes."""
+"""Expectations of functions of a proportion t = X / n for binomial X, and an entropy estimate.
+
+They correct metrics on annotator counts for a small number of annotators.
+"""
 
 import torch
 from torch import Tensor
 
 from torchcalib.ops.logs import safe_log, xmul
 
-# Nodes, as 1 - s, and weights w of the Gauss rule of 24 nodes s in (0, 1) for the weight function (1 - s) / -log s. Its
-# moments are log((j + 2) / (j + 1)), which the sum of w s^j equals for j < 48.
+# Gauss quadrature with 24 nodes s in (0, 1) for the weight function (1 - s) / -log s: pairs of 1 - s and the weight w.
+# The moments of the weight function are log((j + 2) / (j + 1)), which the sum of w s^j equals for j < 48.
 _RULE = (
     (0.9970279539646636, 0.001206643468497179),
     (0.9858464503050582, 0.0035349911652561693),
@@ -33,29 +36,32 @@ _RULE = (
     (0.012430635717979846, 0.013948054821429866),
     (0.0023671531650777907, 0.006062921985514805),
 )
-_MANY = 100.0  # expected votes from which a series in their inverse is more accurate
+_MANY = 100.0  # expected count n p from which a series in its inverse is more accurate than the quadrature
 
 
 def mean_distance_of_share(p: Tensor, n: Tensor) -> Tensor:
-    """Return E|X / n - p| for X binomial with n trials of probability p.
+    """Return the mean absolute deviation E|X / n - p| for binomial X with n trials and probability p.
 
-    Gradient: everywhere; 0 at p = 0 and p = 1. If np is a whole number, the derivative from the right.
+    It is 2 v C(n, v) p^v (1-p)^(n-v+1) / n with v = floor(np) + 1.
 
-    Source: De Moivre: Miscellanea Analytica (1730), 2 v C(n, v) p^v (1-p)^(n-v+1) / n with v = floor(np) + 1; Diaconis,
-    Zabell: Closed form summation for classical distributions (Statistical Science 6, 1991).
+    Gradient: everywhere; 0 at p = 0 and p = 1. If np is a whole number, it is the derivative from the right.
+
+    Source: De Moivre: Miscellanea Analytica (1730); Diaconis, Zabell: Closed form summation for classical distributions
+    (Statistical Science 6, 1991).
     """
     v = (p.detach() * n).floor() + 1
-    ways = torch.lgamma(n + 1) - torch.lgamma(v + 1) - torch.lgamma(n - v + 1)  # -inf for v = n + 1, where p = 1
-    log_chance = ways + xmul(v, safe_log(p)) + xmul(n - v + 1, safe_log(1 - p))
-    return 2 * v / n * log_chance.exp()
+    # log C(n, v), which is -inf for v = n + 1, where p = 1
+    log_binomial = torch.lgamma(n + 1) - torch.lgamma(v + 1) - torch.lgamma(n - v + 1)
+    log_probability = log_binomial + xmul(v, safe_log(p)) + xmul(n - v + 1, safe_log(1 - p))
+    return 2 * v / n * log_probability.exp()
 
 
 def mean_log_share(p: Tensor, n: Tensor) -> Tensor:
-    """Return E log((1 + Y) / n) for Y binomial with n - 1 trials of probability p; p times this is E[t log t].
+    """Return E log((1 + Y) / n) for binomial Y with n - 1 trials and probability p; p times this is E[t log t].
 
-    E log(1 + Y) is the integral over s from 0 to 1 of (1 - (1 - p (1-s))^(n-1)) / -log s, a polynomial of degree n - 2
-    times the weight function of the Gauss rule above. The rule is exact for n <= 49, and its error is at most 1e-10 up
-    to 100 expected votes np. Above, a series in the central moments of X has an error of at most 2e-9.
+    E log(1 + Y) is the integral over s from 0 to 1 of (1 - (1 - p (1-s))^(n-1)) / -log s. The integrand is a polynomial
+    of degree n - 2 times the weight function of `_RULE`. The quadrature is exact for n <= 49, and its error is at most
+    1e-10 for n p up to 100. For larger n p, a series in the central moments of X has an error of at most 2e-9.
 
     Gradient: everywhere, finite at p = 0 and p = 1.
     """
@@ -67,7 +73,7 @@ def mean_log_share(p: Tensor, n: Tensor) -> Tensor:
 
 
 def _log_share_of_many(p: Tensor, n: Tensor) -> Tensor:
-    """Return log p + E[(1 + d) log(1 + d)] for d = t / p - 1, from its moments up to (np)^-3."""
+    """Return log p + E[(1 + d) log(1 + d)] for d = t / p - 1, from the moments of d up to (np)^-3."""
     scale, q = n * p, 1 - p
     skew = q * (1 - 2 * p)
     second, third = q / scale, skew / scale**2
@@ -77,25 +83,25 @@ def _log_share_of_many(p: Tensor, n: Tensor) -> Tensor:
 
 
 def entropy_of_counts(shares: Tensor, n: Tensor) -> Tensor:
-    """Return an estimate in nats of the entropy of the distribution of n votes, from their shares `(..., N, C)`.
+    """Return an estimate of the entropy of the annotators' label distribution, in nats `(..., N)`.
 
     The entropy is the series sum_v sum_k p_k (1-p_k)^v / v. The plug-in entropy with digamma instead of log,
-    sum_k t_k (psi(n) - psi(n t_k)), is unbiased for its first n - 1 terms. Its jackknife, which is returned, adds the
-    share of votes that are the only one for their class. Their expectation, sum_k p_k (1-p_k)^(n-1), replaces the
+    sum_k t_k (psi(n) - psi(n t_k)), is unbiased for the first n - 1 terms. The returned jackknife estimate adds the
+    proportion of annotators whose class nobody else chose. Its expectation, sum_k p_k (1-p_k)^(n-1), replaces the
     missing terms. The bias is exactly
 
-        sum_k p_k ((1-p_k)^(n-1) - sum_(v >= n) (1-p_k)^v / v),
+        sum_k p_k ((1-p_k)^(n-1) - sum_(v >= n) (1-p_k)^v / v).
 
-    which has either sign and is almost 0 if there are many votes or almost all votes are for few classes. The bias of
-    the plug-in entropy is about -(C - 1) / 2n. The estimate may exceed log C.
+    It has either sign, and is almost 0 for many annotators, or if almost all choose one of few classes. The bias of the
+    plug-in entropy is about -(C - 1) / 2n. The estimate may exceed log C.
 
     Args:
-        shares: shares of votes, classes last.
-        n: numbers of votes `(..., N, 1)`, at least 2.
+        shares: proportions of annotators for each class `(..., N, C)`.
+        n: number of annotators `(..., N, 1)`, at least 2.
 
-    Source: Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012), by digamma as in Schürmann:
-    A note on entropy estimation (Neural Computation 27, 2015); Zahl: Jackknifing an index of diversity (Ecology 58,
-    1977).
+    Source: Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012), in the digamma form of
+    Schürmann: A note on entropy estimation (Neural Computation 27, 2015); Zahl: Jackknifing an index of diversity
+    (Ecology 58, 1977).
     """
     counts = (shares * n).round()
     known = xmul(shares, torch.digamma(n) - torch.digamma(counts)).sum(-1)

@@ -122,7 +122,7 @@ def test_a_collection_converts_the_input_once_for_members_with_different_require
     rows = torch.stack([1 - P, P], -1)
     metrics.update(rows, Y)
     assert counts["read"] == 3
-    with pytest.raises(TypeError, match="`target` must be integer labels where labels are counted"):
+    with pytest.raises(TypeError, match="`target` must be integer labels, got"):
         metrics.update(rows, rows)
     assert [m.update_count for m in metrics.values()] == [1, 1, 1]
 
