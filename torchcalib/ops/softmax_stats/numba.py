@@ -23,11 +23,11 @@ from torchcalib.ops.numba_math import (
     by_rows,
     compiled_loop,
     exp,
-    exps_of,
+    fill_exps,
+    fill_limits,
+    fill_logs,
     lanes,
-    limits_of,
     log1p,
-    logs_of,
     step,
 )
 
@@ -113,9 +113,9 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
             if largest == INF:
-                limits_of(x, y, e)
+                fill_limits(x, y, e)
             else:
-                exps_of(x, largest, y, e)
+                fill_exps(x, largest, y, e)
             if start <= top < start + x.size and e[top - start] == ONE:
                 e[top - start] = ZERO
             sums = _sums(e, y)
@@ -260,7 +260,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
-            logs_of(q, logs)
+            fill_logs(q, logs)
             here = min(max(top - start, 0), q.size)
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
             if here < q.size and start <= top:
@@ -303,7 +303,7 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
-            exps_of(x, row[top], y, e)
+            fill_exps(x, row[top], y, e)
             _logit_gradient(y, e, F(q_top), F(a), F(b), F(of_entropy), out[i, start : start + BLOCK])
         # In float64 where 1 - q is a factor, which float32 would lose.
         at_top = q_top * (a + b * q_top) + of_confidence * q_top
@@ -333,7 +333,7 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             if of_entropy != 0:
-                logs_of(q, logs)
+                fill_logs(q, logs)
             _probability_gradient(q, logs, F(2 * of_square), F(of_entropy), out[i, start : start + BLOCK])
         q_h = np.float64(row[h])
         out[i, h] = 2 * of_square * (q_h - 1)
