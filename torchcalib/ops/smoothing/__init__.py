@@ -220,7 +220,7 @@ def _n_points(width: Tensor | float) -> Tensor | int:
 def _steps_for(width: float) -> int:
     """Return the published number of grid steps for a width, or `FINEST_STEPS` if the cells lack that grid."""
     steps = steps_of(width)
-    return steps if any(own_level % steps == 0 for own_level in GRIDS) else FINEST_STEPS
+    return steps if any(grid % steps == 0 for grid in GRIDS) else FINEST_STEPS
 
 
 def _at_nodes(sums: Tensor, steps: int) -> Tensor:
