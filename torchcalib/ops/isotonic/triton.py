@@ -139,7 +139,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         s += tail_total
 
     if paper:
-        # Algorithm 3: merge neighbouring blocks of equal mean, from the last one down. A merged block keeps its mean, so
+        # Algorithm 3: merge neighbouring blocks of equal mean, last one first. A merged block keeps its mean, so
         # the direction does not matter.
         while top > begin:
             top -= 1
