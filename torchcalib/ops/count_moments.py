@@ -76,7 +76,7 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     Returns:
         Whole numbers as float64, `(R, ...)`, increasing with `chance`; the mean where the variance is 0 or NaN.
 
-    Reference:
+    Source:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
@@ -107,7 +107,7 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
     cells = first.unsqueeze(-1) + torch.arange(width, device=mean.device)
     share_of_more = share_of_more.unsqueeze(-1)
     pmf = (1 - share_of_more) * _binomial(cells, fewer, mean) + share_of_more * _binomial(cells, more, mean)
-    # Invert the cumulative distribution function, by a binary search in its table.
+    # Invert the cumulative distribution function, by binary search in the table.
     cumulative = pmf.cumsum(-1).nan_to_num(1)
     place = torch.searchsorted(cumulative, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
     counts = first + place.clamp(max=width - 1).to(mean.dtype)

@@ -29,7 +29,7 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
     Returns:
         int64 `(R, N)`: the upper half of SplitMix64.
 
-    Reference:
+    Source:
         Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
     keys = _mix(streams * _GOLDEN + seed)
@@ -51,7 +51,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an independent Poisson variable of mean 1 for each stream and counter, `(R, N)` of `dtype`."""
-    # Inverse transform sampling: the count is the number of values of the distribution function below the uniform word.
+    # Inverse transform sampling: count the values of the distribution function up to the uniform word.
     cumulative, term = Fraction(0), Fraction(1)
     bounds = []
     for k in range(_MOST_COPIES):

@@ -51,13 +51,13 @@ def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_compl
     Args:
         at: points to evaluate, `(..., K)`.
         x, y, n: see `loess`.
-        right: last neighbour if the point is the first neighbour, `(..., M)`.
+        right: x of the last neighbour, if the point is the first neighbour, `(..., M)`.
         is_complete: whether that neighbourhood has enough samples, bool `(..., M)`.
         degree: see `loess`.
     """
     at = at.unsqueeze(-1)
     x, right, is_complete = x.unsqueeze(-2), right.unsqueeze(-2), is_complete.unsqueeze(-2)
-    # Distance of the farthest neighbour: the least over all neighbourhoods with enough samples.
+    # Distance to the farthest neighbour: the minimum over all intervals with enough samples.
     reach = torch.maximum(at - x, right - at).masked_fill(~is_complete, torch.inf).amin(-1, keepdim=True)
     # Scaled positions u in [-1, 1] and tricube weights. If all neighbours have equal x, keep only these.
     all_equal = reach <= 0
@@ -76,7 +76,7 @@ def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_compl
     fitted = fitted - mean.squeeze(-1) * _coefficient((share * first * y).sum(-1), spread, _FLAT)
     if degree == 1:
         return fitted
-    # Degree 2: the same for the third basis polynomial.
+    # Degree 2: add the coefficient of the third basis polynomial times its value at u = 0.
     flat = spread <= _FLAT
     skew = (share * first.pow(3)).sum(-1) / spread.masked_fill(flat, 1)
     second = first.square() - skew.unsqueeze(-1) * first - spread.unsqueeze(-1)

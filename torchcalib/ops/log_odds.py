@@ -62,7 +62,7 @@ def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
-    """Compute the values in blocks of rows."""
+    """Compute the log-odds in blocks of rows, without derivatives."""
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)

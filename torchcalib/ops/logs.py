@@ -45,7 +45,7 @@ def xmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def spread_infinite_logits(logits: Tensor) -> Tensor:
-    """Replace each row with +inf by its limit: 0 at the entries of +inf, and -inf elsewhere."""
+    """Replace each row with +inf by logits of its limiting softmax: 0 at entries of +inf, and -inf elsewhere."""
     top = logits.amax(-1, keepdim=True) == torch.inf
     if logits.device.type == "cpu" and look(top.any()) is False:  # only on the CPU: on a GPU this would synchronise
         return logits

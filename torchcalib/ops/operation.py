@@ -137,9 +137,10 @@ class Operation:
         return self.registered(*arguments)
 
     def direct(self, *arguments: Any) -> Any:
-        """Call the function without the torch dispatcher, which costs as much as a small batch, if values suffice.
+        """Call the function without the torch dispatcher if only values are needed.
 
-        Do not use it in a backward pass, where `vmap` may batch only the gradients.
+        The dispatcher costs as much as a small batch. Do not use this method in a backward pass, where `vmap` may batch
+        only the gradients.
         """
         return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
 

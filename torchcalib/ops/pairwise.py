@@ -185,7 +185,9 @@ def _divide(copies: Tensor | None, n: int, size: int, at_most_once: bool, chunk:
             batch = slice(start, start + chunk)
             begin = (end - copies)[..., batch]
             block = (end[..., batch] - 1) // size
-            is_first = (copies[..., batch] > 0) & (block > (begin - 1) // size)  # else a row before has this block
+            is_first = (copies[..., batch] > 0) & (
+                block > (begin - 1) // size
+            )  # otherwise an earlier row represents this block
             times = is_first & (block < n_blocks)
             alone = (block - (begin + size - 1) // size).clamp(min=0)
         wanted = (block.clamp(min=0).unsqueeze(-1) * size + places).flatten(-2)

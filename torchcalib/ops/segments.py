@@ -17,8 +17,8 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     Bins are `[i/B, (i+1)/B)`, and the last one is closed. With `right` they are `(i/B, (i+1)/B]`, and the first one is
     closed. Edges `i / n_bins` and values are compared in float64. Every bin index of the package follows this rule.
 
-    The rounded `values * n_bins` has the right floor up to one bin, so two comparisons with the edges correct it. A
-    binary search takes ten times as long.
+    The floor of the rounded product `values * n_bins` is wrong by at most one bin, so two comparisons with the edges
+    correct it. A binary search takes ten times as long.
 
     Args:
         values: numbers in [0, 1], of any floating dtype. NaN gets an arbitrary bin.
@@ -101,7 +101,7 @@ def weighed_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor
 
     Args:
         weights: not negative unless `finite`.
-        table: numbers, infinite ones allowed.
+        table: may contain infinities unless `finite`.
         finite: True if the table is known to be finite, which is faster.
     """
     if finite:

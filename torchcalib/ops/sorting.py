@@ -228,7 +228,7 @@ def run_sums(x: Tensor, ends: Tensor) -> Tensor:
 def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
     """Sum the runs of all rows by one `np.add.reduceat`, without empty runs, for which it does not return 0."""
     values, stops = (t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends))
-    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # plus a run of the elements behind all runs
+    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # add a run of the elements behind the last one
     not_empty = np.diff(begins, append=x.shape[-1]) > 0
     places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[not_empty]
     sums = np.zeros(begins.shape)

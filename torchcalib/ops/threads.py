@@ -29,7 +29,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
     Args:
         work: function of a range. Its result must not depend on how the ranges are cut. It must not call `in_threads`.
         n: number of work items.
-        n_entries: number of values read in total. Each thread gets at least `PER_THREAD` of them.
+        n_entries: number of values read in total. Each additional thread needs at least `PER_THREAD` of them.
     """
     n_threads = min(torch.get_num_threads(), max(1, n_entries // PER_THREAD), n)
     if n_threads <= 1:

@@ -50,7 +50,7 @@ def event_bins(
         copies: whether weights are frequency weights (numbers of copies).
         groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
         n_groups: number of groups G.
-        backend: see `dispatch`.
+        backend: implementation, see `dispatch.choose`.
 
     Returns:
         F sums of weight, confidence, outcome, `noise` (two, if any) and `ecd` (if given): `(..., F, B)`, or
@@ -93,7 +93,7 @@ def class_bins(
         right: whether bins include their right edge; see `segments.bin_index`.
         noise: whether to add the two sums of `event_bins` for "labels".
         copies: whether weights are frequency weights (numbers of copies).
-        backend: see `dispatch`; float64 on the CPU requires "torch".
+        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
 
     Returns:
         F sums of weight, confidence, outcome and `noise` (two, if any), `(..., C, F, B)` of dtype `wide_dtype`.

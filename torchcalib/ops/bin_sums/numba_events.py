@@ -32,7 +32,7 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
 
 @step
 def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
-    """Fill `out` with the cells of a block, `first` plus the bin, by vector instructions.
+    """Fill `out` with the cell of each value, `first` plus its bin, by vector instructions.
 
     The bin is floor(value * n_bins) in the dtype of the values. Rounding errors can matter near inner edges, so the
     number of such values is returned. The outer bins are closed, so products are kept 0.3 away from the outer edges.
@@ -70,7 +70,7 @@ def add_events(
         noise: (whether outcomes are shares, whether weights are squared), or None without sums of noise.
         edges: bin edges `(B + 1,)`.
         right: whether bins include their right edge.
-        sums: results, added to.
+        sums: `(F, K)`, updated in place.
     """
     n_cells, width = sums.shape[1], 4 if noise is None else 8
     turns = _TURNS if groups is None else 1

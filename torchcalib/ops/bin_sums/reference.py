@@ -15,7 +15,7 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 _SAMPLES = 2**16  # events per chunk
 _ENTRIES = 2**18  # entries of rows per chunk on the CPU
 _ENTRIES_ELSEWHERE = 2**22  # entries on other devices, where a kernel launch costs more than the arithmetic
-_ROWS = 2**14  # rows per block; their entries from 1/B on are collected and binned together
+_ROWS = 2**14  # rows per block; their entries >= 1/B are collected and then binned together
 
 
 def event_sums(
@@ -57,7 +57,7 @@ def event_sums(
             if noise == "labels":
                 totals[3].scatter_add_(0, cell, p * (1 - p))
                 totals[4] = totals[3]
-            # Count events and positives by one call: positives are counted n_cells behind their cell.
+            # One `bincount` for events and positives: a positive event is counted at index cell + n_cells.
             counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
             totals[0] += counts.sum(0)
             totals[2] += counts[1]
@@ -100,7 +100,7 @@ def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
 
 
 def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
-    """Return True if sums over binary outcomes are counts: integer outcomes without weights."""
+    """Return True if binary outcomes can be counted: integer dtype, without weights and other columns."""
     return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
@@ -113,7 +113,7 @@ def weighed_columns(
     copies: bool,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """Return the summands of every event, F columns; constant 0 where the weight is 0."""
+    """Return F columns with the summands of every event; 0, without gradient, where the weight is 0."""
     p = confidence.to(wide)
     y = outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
@@ -152,7 +152,7 @@ def class_sums(
         sums: zeros `(C, 3, B)`, or `(C, 5, B)` with sums of noise, filled in.
     """
     n_classes, n_sums, n_bins = sums.shape
-    if values.device.type != "cpu":  # counting the entries from 1/B on would synchronise the device
+    if values.device.type != "cpu":  # collecting the entries >= 1/B would synchronise the device
         size = max(1, _ENTRIES_ELSEWHERE // n_classes)
         for start in range(0, len(values), size):
             block = slice(start, start + size)
@@ -172,7 +172,7 @@ def class_sums(
         wide = torch.empty(min(_ENTRIES, values[block].numel()) + n_classes, dtype=sums.dtype)
         mask = np.empty(len(wide), bool)
         for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
-            # Collect entries from 1/B on, and replace them by 0.
+            # Collect the entries >= 1/B, and replace them by 0.
             row_weight = w[rows].unsqueeze(-1)
             if weights is not None:
                 q.masked_fill_(row_weight == 0, 0)
@@ -233,7 +233,7 @@ def class_formula(
     x = values.to(wide_dtype(values.device))
     w = torch.ones_like(x[..., 0]) if weights is None else weights
     ignored = w == 0
-    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # no gradient in a weight of 0
+    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # so that a weight of 0 has gradient 0
     x = x.masked_fill(ignored.unsqueeze(-1), 0)
     q = spread_infinite_logits(x).softmax(-1) if from_logits else x
     n_classes = q.shape[-1]
@@ -305,10 +305,10 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
 def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
     """Return `bin_index`, computed as floor(values * n_bins) except for values within rounding error of an edge."""
     scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
-    scaled.clamp_(0.3, n_bins - 0.3)  # the outer bins are closed, so values near the outer edges need no exact rule
+    scaled.clamp_(0.3, n_bins - 0.3)  # values near 0 and 1 need no exact comparison, because the outer bins are closed
     index = scaled.long()
     distance = scaled.sub_(scaled.round()).abs_()
-    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # ~(>) includes NaN
+    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # the negated comparison includes NaN
     if len(near):
         index[near] = bin_index(values[near], n_bins, right)
     return index

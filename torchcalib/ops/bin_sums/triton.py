@@ -111,7 +111,7 @@ def _add_events(
     weighted: tl.constexpr, has_ecd: tl.constexpr, right: tl.constexpr, has_noise: tl.constexpr, shares: tl.constexpr,
     squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
-    """Sum one piece of a batch element over a range of bins; grid (S, pieces, ranges of bins)."""
+    """Sum one piece of a batch element over a range of bins; grid: batch elements, pieces, ranges of bins."""
     series = tl.program_id(0).to(tl.int64) * n
     piece = tl.program_id(1).to(tl.int64)
     program_bins = tl.program_id(2) * bins + tl.arange(0, bins)
@@ -173,7 +173,7 @@ def _add_classes(
     weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
     classes: tl.constexpr,
 ):  # fmt: skip
-    """Sum one piece of the rows over a range of classes; grid (ranges of classes, pieces).
+    """Sum one piece of the rows over a range of classes; grid: ranges of classes, pieces.
 
     The sums are weight, confidence and outcome, then up to two sums of noise, the second with squared weights. Entries
     of the first bin are summed in registers. For other bins, the program adds to its sums in memory, one bin of the
@@ -219,7 +219,7 @@ def _add_classes(
             spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
             if n_sums > 4:
                 noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
-        # Entries from 1/B on: visit the bins that occur in the tile, from the last one down.
+        # Entries >= 1/B: visit the bins that occur in the tile, from the last one down.
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:

@@ -65,8 +65,8 @@ def block_ends(
         n_min: smallest block size of "pava_bc", at least 1; None for max(1, N // 20) of each row.
         n_max: largest block size of "pava_bc", at least `n_min`; None for max(1, N // 5) of each row.
         variant: variant of "pava_bc".
-        backend: see `dispatch`. All backends give the same blocks. If required explicitly, those other than "python"
-            are limited to 3e9 samples.
+        backend: implementation, see `dispatch.choose`. All backends give the same blocks. If required explicitly, those
+            other than "python" are limited to 3e9 samples.
 
     Returns:
         int64 `(..., B)`: block b consists of the elements from `ends[b - 1]` (0 for b = 0) to `ends[b] - 1`. Rows with
@@ -96,13 +96,13 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
         y: targets in the order of their scores, `(..., N)`.
         weights: not negative, `(..., N)`; None for all ones. Targets with weight 0 are ignored and get the value of the
             previous block, or else of the first block.
-        backend: see `dispatch`. All backends give the same values up to rounding.
+        backend: implementation, see `dispatch.choose`. All backends give the same values up to rounding.
 
     Returns:
         `(..., N)`, computed in float64; a floating `y` keeps its dtype. Rows of total weight 0 are NaN.
 
-    Gradient: for constant blocks, of any order. In `y`, each element of a block gets its share of the weight times the
-        sum of the gradients. In positive `weights`, it gets residual / block weight times this sum.
+    Gradient: for constant blocks, of any order. For i and j in a block of weight W and mean m, the derivative of output
+        i is w_j / W in y_j, and (y_j - m) / W in w_j > 0.
 
     Source:
         Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).
@@ -140,7 +140,7 @@ def block_starts(
         op: name of the algorithm.
         weight: weights in the order of the scores, `(..., M)`.
         values: weight times target, `(..., M)`.
-        backend: see `dispatch`.
+        backend: implementation, see `dispatch.choose`.
         low: smallest block size of "pava_bc" for each row, int64 `(...)`.
         high: largest block size of "pava_bc" for each row, int64 `(...)`.
         paper: whether "pava_bc" uses the variant "paper".

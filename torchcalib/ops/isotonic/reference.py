@@ -1,4 +1,4 @@
-"""Isotonic regression by loops over one sequence, and the pool adjacent violators algorithm (PAVA) also in rounds.
+"""Pool adjacent violators algorithm (PAVA): loops over one sequence, and a variant in tensor operations.
 
 The loops run on Python lists, which are much faster than tensors there. `numba` compiles them for arrays. They fill the
 buffers `size`, `total` and `ends`, each as long as the sequence, and return the number of blocks. Block b consists of
@@ -34,7 +34,7 @@ def pava(
         ends: filled with the end of every block.
     """
     count = 0
-    w = weight[0] * 0  # zero in the type of the sequence
+    w = weight[0] * 0  # zero of the element type, because numba needs constant types
     s = values[0] * 0
     for i in range(len(weight)):
         v = weight[i]

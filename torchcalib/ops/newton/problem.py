@@ -66,7 +66,7 @@ class Problem:
         return zip(pieces, weights, strict=True)
 
     def averaged(self, at_most: int | None = None) -> "Problem":
-        """Return the float32 fit to the mean weights, on every k-th sample for about `at_most` samples if given."""
+        """Return the float32 problem for the mean of the replicate weights, with about `at_most` samples if given."""
         subsample = slice(None, None, 1 if at_most is None else max(1, self.scores.shape[1] // at_most))
         w = self.w.mean(0, keepdim=True)[..., subsample]
         w = w / w.sum(-1, keepdim=True)
@@ -85,7 +85,7 @@ class Problem:
         )
 
     def for_replicates(self, replicates: slice) -> "Problem":
-        """Return the fits for a slice of the replicate weights."""
+        """Return the problem for a slice of the replicate weights."""
         return replace(self, w=self.w[replicates], share=self.share[replicates], of_label=self.of_label[replicates])
 
 

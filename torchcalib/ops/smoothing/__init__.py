@@ -31,8 +31,8 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
     Args:
         weight: sums of w and w p in every cell for confidence p, `(..., 2, K)`, K = `N_CELLS`.
         residual: sums of w (p - y) and w (p - y) p in every cell for outcome y, `(..., 2, K)`.
-        width: standard deviation of the kernel: a number in [2 / 1024, 1], or a multiple of 1 / 1024 in this range for
-            every batch element `(...)`.
+        width: standard deviation of the kernel: a float in [2 / 1024, 1], or a tensor `(...)` of multiples of 1 / 1024
+            in this range, one for every batch element.
 
     Returns:
         `(...)` in [0, 1]; NaN without data.
@@ -67,7 +67,9 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
     fake=lambda sums, width, at: torch.empty_like(sums),  # noqa: ARG005
 )
 def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
-    """Return the gradients of sum |residual| and of sum density over the points in `sums`, `(..., 2, 2, K)`.
+    """Return the gradients with respect to `sums` of the total |residual| and the total density, `(..., 2, 2, K)`.
+
+    The totals are sums over the evaluation points.
 
     Args:
         sums: cell sums (residual, weight) x (alone, times the confidence), `(..., 2, 2, K)`.
@@ -148,7 +150,7 @@ class _Grid:
         return self.spectrum.shape[-1] - 1
 
     def kernel(self) -> Tensor:
-        """Fourier transform of the kernel `(..., 1, m + 1)`."""
+        """Return the Fourier transform of the kernel, `(..., 1, m + 1)`."""
         return _transform(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
 
     def points(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,7 +45,7 @@ def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
 
     Args:
         confidence: floating in [0, 1], of any shape; NaN belongs to the first cell.
-        backend: see `dispatch`.
+        backend: implementation, see `dispatch.choose`.
 
     Returns:
         int64 in [0, `N_CELLS`), of the same shape.
@@ -83,7 +83,7 @@ def smoothing_sums(
         weights: w, broadcastable to `(..., N)`, or None for all ones. Events with weight 0 are ignored.
         noise: "labels" or "shares" to sum w v (frequency weights) or w^2 v; see `bin_sums.event_bins` for v.
         copies: whether weights are frequency weights (numbers of copies).
-        backend: see `dispatch`.
+        backend: implementation, see `dispatch.choose`.
 
     Returns:
         `(..., 5, K)`, or `(..., 6, K)` with noise, of dtype `wide_dtype`; K = `N_CELLS`.

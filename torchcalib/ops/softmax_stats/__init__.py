@@ -52,7 +52,8 @@ def rows(
         from_logits: whether `values` are logits.
         tolerance: if finite, all statistics are NaN for a row of probabilities outside [0, 1], or with a sum that
             differs from 1 by more. Logits give NaN only for a row with NaN or with only -inf.
-        backend: see `dispatch`; float64 on the CPU requires "torch". All backends agree within the error above.
+        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". All backends agree
+            within the error above.
 
     Returns:
         See `Rows`; all but `top` of dtype `wide_dtype`.

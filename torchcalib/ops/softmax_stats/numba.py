@@ -32,7 +32,7 @@ from torchcalib.ops.numba_math import (
 )
 
 _PROBE = 256  # entries compared with the maximum together
-_FEW = 48  # largest number of classes for which 64 rows are computed together: 3.7 times as fast for 10 classes
+_FEW = 48  # largest number of classes for which 64 rows are computed together; 3.7 times as fast for 10
 _LANES = 64  # rows computed together; never fewer, because scalar code for the rest would round differently
 
 

@@ -51,7 +51,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
         scores: result `(4, R)` of dtype `wide_dtype`, in the order of `Rows`.
         top: result, int64 `(R,)`.
     """
-    if len(values) == 1:  # see the top of this module
+    if len(values) == 1:  # torch would split a single row among threads
         result, place = scores.new_empty(len(scores), 2), top.new_empty(2)
         forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, result, place)
         scores.copy_(result[:, :1])
@@ -313,7 +313,10 @@ def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 
 
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Fill in `top` and return, `(5, n)`, q of label and top, the sum of q^2 without the top, of q log q, and of q."""
+    """Fill in `top` and return five quantities of every row, `(5, n)`.
+
+    These are q of label and top class, and the sums of q^2 without the top class, of q log q, and of q.
+    """
     sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, logs, dim, (h, first, at_label, at_top, squares, entropy, total) = chunk

@@ -170,7 +170,7 @@ def _read_rows(
     values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, n_rows,
     tolerance, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Compute the statistics of rows of few classes; one program for `rows` rows."""
+    """Compute the statistics of rows of few classes, with `rows` rows per program."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     n_classes, row_at = units * unit, row * row_units * unit
@@ -186,7 +186,7 @@ def _read_parts(
     values, row_units, column_stride, units, unit: tl.constexpr, partial, places, n_rows,
     logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums over one part of each row; grid (groups of rows, parts)."""
+    """Store the sums over one part of each row; grid: groups of rows, parts."""
     part = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
