@@ -23,11 +23,7 @@ def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
     """Return the effective weight of one independent outcome in every bin, `noise / spread`, `(..., K)`.
 
     It is 1 without weights, and less if an outcome is the mean of several annotators. A bin without noise gets the
-    ratio of the sums over all bins.
-
-    Args:
-        spread: sum of w p (1 - p) in every bin, `(..., K)`.
-        noise: variance of the sum of outcomes in every bin, `(..., K)`.
+    ratio of the sums over all bins. For the arguments see `deviations_by_chance`.
     """
     overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))

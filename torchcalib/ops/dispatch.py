@@ -87,12 +87,7 @@ def _check_launch() -> None:
 
 
 def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
-    """Return the backend that runs an operation on a device.
-
-    Args:
-        op: name of the operation.
-        device: device of its tensors.
-        backend: "auto", or the backend to require.
+    """Return the backend that runs an operation on a device, given the required backend or "auto".
 
     Raises:
         ValueError: if the required backend does not implement the operation on the device. On the CPU, "triton" needs

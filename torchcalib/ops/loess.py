@@ -46,14 +46,8 @@ def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_compl
     """Evaluate the fit at the points `at`, `(..., K)`.
 
     The basis 1, u - mean, (u - mean)^2 - skew (u - mean) - spread is orthogonal under the weights (Gram-Schmidt). So
-    each coefficient is a ratio of two sums, and no linear system is solved.
-
-    Args:
-        at: points to evaluate, `(..., K)`.
-        x, y, n: see `loess`.
-        right: x of the last neighbour, if the point is the first neighbour, `(..., M)`.
-        is_complete: whether that neighbourhood has enough samples, bool `(..., M)`.
-        degree: see `loess`.
+    each coefficient is a ratio of two sums, and no linear system is solved. `right` is the x of the last neighbour if
+    the point is the first one. `is_complete` is False if that neighbourhood has too few samples.
     """
     at = at.unsqueeze(-1)
     x, right, is_complete = x.unsqueeze(-2), right.unsqueeze(-2), is_complete.unsqueeze(-2)

@@ -62,7 +62,6 @@ def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
-    """Compute the log-odds in blocks of rows, without derivatives."""
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
@@ -89,7 +88,6 @@ def _gradient(
     needed: list[int],  # noqa: ARG001
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient in `values`, one block of rows at a time to save memory."""
     values, members = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     flat, upstream = out.view(-1, out.shape[-1]), grads.reshape(-1, *grads.shape[values.dim() - 1 :])

@@ -182,10 +182,10 @@ def _divide(copies: Tensor | None, n: int, size: int, at_most_once: bool, chunk:
             block = torch.arange(start, min(start + chunk, n // size), device=copies.device).expand(*end.shape[:-1], -1)
             times, alone = block < n_blocks, None
         else:  # a block contains the last copy of some row, unless it lies within the copies of one row (`alone`)
-            batch = slice(start, start + chunk)
-            begin = (end - copies)[..., batch]
-            block = (end[..., batch] - 1) // size
-            is_first = (copies[..., batch] > 0) & (
+            part = slice(start, start + chunk)
+            begin = (end - copies)[..., part]
+            block = (end[..., part] - 1) // size
+            is_first = (copies[..., part] > 0) & (
                 block > (begin - 1) // size
             )  # otherwise an earlier row represents this block
             times = is_first & (block < n_blocks)
@@ -207,20 +207,20 @@ def _gather_rows(x: Tensor, rows: Tensor | slice, size: int, per_class: bool) ->
     return found.reshape(*samples[:-1], -1, size, *found.shape[len(samples) :])
 
 
-def _gather_inputs(values: Tensor, target: Tensor, batch: _Blocks, size: int) -> tuple[Tensor, Tensor]:
+def _gather_inputs(values: Tensor, target: Tensor, part: _Blocks, size: int) -> tuple[Tensor, Tensor]:
     """Gather values `(..., K, size, C)`, and labels or target distributions, at the rows of the blocks."""
 
     def clean(x: Tensor) -> Tensor:
         x = x.to(wide_dtype(x.device))
-        return x if batch.past_end is None else x.masked_fill(batch.past_end.unsqueeze(-1), 0)
+        return x if part.past_end is None else x.masked_fill(part.past_end.unsqueeze(-1), 0)
 
     soft = target.is_floating_point()
-    labels = _gather_rows(target, batch.rows, size, per_class=soft)
-    return clean(_gather_rows(values, batch.rows, size, per_class=True)), clean(labels) if soft else labels
+    labels = _gather_rows(target, part.rows, size, per_class=soft)
+    return clean(_gather_rows(values, part.rows, size, per_class=True)), clean(labels) if soft else labels
 
 
 def _sums_of_blocks(
-    values: Tensor, target: Tensor, scale: Tensor, batch: _Blocks, from_logits: bool, kernel: Kernel
+    values: Tensor, target: Tensor, scale: Tensor, part: _Blocks, from_logits: bool, kernel: Kernel
 ) -> Tensor:
     """Return number, sum of the means and sum of the squared means of these blocks, `(..., 3)`."""
     q = spread_infinite_logits(values).softmax(-1) if from_logits else values
@@ -236,11 +236,11 @@ def _sums_of_blocks(
     # derivative 2, which halves the cost of the backward pass.
     kernel_matrix = _kernel_matrix(2 * x - x.detach(), x.detach(), kernel)
     mean = (products * kernel_matrix).mean((-2, -1)) * (size / (size - 1))
-    times = torch.ones_like(mean) if batch.times is None else batch.times
+    times = torch.ones_like(mean) if part.times is None else part.times
     sums = torch.stack([(times * h).sum(-1) for h in (torch.ones_like(mean), mean, mean.square())], -1)
-    if batch.alone is not None:  # copies of one row: the kernel is 1, so the mean is |r|^2
+    if part.alone is not None:  # copies of one row: the kernel is 1, so the mean is |r|^2
         own = r[..., 0, :].square().sum(-1)
-        sums = sums + torch.stack([(batch.alone * h).sum(-1) for h in (torch.ones_like(own), own, own.square())], -1)
+        sums = sums + torch.stack([(part.alone * h).sum(-1) for h in (torch.ones_like(own), own, own.square())], -1)
     return sums
 
 
@@ -262,8 +262,8 @@ def _block_sums(
 ) -> Tensor:
     """Implement `blocks`, one chunk of blocks at a time."""
     sums = scale.new_zeros((*values.shape[:-2], 3))
-    for batch in _divide(copies, values.shape[-2], size, at_most_once, chunk):
-        sums += _sums_of_blocks(*_gather_inputs(values, target, batch, size), scale, batch, from_logits, kernel)
+    for part in _divide(copies, values.shape[-2], size, at_most_once, chunk):
+        sums += _sums_of_blocks(*_gather_inputs(values, target, part, size), scale, part, from_logits, kernel)
     return sums
 
 
@@ -286,17 +286,17 @@ def _block_sums_backward(
 ) -> Tensor:
     """Return the gradient in `values`, by recomputing and differentiating one chunk of blocks at a time."""
     out = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
-    for batch in _divide(copies, values.shape[-2], size, at_most_once, chunk):
-        given, labels = _gather_inputs(values, target, batch, size)
+    for part in _divide(copies, values.shape[-2], size, at_most_once, chunk):
+        given, labels = _gather_inputs(values, target, part, size)
         of_values = partial(
-            _sums_of_blocks, target=labels, scale=scale, batch=batch, from_logits=from_logits, kernel=kernel
+            _sums_of_blocks, target=labels, scale=scale, part=part, from_logits=from_logits, kernel=kernel
         )
         pullback = torch.func.vjp(of_values, given)[1]
         found = pullback(grads)[0].flatten(-3, -2).to(out.dtype)
-        if isinstance(batch.rows, slice):
-            out[..., batch.rows, :] = found
+        if isinstance(part.rows, slice):
+            out[..., part.rows, :] = found
         else:
-            out.scatter_add_(-2, batch.rows.flatten(-2).unsqueeze(-1).expand_as(found), found)
+            out.scatter_add_(-2, part.rows.flatten(-2).unsqueeze(-1).expand_as(found), found)
     return out
 
 

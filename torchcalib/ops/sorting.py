@@ -194,12 +194,7 @@ def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
 
 
 def run_index(ends: Tensor, length: int) -> Tensor:
-    """Return the index of the run of every element, `(..., length)`; B for elements behind the last run.
-
-    Args:
-        ends: ends of B runs, `(..., B)` int64.
-        length: number of elements.
-    """
+    """Return the run index of `length` elements, given the ends of B runs `(..., B)`; B behind the last run."""
     # The index is the number of runs that end at or before the element. A cumulative count is cheaper than a search.
     counts = torch.zeros((*ends.shape[:-1], length + 1), dtype=ends.dtype, device=ends.device)
     return counts.scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]

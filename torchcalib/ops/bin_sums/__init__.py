@@ -227,7 +227,6 @@ def _batch_elements(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[i
 
 
 def _flatten_batch(n: int, *columns: Tensor | None) -> list[Tensor | None]:
-    """Flatten the batch axes of columns `(..., N)` to `(S, N)`."""
     flattened = list(columns)
     for k, x in enumerate(columns):
         if x is not None:

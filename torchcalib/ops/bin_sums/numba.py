@@ -82,20 +82,18 @@ def class_sums(
     edges = _edges(n_bins)
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-    no_copy = values.dtype == torch.float32 and values.is_contiguous()
+    direct = values.dtype == torch.float32 and values.is_contiguous()
 
     def add(begin: int, end: int) -> None:
         into = np.zeros((n_distinct, n_bins, end - begin))
-        n = len(values) if no_copy else max(1, CONVERTED // (end - begin))
-        buffer = torch.empty(0 if no_copy else min(n, len(values)), end - begin, dtype=torch.float32)
+        n = len(values) if direct else max(1, CONVERTED // (end - begin))
+        buffer = torch.empty(0 if direct else min(n, len(values)), end - begin, dtype=torch.float32)
         for start in range(0, len(values), n):
             rows = values[start : start + n]
-            x = rows if no_copy else buffer[: len(rows)].copy_(rows[:, begin:end])
-            block_labels = labels[start : start + n] - begin
-            block_columns = [None if column is None else column[start : start + n] for column in columns]
-            add_classes(
-                x.numpy(), block_labels, *block_columns, from_logits, edges, right, begin if no_copy else 0, into
-            )
+            x = rows if direct else buffer[: len(rows)].copy_(rows[:, begin:end])
+            own_labels = labels[start : start + n] - begin
+            own = [None if column is None else column[start : start + n] for column in columns]
+            add_classes(x.numpy(), own_labels, *own, from_logits, edges, right, begin if direct else 0, into)
         if weights is None:  # the first bin counts the rows that are in no other bin
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         sums[begin:end, :n_distinct] = torch.from_numpy(into).movedim(-1, 0)
@@ -115,10 +113,7 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Implement `reference.class_gradient`.
-
-    Forward and backward of 256 x 1,000 logits take 0.9 ms, and 2.3 ms with `reference`.
-    """
+    """Implement `reference.class_gradient`; 256 x 1,000 logits take 0.9 ms with the forward pass, instead of 2.3 ms."""
     slopes = grads.float().contiguous().numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right
@@ -131,5 +126,4 @@ def _edges(n_bins: int) -> Any:
 
 
 def _largest(values: Tensor, top: Tensor) -> Tensor:
-    """Return the largest entry of every row as float32, given the top classes."""
     return values.gather(-1, top.unsqueeze(-1)).squeeze(-1).float()

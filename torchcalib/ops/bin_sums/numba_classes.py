@@ -103,15 +103,17 @@ def add_classes(
             x = row[first + start : first + min(start + BLOCK, n_classes)]
             e = block[: x.size]
             _proportional(x, largest[i], from_logits, shifted[: x.size], e)
-            held = slice(start, start + BLOCK)
+            columns = slice(start, start + BLOCK)
+            # Entries of the first bin, by vector instructions.
             if n_sums == 3:
-                _add_below(e, low, scale * w, sums[1, 0, held])
+                _add_below(e, low, scale * w, sums[1, 0, columns])
             else:
-                _add_below_with_spread(e, low, scale, w, sums[1, 0, held], sums[3, 0, held])
+                _add_below_with_spread(e, low, scale, w, sums[1, 0, columns], sums[3, 0, columns])
             if n_sums == 5:
-                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, held])
+                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
             if weights is not None:
                 _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
+            # Entries >= 1/B, one by one.
             for begin in range(0, x.size, PROBE):
                 part = e[begin : begin + PROBE]
                 if _count_from(part, low) > 0:
@@ -126,6 +128,7 @@ def add_classes(
                                 sums[3, b, start + begin + k] += spread
                                 if n_sums > 4:
                                     sums[4, b, start + begin + k] += w * spread
+            # Outcome, in the bin of the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
                 sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
@@ -133,7 +136,6 @@ def add_classes(
 
 @step
 def _multiple(x: Any, scale: Any, out: Any) -> None:
-    """Fill `out` with scale * x."""
     for k in range(x.size):
         out[k] = x[k] * scale
 
@@ -160,7 +162,7 @@ def fill_class_gradients(
     largest: Any,
     confidence: Any,
     grads: Any,
-    of_first: Any,
+    first_grads: Any,
     from_logits: Any,
     edges: Any,
     right: Any,
@@ -171,7 +173,7 @@ def fill_class_gradients(
     Args:
         values, weights, largest, confidence, from_logits, edges, right: as for `add_classes`.
         grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for the bin of q_k.
-        of_first: first column of `grads`, for the entries in the first bin.
+        first_grads: first column of `grads`, for the entries in the first bin.
         out: result, of the shape of `values`.
     """
     n_rows, n_classes = values.shape
@@ -183,7 +185,7 @@ def fill_class_gradients(
         if w == 0 or (from_logits and largest[i] == INF):
             out[i] = 0
             continue
-        slope[:] = of_first  # start with the first bin, because few entries reach 1/B
+        slope[:] = first_grads  # start with the first bin, because few entries reach 1/B
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
         low = F(BELOW_EDGE * edges[1] / scale)

@@ -48,22 +48,22 @@ def event_sums(
     on_cpu = confidence.device.type == "cpu"
     countable = on_cpu and may_be_counted(outcome, weights, ecd, noise)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
-    for totals, (values, outcomes, w, more, group) in pieces_of(sums, size, confidence, outcome, weights, ecd, groups):
+    for into, (values, outcomes, w, more, group) in pieces_of(sums, size, confidence, outcome, weights, ecd, groups):
         index = _quick_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
         cell = index if group is None else group * n_bins + index
         if countable and _is_binary(outcomes):
             p = values.to(sums.dtype)
-            totals[1].scatter_add_(0, cell, p)
+            into[1].scatter_add_(0, cell, p)
             if noise == "labels":
-                totals[3].scatter_add_(0, cell, p * (1 - p))
-                totals[4] = totals[3]
+                into[3].scatter_add_(0, cell, p * (1 - p))
+                into[4] = into[3]
             # One `bincount` for events and positives: a positive event is counted at index cell + n_cells.
             counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
-            totals[0] += counts.sum(0)
-            totals[2] += counts[1]
+            into[0] += counts.sum(0)
+            into[2] += counts[1]
         else:
             columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
-            for row, column in zip(totals, columns, strict=True):
+            for row, column in zip(into, columns, strict=True):
                 row.scatter_add_(0, cell, column)
 
 
@@ -91,12 +91,9 @@ def event_formula(
 def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
     """Yield sums and columns in pieces of at most `size` events of one batch element, from columns `(S, N)`."""
     n = next(column.shape[-1] for column in columns if column is not None)
-    for element, totals in enumerate(sums):
+    for k, into in enumerate(sums):
         for start in range(0, n, size):
-            yield (
-                totals,
-                [None if column is None else column[element, start : start + size] for column in columns],
-            )
+            yield into, [None if column is None else column[k, start : start + size] for column in columns]
 
 
 def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
@@ -118,9 +115,9 @@ def weighed_columns(
     y = outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
     if noise != "none":
-        p_detached = p.detach()
-        spread = p_detached * (1 - p_detached)
-        variance = (y.detach() - p_detached).square() if noise == "shares" else spread
+        fixed = p.detach()
+        spread = fixed * (1 - fixed)
+        variance = (y.detach() - fixed).square() if noise == "shares" else spread
         share = None if weights is None else weights.detach()
         columns += [(spread, share), (variance, share if share is None or copies else share.square())]
     columns += [] if ecd is None else [(ecd.to(wide), weights)]
@@ -315,7 +312,6 @@ def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
 
 
 def _is_binary(outcomes: Tensor) -> bool:
-    """Return True if all integers of a column are 0 or 1."""
     if outcomes.dtype == torch.bool:
         return True
     least, most = outcomes.aminmax()

@@ -173,12 +173,8 @@ def block_starts(
     first[:, :1] = True
     limits = [bound.tolist() for bound in bounds]
     arrays = [column.cpu().contiguous().numpy() for column in columns]
-    group_starts = (
-        None if begins is None else [np.flatnonzero(row) for row in begins.reshape(first.shape).cpu().numpy()]
-    )
-    for row, (w, v) in enumerate(
-        zip(*(arrays if group_starts is None else _pooled(arrays, group_starts)), strict=True)
-    ):
+    opens = None if begins is None else [np.flatnonzero(row) for row in begins.reshape(first.shape).cpu().numpy()]
+    for row, (w, v) in enumerate(zip(*(arrays if opens is None else _pooled(arrays, opens)), strict=True)):
         row_options = [*(limit[row] for limit in limits), paper] if limits else []
         if chosen == "numba":
             buffers = [np.empty_like(w), np.empty_like(v), np.empty(len(w), dtype=np.int64)]
@@ -187,17 +183,17 @@ def block_starts(
             buffers = [[0] * len(w) for _ in range(3)]
         count = loop(w, v, *row_options, *buffers)
         ends = buffers[2][: max(count - 1, 0)]
-        first[row, ends if group_starts is None else group_starts[row][ends]] = True
+        first[row, ends if opens is None else opens[row][ends]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
 
 
-def _pooled(columns: list[np.ndarray], group_starts: list[np.ndarray]) -> list[list[np.ndarray]]:
+def _pooled(columns: list[np.ndarray], opens: list[np.ndarray]) -> list[list[np.ndarray]]:
     """Sum integer columns `(R, N)` over the tied groups of every row; return one list of R arrays per column."""
     length = columns[0].shape[-1]
-    if all(len(places) == length for places in group_starts):
+    if all(len(places) == length for places in opens):
         return [list(column.astype(np.int64)) for column in columns]
-    sizes = np.cumsum([len(places) for places in group_starts])[:-1]
-    begins = np.concatenate([row * length + places for row, places in enumerate(group_starts)])
+    sizes = np.cumsum([len(places) for places in opens])[:-1]
+    begins = np.concatenate([row * length + places for row, places in enumerate(opens)])
     return [np.split(np.add.reduceat(column.ravel(), begins, dtype=np.int64), sizes) for column in columns]
 
 

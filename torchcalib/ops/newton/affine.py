@@ -31,13 +31,7 @@ from torchcalib.ops.newton.temperature import rough_alpha
 
 
 class _Value(NamedTuple):
-    """Mean negative log-likelihood (NLL) with derivatives in (alpha, beta).
-
-    Attributes:
-        nll: `(R, S)`.
-        gradient: `(R, S, C + 1)`.
-        hessian: `(R, S, C + 1, C + 1)`.
-    """
+    """Mean negative log-likelihood (NLL) `(R, S)`, and its gradient and Hessian in (alpha, beta), C + 1 parameters."""
 
     nll: Tensor
     gradient: Tensor
@@ -189,18 +183,21 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
         if buffers is None:
             buffers = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
         buffer, second_buffer = (x[..., : s.shape[1], :] for x in buffers)
+        # Softmax of each row, relative to its largest logit.
         q = torch.addcmul(beta, alpha, s, out=buffer)
         top = q.amax(-1, keepdim=True)
         q = q.sub_(top).exp_()
         norm = q.sum(-1, keepdim=True)
         q = q.div_(norm)
         qs = torch.mul(q, s, out=second_buffer)
+        # Weighted sums of log-sum-exp and of the gradient.
         row = w.unsqueeze(-2)
         nll = nll + (row @ norm.log().add_(top)).squeeze((-1, -2))
         mean_qs = mean_qs + (row @ qs).squeeze(-2)
         if hessian is not None:
             mean_q = mean_q + (row @ q).squeeze(-2)
             continue
+        # Weighted sums of the Hessian blocks.
         m = qs.sum(-1, keepdim=True)
         square = square + (row @ qs.mul_(s)).sum((-1, -2)) - (row @ m.square()).squeeze((-1, -2))
         weighted = torch.mul(q, w.unsqueeze(-1), out=second_buffer).mT

@@ -72,7 +72,6 @@ def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
 
 
 def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
-    """Return empty tensors of the shapes and dtypes of the results of `_fit`."""
     shape = weights.shape[:-1]
     one = weights.new_empty(shape, dtype=wide_dtype(weights.device))
     outcome = target.new_empty(shape)
@@ -100,7 +99,6 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[T
 
 
 def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[Problem], Solved]) -> AffineFit:
-    """Convert to standard form, solve, and convert back."""
     n_classes = scores.shape[-1]
     wide = wide_dtype(scores.device)
     weights = weights.to(wide)

@@ -143,6 +143,7 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
         finished = is_fixed | (gain <= _DECREMENT) | (fraction < 1e-4) | value.log_likelihood.isnan()
         if look(finished.all()) is True:
             break
+        # Limit the length of the step, then try it.
         fraction = torch.minimum(fraction, _LONGEST / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_LONGEST))
         new_a, new_b = a + fraction * step_a, b + fraction * step_b
         new = _value(x, k, n, new_a, new_b)

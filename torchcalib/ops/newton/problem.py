@@ -99,12 +99,7 @@ def all_true(flag: Tensor) -> bool:
 
 
 def enough(norm: Tensor, slope: Tensor) -> Tensor:
-    """Return True where a fit that cannot improve is accurate enough (`PROMISED`).
-
-    Args:
-        norm: gradient norm.
-        slope: directional derivative of the NLL along the Newton step, which is minus the Newton decrement.
-    """
+    """Return True where gradient norm and Newton decrement (-slope along the step) are acceptable (`PROMISED`)."""
     gradient, decrement = PROMISED
     return (norm < gradient) & (slope >= -decrement)
 
@@ -118,8 +113,8 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
         unused: samples whose weights are all 0, which may contain NaN, `(S, N)`.
 
     Returns:
-        Scores in standard form, or None if there are many and `standard_pieces` can convert them piece by piece; row
-        means in standard form `(S, N)`; scales `(S,)`; and whether all scales are at most `UNUSUAL`.
+        Converted scores, or None if `standard_pieces` should convert them piece by piece, because there are many; row
+        means `(S, N)`; scales `(S,)`; and whether all scales are at most `UNUSUAL`.
     """
     wide = wide_dtype(scores.device)
     any_unused = look(unused.any())
@@ -144,7 +139,6 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
 
 
 def _rms(mean: Tensor) -> Tensor:
-    """Return the root mean square over the last axis."""
     norm: Tensor = torch.linalg.vector_norm(mean, dim=-1)
     return norm / math.sqrt(max(1, mean.shape[-1]))
 

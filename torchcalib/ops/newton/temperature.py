@@ -91,6 +91,7 @@ def _bracketed(
         step = step / (1 + step * skew / (2 * curvature)).clamp(2 / 3, 2)
         exact = ((slope * p.scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
         done = exact if relative is None else step.abs() <= relative * x
+        # Narrow the bracket by the sign of the slope.
         low, high = torch.where(slope < 0, x, low), torch.where(slope < 0, high, x)
         is_finished = done | fixed | slope.isnan() | (high - low <= 1e-15 * x)
         if all_true(is_finished):

@@ -276,7 +276,6 @@ def _transform(x: Tensor) -> Tensor:
 
 
 def _inverse(spectrum: Tensor) -> Tensor:
-    """Return the inverse of `_transform`."""
     n = 2 * (spectrum.shape[-1] - 1)
     if spectrum.device.type == "cpu":
         return torch.from_numpy(np.fft.irfft(spectrum.resolve_conj().numpy(), n))

@@ -137,7 +137,6 @@ def _gradient(
 
 
 def _flatten_batch(*columns: Tensor | None) -> list[Tensor | None]:
-    """Flatten the batch axes of columns `(..., N)` to `(S, N)`."""
     return [None if x is None else x.detach().reshape(-1, x.shape[-1]) for x in columns]
 
 

@@ -89,7 +89,6 @@ def _forward(
 def _gradient(
     backend: Backend, arguments: list[Any], results: tuple[Tensor, Tensor], needed: list[int], grads: Tensor
 ) -> list[Tensor]:
-    """Return the gradient in `values`."""
     values, target, from_logits, _ = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     source = source_of("rows", values.device.type, values.dtype, backend)
@@ -105,15 +104,7 @@ _rows = fused(_forward, formula, _gradient)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
-    """Divide `(..., N, C)` into matrices without copying.
-
-    Args:
-        values: `(..., N, C)` with any strides.
-        start: index of the first row.
-
-    Returns:
-        Pairs of a slice of the flattened rows, and a view of these rows `(n, C)`.
-    """
+    """Divide `(..., N, C)` into views `(n, C)`, each with the slice of its rows; the first row has index `start`."""
     if not values.numel():
         return []
     if values.dim() == 2:

@@ -38,7 +38,6 @@ _LANES = 64  # rows computed together; never fewer, because scalar code for the 
 
 @step
 def _extremes(bits: Any) -> Any:
-    """Return the largest and the smallest integer."""
     most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
     for k in range(bits.size):
         most, least = max(most, bits[k]), min(least, bits[k])
@@ -47,7 +46,6 @@ def _extremes(bits: Any) -> Any:
 
 @step
 def _count(x: Any, value: Any) -> Any:
-    """Return the number of entries equal to `value`."""
     count = np.int32(0)
     for k in range(x.size):
         count = np.int32(count + np.int32(x[k] == value))
@@ -133,6 +131,7 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             continue
         shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
         scores[0, i] = shift - log_total
+        # Squared error sum_k q_k^2 - 2 q_h + 1; for the top class, 1 - q_h = rest / total avoids cancellation.
         if h == top:
             scores[1, i] = (rest * rest + squares) / (total * total)
         else:
@@ -362,9 +361,6 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Implement `reference.backward`.
-
-    Forward and backward of 256 x 1,000 logits take 0.6 ms, and 2.0 ms with the torch backward.
-    """
+    """Implement `reference.backward`; 256 x 1,000 logits take 0.6 ms with the forward pass, instead of 2.0 ms."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -115,18 +115,13 @@ def _logit_gradient(
 ) -> Tensor:
     """Return the gradient in logits by the coefficients a, b, c of `backward`, corrected at label and top class."""
     log_prob, squared_error, neg_entropy, confidence = scores
-    grad_log, grad_square, grad_entropy, grad_confidence = grads
+    grad_log, grad_square, grad_entropy, grad_top = grads
     q_h = elementwise(torch.exp, log_prob)
     # sum_k q_k (x_k - max x), because log q = x - max x + log max q
     mean_shift = neg_entropy - elementwise(torch.log, confidence)
-    a = (
-        -grad_log
-        - grad_confidence * confidence
-        - 2 * grad_square * (squared_error - 1 + q_h)
-        - grad_entropy * mean_shift
-    )
+    a = -grad_log - grad_top * confidence - 2 * grad_square * (squared_error - 1 + q_h) - grad_entropy * mean_shift
     b, c = 2 * grad_square, grad_entropy
-    for_top = confidence * (a + b * confidence + grad_confidence)
+    for_top = confidence * (a + b * confidence + grad_top)
     shift = (at_label - at_top).masked_fill(q_h == 0, 0)
     for_label = torch.where((label == first).squeeze(-1), for_top, q_h * (a + b * q_h + c * shift)) + grad_log - b * q_h
     shifts = (x - x.gather(-1, first)).clamp_(min=_LOWEST)
@@ -140,9 +135,9 @@ def _logit_gradient(
 
 def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
     """Return the gradient in probabilities by the coefficients b, c of `backward`, corrected at label and top class."""
-    grad_log, grad_square, grad_entropy, grad_confidence = grads
+    grad_log, grad_square, grad_entropy, grad_top = grads
     grad_label = (grad_log / q_h + grad_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
-    columns = 2 * grad_square, grad_entropy, grad_label + 2 * grad_square * (q_h - 1), grad_confidence
+    columns = 2 * grad_square, grad_entropy, grad_label + 2 * grad_square * (q_h - 1), grad_top
     b, c, for_label, more_at_top = (column.to(x.dtype).unsqueeze(-1) for column in columns)
     result = torch.log(x).add_(1).masked_fill_(x == 0, 0).mul_(c).addcmul_(x, b)
     return result.scatter_(-1, label, for_label).scatter_add_(-1, first, more_at_top)
@@ -195,7 +190,6 @@ def _is_invalid(x: Tensor, from_logits: bool) -> Tensor:
 
 
 def _dtype(values: Tensor) -> torch.dtype:
-    """Return the dtype of the arithmetic within rows, at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
@@ -305,6 +299,7 @@ def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
     total = q_top + rest
     log_total = elementwise(torch.log1p, rest / q_top)
     shift = at_label - at_top
+    # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class: 1 - q_h = rest / total.
     confidence = q_top / total
     label_terms = 1 - 2 * elementwise(torch.exp, shift) * confidence
     squared_error = torch.where(hit, rest * rest, q_top * q_top).add_(squares).div_(total * total)

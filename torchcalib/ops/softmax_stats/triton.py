@@ -144,6 +144,7 @@ def _store_scores(
         log_total = _log1p(rest)
         shift = tl.where(x == largest, 0.0, x - largest)
         log_prob = shift - log_total
+        # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class.
         missed = 1 - 2 * tl.exp(shift) / total + (1 + squares) / (total * total)
         error = tl.where(hit, (rest * rest + squares) / (total * total), missed)
         entropy = product / total - log_total
