@@ -185,9 +185,8 @@ def _divide(copies: Tensor | None, n: int, size: int, at_most_once: bool, chunk:
             part = slice(start, start + chunk)
             begin = (end - copies)[..., part]
             block = (end[..., part] - 1) // size
-            is_first = (copies[..., part] > 0) & (
-                block > (begin - 1) // size
-            )  # otherwise an earlier row represents this block
+            # Otherwise an earlier row represents the block.
+            is_first = (copies[..., part] > 0) & (block > (begin - 1) // size)
             times = is_first & (block < n_blocks)
             alone = (block - (begin + size - 1) // size).clamp(min=0)
         wanted = (block.clamp(min=0).unsqueeze(-1) * size + places).flatten(-2)
