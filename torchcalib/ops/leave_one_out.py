@@ -50,7 +50,7 @@ def others_mean(
     Gradient: first-order, in `queries`, `keys` and `bias`, in reverse mode. A query of -inf adds no gradient to keys.
     """
     side = chunk or max(16, math.isqrt(_TILE // max(1, math.prod(queries.shape[:-2]))))
-    return Others(*_leave_one_out.direct(queries, keys, bias, values, copies, side))
+    return Others(*_others.direct(queries, keys, bias, values, copies, side))
 
 
 def _slices(n: int, side: int) -> Iterator[slice]:
@@ -70,7 +70,7 @@ def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slic
     "others_mean(Tensor queries, Tensor keys, Tensor bias, Tensor values, Tensor copies, int side) -> (Tensor, Tensor)",
     fake=lambda queries, keys, bias, values, *_: (torch.empty_like(values), torch.empty_like(bias)),  # noqa: ARG005
 )
-def _leave_one_out(
+def _others(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, side: int
 ) -> tuple[Tensor, Tensor]:
     """Implement `others_mean` (FlashAttention, Algorithm 1)."""
@@ -97,7 +97,7 @@ def _leave_one_out(
     " Tensor log_total, Tensor grads, int side) -> (Tensor, Tensor, Tensor)",
     fake=lambda queries, keys, bias, *_: (torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(bias)),
 )
-def _leave_one_out_backward(
+def _others_backward(
     queries: Tensor,
     keys: Tensor,
     bias: Tensor,
@@ -129,7 +129,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    return (*_leave_one_out_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
+    return (*_others_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
 
 
 torch.library.register_autograd("torchcalib::others_mean", _backward, setup_context=_setup_context)
