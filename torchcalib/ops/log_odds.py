@@ -1,8 +1,8 @@
 """Log-odds of sets of classes, from logits and without cancellation.
 
-An event is a set of classes. Its log-odds are log P(event) - log P(other classes). Both terms are log-sum-exps, each
-relative to the largest logit of its own classes, so the result stays exact where a probability rounds to 1. Arithmetic
-is float64 where the device supports it (`wide_dtype`).
+An event is a set of classes. Its log-odds are log P(event) - log P(other classes). Both terms are log-sum-exps,
+each relative to the largest logit of its own classes. So the result is accurate where a probability rounds to 1.
+Arithmetic is float64 where the device supports it (`wide_dtype`).
 
 Equal rows must give equal log-odds, at any position in a batch, because ranks depend on ties. Softmax ensures this,
 because it processes rows separately. `logs.elementwise` ensures it for exp and log1p.

@@ -25,8 +25,8 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function such that equal numbers get equal results at every position.
 
-    torch computes exp, log and log1p with vector code, and the end of a tensor with scalar code that can differ in the
-    last digit. Padding avoids the scalar code. `x` must be short, because torch splits a long tensor among threads.
+    torch computes exp, log and log1p by vector code, but the end of a tensor by scalar code. The two can differ in the
+    last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
     """
     extra = -x.numel() % LANES
     flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)

@@ -1,7 +1,7 @@
 """Building blocks of numba loops: vectorised float32 exp and log, and threads over rows.
 
 `math.exp` in a numba loop is a scalar library call, which is several times as slow. Every row is computed separately
-and in a fixed order, so its result depends neither on its position nor on the number of threads.
+and in a fixed order. So its result does not depend on its position or on the number of threads.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The loops of `isotonic.reference` as Triton kernels, with one program per row.
+"""The pool adjacent violators algorithm (PAVA) of `isotonic.reference` as Triton kernels, with one program per row.
 
 Only `dispatch` imports this module, at first use. The speed on a GPU has not been measured.
 

@@ -1,6 +1,6 @@
-"""Fit of alpha and beta in softmax(alpha s + beta) by a damped Newton method with the Armijo condition.
+"""Fit of alpha and beta in softmax(alpha s + beta): damped Newton steps on the negative log-likelihood (NLL).
 
-Source: Nocedal, Wright: Numerical optimization (2006), algorithm 3.2.
+Source: Nocedal, Wright: Numerical optimization (2006), algorithm 3.2 with the Armijo condition.
 """
 
 import math
@@ -31,7 +31,7 @@ from torchcalib.ops.newton.temperature import rough_alpha
 
 
 class _Value(NamedTuple):
-    """Mean negative log-likelihood (NLL) `(R, S)`, and its gradient and Hessian in (alpha, beta), C + 1 parameters."""
+    """Mean NLL `(R, S)`, and its gradient and Hessian in (alpha, beta), C + 1 parameters."""
 
     nll: Tensor
     gradient: Tensor
@@ -151,7 +151,7 @@ def _damped(
 def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
     """Return True if no sample's likelihood decreases along `step` at any length, which means separation, `(R, S)`.
 
-    This is the case if in every row the score of the label grows at least as fast as that of any other class.
+    This holds if the score of the label grows at least as fast as any other score of its row.
 
     Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
     """

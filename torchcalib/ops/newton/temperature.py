@@ -68,9 +68,9 @@ def _bracketed(
     """Find the root of the slope of the NLL by a safeguarded Halley iteration.
 
     The slope increases with alpha, so every evaluation narrows the bracket. A Halley step is a Newton step corrected by
-    the third derivative, here by a factor in [1/2, 3/2]. It is accepted if it stays in the bracket, is at most half as
-    long as the previous step, and does not quadruple alpha. Otherwise alpha moves to the geometric mean of the bracket.
-    Without an upper bound alpha is multiplied by 4, and without a lower bound divided by 4.
+    the third derivative, here by a factor in [1/2, 3/2]. It must stay in the bracket, be at most half as long as
+    the previous step, and not quadruple alpha. Otherwise alpha moves to the geometric mean of the bracket. Without an
+    upper bound alpha is multiplied by 4, and without a lower bound divided by 4.
 
     Args:
         p: fits in standard form.

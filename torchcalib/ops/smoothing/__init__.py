@@ -1,7 +1,10 @@
 """Smooth calibration error (smECE): residuals smoothed by a reflected Gaussian kernel, and the choice of its width.
 
-Algorithm: round the cell sums of `cells` to the nodes of a grid, convolve residual and density with the kernel by the
-fast Fourier transform (FFT), and average |residual| at equally spaced points.
+Algorithm:
+
+1. Round the cell sums of `cells` to the nodes of a grid.
+2. Convolve residual and density with the kernel by the fast Fourier transform (FFT).
+3. Average |residual| at equally spaced points.
 
 Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kernel smoothing (ICLR 2024), and its code.
 """

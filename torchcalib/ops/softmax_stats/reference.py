@@ -267,8 +267,8 @@ def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
 def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
     """Fill in `top` and return six quantities of every row, `(6, n)`.
 
-    These are the logits of label and top class, q of the top class, and the sums of q, q^2 and q (x - max x) over the
-    other classes. q is a multiple of the probabilities. Rows with an infinite logit can give NaN unless `careful`.
+    These are the logits of label and top class, and q of the top class, a multiple of the probabilities. Then follow
+    the sums of q, q^2 and q (x - max x) over the other classes. Infinite logits can give NaN unless `careful`.
     """
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
