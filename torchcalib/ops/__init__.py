@@ -1,4 +1,4 @@
-"""Operations on plain tensors, without metric names, options or checks.
+"""Numerical kernels on plain tensors, without metric names or user options.
 
-There is one exception: an op checks bounds that depend on the data, such as block sizes against the number of samples.
+Arguments are not validated, except for bounds that depend on the data, such as block sizes.
 """

@@ -1,4 +1,4 @@
-"""Quantiles of the number of successes of independent trials (Poisson binomial), from its mean and variance."""
+"""Quantiles of a Poisson binomial variable (successes in independent trials), from its mean and variance."""
 
 import math
 
@@ -8,100 +8,105 @@ from torch import Tensor
 from torchcalib.ops.host_values import look
 
 _TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
-"""Largest standard deviation and number of probabilities of each size of table. A table covers at least 8 deviations on
-either side of the mean: even a Poisson variable has less probability beyond than 32 random bits resolve. Above the
-largest deviation the distribution is smooth, and an expansion is exact enough."""
+"""Tables of the probability mass function: largest standard deviation, and number of entries.
+
+A table covers at least 8 standard deviations on either side of the mean. The probability beyond is below 2^-32, the
+resolution of the random numbers, even for a Poisson variable. Above the largest standard deviation the Cornish-Fisher
+expansion is accurate enough.
+"""
 
 _MOST_DEVIATION, _WIDEST = _TABLES[-1]
-_IN_CACHE = 2**15  # entries of the tables of a piece on a CPU: new memory costs more than the arithmetic
+_IN_CACHE = 2**15  # table entries computed together on the CPU, so that they stay in the cache
 
 
 def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
-    """Return the weight of one independent row in every cell `(..., K)`; see `BinStats` for both sums.
+    """Return the effective weight of one independent outcome in every bin, `noise / spread`, `(..., K)`.
 
-    It is 1 without weights, and less if an outcome is the share of several annotators. A cell without noise has the
-    unit of all cells of the series.
+    It is 1 without weights, and less if an outcome is the mean of several annotators. A bin without noise gets the
+    ratio of the sums over all bins. For the arguments see `deviations_by_chance`.
     """
-    of_all = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
-    of_all = torch.where((of_all > 0) & of_all.isfinite(), of_all, torch.ones_like(of_all))
+    overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
+    overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))
     unit = noise / spread
-    return torch.where((unit > 0) & unit.isfinite(), unit, of_all)
+    return torch.where((unit > 0) & unit.isfinite(), unit, overall)
 
 
 def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
-    """Return quantiles of the standardised sums of outcomes under perfect calibration.
+    """Return quantiles of the standardised sum of outcomes in every bin, under perfect calibration.
 
     Args:
-        chance: probabilities in (0, 1), `(R, ..., K)`.
-        n: weight `(..., K)`.
-        expected: sum of confidences.
-        spread: see `BinStats`.
-        noise: see `BinStats`.
+        chance: quantile levels in (0, 1), `(R, ..., K)`.
+        n: total weight of every bin, `(..., K)`.
+        expected: sum of w p in every bin, `(..., K)`.
+        spread: sum of w p (1 - p) in every bin, `(..., K)`.
+        noise: variance of the sum of outcomes in every bin, `(..., K)`.
 
     Returns:
-        Deviations from the expectation in standard deviations, `(R, ..., K)`; normal quantiles without noise.
+        (quantile - expected) / standard deviation, `(R, ..., K)`. A bin without noise gets a normal quantile.
     """
     unit = unit_of(spread, noise)
     ones, zeros = expected / unit, (n - expected) / unit
-    few = torch.minimum(ones, zeros).clamp(min=0)
-    variance = torch.minimum(noise / unit.square(), few)
-    # Count the rarer outcome: more zeros are fewer ones.
-    sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
-    counts = counts_by_chance(0.5 + sign * (chance - 0.5), few, variance)
-    deviation = (counts - few).mul_(sign / variance.sqrt())
+    rarer = torch.minimum(ones, zeros).clamp(min=0)
+    variance = torch.minimum(noise / unit.square(), rarer)
+    # Model the count of the rarer outcome, as `counts_by_chance` requires. More zeros mean fewer ones: flip the sign.
+    sign = torch.where(ones <= zeros, 1.0, -1.0).to(rarer)
+    counts = counts_by_chance(0.5 + sign * (chance - 0.5), rarer, variance)
+    deviation = (counts - rarer).mul_(sign / variance.sqrt())
     if look((variance > 0).all()):
         return deviation
     return torch.where(variance > 0, deviation, torch.special.ndtri(chance))
 
 
 def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Return the quantiles at `chance` of a number of successes.
+    """Return quantiles of the number of successes in independent trials with probabilities p.
 
-    The number of successes of independent trials with probabilities p is close to a binomial variable of the same
-    mean and variance, with n = (sum p)^2 / sum p^2 trials, and equals it if all p are equal. If n is not an integer,
-    a mixture of the binomial variables of the two neighbouring integers keeps both moments.
+    The distribution is approximated by the binomial distribution of equal mean and variance, which has
+    n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, the binomial
+    distributions for the two neighbouring integers are mixed such that both moments are kept.
 
     Args:
-        chance: in (0, 1), `(R, ...)`.
-        mean: sum of p, at least 0, `(...)`. It should be at most half of the trials: count failures otherwise.
+        chance: quantile levels in (0, 1), `(R, ...)`.
+        mean: sum of p, at least 0, `(...)`. If it exceeds half of the trials, count failures instead.
         variance: sum of p (1 - p), at most the mean, `(...)`.
 
     Returns:
-        Integers as float64 `(R, ...)`, increasing with `chance`; the mean where the variance is 0 or NaN.
+        Whole numbers as float64, `(R, ...)`, increasing with `chance`; the mean where the variance is 0 or NaN.
 
     Source:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
-    if mean.device.type != "cpu" or look((variance > 0).any()) is None:  # values cannot be read back to choose tables
+    # Reading values to choose a table would synchronise a GPU, and is impossible under `vmap`: use the largest table.
+    if mean.device.type != "cpu" or look((variance > 0).any()) is None:
         return _counts(chance, mean, variance, _WIDEST)
     shape = chance.shape
     chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
     counts, deviation = mean.expand(chance.shape).clone(), variance.sqrt()
-    above = 0.0
-    for up_to, width in (*_TABLES, (math.inf, 1)):  # the last uses the expansion, without a table
-        here = ((deviation > above) & (deviation <= up_to)).nonzero().squeeze(-1)
-        for some in torch.split(here, max(1, _IN_CACHE // max(width, len(chance)))):
-            counts[:, some] = _counts(chance[:, some], mean[some], variance[some], width)
-        above = up_to
+    lower_limit = 0.0
+    for limit, width in (*_TABLES, (math.inf, 1)):  # above the last limit only the expansion is used
+        in_table = ((deviation > lower_limit) & (deviation <= limit)).nonzero().squeeze(-1)
+        for batch in torch.split(in_table, max(1, _IN_CACHE // max(width, len(chance)))):
+            counts[:, batch] = _counts(chance[:, batch], mean[batch], variance[batch], width)
+        lower_limit = limit
     return counts.reshape(shape)
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """See `counts_by_chance`; up to `_MOST_DEVIATION` from tables of `width` probabilities."""
+    """Implement `counts_by_chance` with a table of `width` entries up to `_MOST_DEVIATION`, by expansion above."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
     more = fewer + 1
-    # The variance is linear in 1 / n, so interpolate 1 / n between 1 / more and 1 / fewer.
+    # Mixture weights: the variance is linear in 1 / n, so interpolate 1 / n between 1 / more and 1 / fewer.
     share_of_more = ((1 / fewer - 1 / n) * fewer * more).clamp(0, 1)
     first = (mean - width // 2).floor().clamp(min=0)
     cells = first.unsqueeze(-1) + torch.arange(width, device=mean.device)
     share_of_more = share_of_more.unsqueeze(-1)
     pmf = (1 - share_of_more) * _binomial(cells, fewer, mean) + share_of_more * _binomial(cells, more, mean)
-    above = pmf.cumsum(-1).nan_to_num(1)
-    drawn = torch.searchsorted(above, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
-    counts = first + drawn.clamp(max=width - 1).to(mean.dtype)
+    # Invert the cumulative distribution function, by binary search in the table.
+    cumulative = pmf.cumsum(-1).nan_to_num(1)
+    place = torch.searchsorted(cumulative, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
+    counts = first + place.clamp(max=width - 1).to(mean.dtype)
     deviation = variance.sqrt()
     if look((deviation > _MOST_DEVIATION).any()) is not False:
         expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
@@ -110,16 +115,16 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
 
 
 def _binomial(counts: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Return the probabilities of consecutive counts `(..., K)`, normalised: the rest is negligible."""
+    """Return the binomial probabilities of consecutive counts `(..., K)`, normalised to sum 1."""
     n = n.unsqueeze(-1)
     odds = (mean.unsqueeze(-1) / (n - mean.unsqueeze(-1))).log()
-    # Recurrence: P(k + 1) = P(k) (n - k) / (k + 1) * odds.
+    # Sum the recurrence P(k + 1) = P(k) * odds * (n - k) / (k + 1) in logarithms, which cannot underflow.
     steps = ((n - counts) / (counts + 1)).clamp(min=0).log() + odds
     logs = torch.cat((torch.zeros_like(steps[..., :1]), steps[..., :-1].cumsum(-1)), -1)
     return logs.nan_to_num(nan=-math.inf).softmax(-1)
 
 
 def _cornish_fisher(chance: Tensor, skewness: Tensor) -> Tensor:
-    """Return the standardised quantile of a nearly normal variable: the Cornish-Fisher expansion of order 2."""
+    """Return the quantile of a standardised variable by the Cornish-Fisher expansion of order 2."""
     z: Tensor = torch.special.ndtri(chance)
     return z + skewness * (z.square() - 1) / 6 - skewness.square() * (2 * z.square() - 5) * z / 36

@@ -1,7 +1,7 @@
-"""Counter-based random numbers: the same for a seed on every device and for every division of the work.
+"""Counter-based random numbers, equal on every device and for every batch size.
 
-A number is a 64-bit integer hash of (seed, stream, counter). It does not depend on the order of the draws or on the
-batch size, and nothing is copied from the host.
+Each number is a 64-bit integer hash of (seed, stream, counter), so it does not depend on the order of the draws.
+Nothing is copied from the host.
 """
 
 import math
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-"""0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers."""
+"""SplitMix64 constants 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB, as signed integers."""
 
-_MOST_COPIES = 12  # P(X > 12) < 1e-10 for a Poisson variable of mean 1, below what 32 bits resolve
-_IN_CACHE = 2**15  # numbers of a piece on a CPU
+_MOST_COPIES = 12  # largest Poisson(1) count: P(X > 12) < 1e-10 is below the resolution of 32 bits
+_IN_CACHE = 2**15  # numbers drawn together on the CPU, so that they stay in the cache
 
 
 def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
@@ -27,31 +27,31 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
         counters: int64 `(N,)`, on the device of `streams`.
 
     Returns:
-        int64 `(R, N)`.
+        int64 `(R, N)`: the upper half of SplitMix64.
 
     Source:
-        Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17: upper half
-        of SplitMix64.
+        Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
     keys = _mix(streams * _GOLDEN + seed)
-    keys = _mix(keys + _GOLDEN)  # keys of neighbouring seeds and streams must be unrelated
+    keys = _mix(keys + _GOLDEN)  # mix twice, so that neighbouring seeds and streams get unrelated keys
     return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
 
 
 def _mix(z: Tensor) -> Tensor:
-    """Mix the bits of `z` in place."""
+    """Apply the finaliser of SplitMix64 to `z` in place: xor-shift and multiply."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         z.bitwise_xor_(_shift(z.clone(), shift)).mul_(factor)
     return z.bitwise_xor_(_shift(z.clone(), 31))
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift to the right, in place, and fill with zeros."""
+    """Shift right in place and fill with zeros; torch fills signed integers with the sign bit."""
     return z.bitwise_right_shift_(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an independent Poisson variable of mean 1 for each stream and counter, `(R, N)` of `dtype`."""
+    # Inverse transform sampling: count the values of the distribution function up to the uniform word.
     cumulative, term = Fraction(0), Fraction(1)
     bounds = []
     for k in range(_MOST_COPIES):
@@ -59,35 +59,36 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1
 
-    def reached(words: Tensor) -> Tensor:
+    def count_below(words: Tensor) -> Tensor:
         if words.device.type == "cpu":
             return torch.bucketize(words, torch.tensor(bounds), right=True)
-        counts = torch.zeros_like(words, dtype=torch.uint8)  # copying a table would synchronise a GPU
+        counts = torch.zeros_like(words, dtype=torch.uint8)  # a loop, because copying a table would synchronise a GPU
         for bound in bounds:
             counts += words >= bound
         return counts
 
-    return _by_pieces(reached, seed, streams, counters, dtype)
+    return _in_batches(count_below, seed, streams, counters, dtype)
 
 
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Return the number of times that each of n < 2^31 units is drawn in n draws, per stream: `(R, n)` of `dtype`."""
+    """Return how often each of n < 2^31 units occurs in n draws with replacement, per stream: `(R, n)` of `dtype`."""
 
-    def counted(words: Tensor) -> Tensor:
+    def count_draws(words: Tensor) -> Tensor:
+        # Units of stream r are the cells r n to (r + 1) n - 1 of one flat count.
         first = n * torch.arange(len(words), device=words.device).unsqueeze(-1)
         drawn = _shift(words.mul_(n), 32).add_(first).reshape(-1)
-        # The sum of a flat integer tensor does not depend on its order on any device.
+        # Integer sums do not depend on the order of the atomic additions, so counts are reproducible on a GPU.
         return torch.zeros_like(drawn).scatter_add_(0, drawn, torch.ones_like(drawn)).reshape(words.shape)
 
-    return _by_pieces(counted, seed, streams, torch.arange(n, device=streams.device), dtype)
+    return _in_batches(count_draws, seed, streams, torch.arange(n, device=streams.device), dtype)
 
 
-def _by_pieces(
-    read: Callable[[Tensor], Tensor], seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype
+def _in_batches(
+    convert: Callable[[Tensor], Tensor], seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Convert whole streams of words; a few at a time on a CPU, where new memory costs more than the arithmetic."""
+    """Apply `convert` to the words of all streams, a few streams at a time on the CPU to reuse the cache."""
     counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
-    at_once = max(1, _IN_CACHE // max(1, len(counters))) if streams.device.type == "cpu" else max(1, len(streams))
-    for some, into in zip(torch.split(streams, at_once), torch.split(counts, at_once), strict=True):
-        into.copy_(read(random_words(seed, some, counters)))
+    batch_size = max(1, _IN_CACHE // max(1, len(counters))) if streams.device.type == "cpu" else max(1, len(streams))
+    for batch, into in zip(torch.split(streams, batch_size), torch.split(counts, batch_size), strict=True):
+        into.copy_(convert(random_words(seed, batch, counters)))
     return counts

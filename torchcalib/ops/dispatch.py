@@ -1,4 +1,7 @@
-"""Choice of the implementation of an op, by device. A forced choice raises; an automatic choice falls back."""
+"""Choose the implementation of an operation by device.
+
+`backend="auto"` falls back to the next implementation. Any other backend raises if it cannot be used.
+"""
 
 import importlib
 import os
@@ -11,39 +14,39 @@ import torch
 Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "events", "classes", "smoothing"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# The implementations of an op on a device, in order of preference. "rounds" and "torch" are tensor operations. For
-# isotonic blocks "triton" is a loop for each row, all rows in parallel on the GPU; "numba" and "python" are loops over
-# one row after another, which copy the columns from another device to the CPU.
+# Implementations of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
+# For isotonic blocks, "triton" runs one sequential loop per row, with all rows in parallel on the GPU. "numba" and
+# "python" loop over the rows on the CPU, and copy the columns from another device.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
-    # Labels of 0 and 1 are pooled in few rounds. Each round synchronises the GPU, unlike triton's one launch. But
-    # rounds use the whole GPU for a long row, a loop does not, and `pava` synchronises at its end anyway.
+    # Labels of 0 and 1 are pooled in few rounds. Rounds use the whole GPU even for one long row, unlike the loop. Each
+    # round synchronises, but `pava` synchronises at its end anyway.
     "pava": {
         "cpu": ("numba", "rounds", "python"),
         "cuda": ("rounds", "triton", "numba", "python"),
         "other": ("rounds", "numba", "python"),
     },
-    # Real targets can need a round for each block; the loop needs one pass.
+    # Real targets can take one round per block, whereas the loop takes one pass.
     "isotonic_regression": {
         "cpu": ("numba", "python", "rounds"),
         "cuda": ("triton", "numba", "python", "rounds"),
         "other": ("numba", "python", "rounds"),
     },
-    # The bounds on block sizes make it sequential.
+    # The bounds on block sizes make the algorithm sequential, so there are no "rounds".
     "pava_bc": {
         "cpu": ("numba", "python"),
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
-    # numba and triton read a row once, tensor operations many times. On one core, in ms, numba against torch: rows of
-    # 256 x 1,000 logits 0.14 and 0.52, their gradient 0.14 and 1.07, sums of classes 0.28 and 0.77, their gradient 0.35
-    # and 1.41; 1,000,000 events 1.1 and 10.5. triton has not been measured on a GPU.
+    # numba and triton read a row once, tensor operations many times. Milliseconds on one core, numba / torch:
+    # rows of 256 x 1,000 logits 0.14 / 0.52, gradient 0.14 / 1.07; sums over bins of all their classes 0.28 / 0.77,
+    # gradient 0.35 / 1.41; 1,000,000 events 1.1 / 10.5. triton has not been measured on a GPU.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
-# The folder of an op. Each backend is a module in it; `_MODULES` holds the module's name and the command to install it.
+# Folder of each operation. `_MODULES` maps a backend to its module in that folder and to its installation command.
 _FOLDERS: dict[Op, str] = {
     "pava": "isotonic",
     "pava_bc": "isotonic",
@@ -64,32 +67,32 @@ _MODULES: dict[Backend, tuple[str, str]] = {
 
 @cache
 def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
-    """Return the module of a backend, or None and the reason. numba raises RuntimeError without a cache folder."""
+    """Return the module of a backend and "", or None and the reason why it cannot be loaded."""
     name, install = _MODULES[backend]
     try:
         module = importlib.import_module(f"torchcalib.ops.{_FOLDERS[op]}.{name}")
         if backend == "triton" and torch.cuda.is_available():
             _check_launch()
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError) as error:  # numba raises RuntimeError if it finds no cache folder
         return None, f"{backend} cannot be used ({error}); {install}"
     return module, ""
 
 
 def _check_launch() -> None:
-    """Raise ImportError if Triton cannot build its launcher: it needs a C compiler, which not every machine has."""
+    """Raise ImportError if Triton cannot build its launcher, which needs a C compiler."""
     try:
         importlib.import_module("triton").runtime.driver.active.get_current_device()
-    except Exception as error:  # any error of the build
+    except Exception as error:  # a failed build raises errors of many types
         raise ImportError(f"no kernel can be launched: {error}") from error
 
 
 def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
-    """Return the implementation of an op for tensors on a device.
+    """Return the backend that runs an operation on a device, given the required backend or "auto".
 
     Raises:
-        ValueError: a forced backend does not implement the op on the device. On the CPU "triton" runs in Triton's
-            interpreter only, which the environment variable TRITON_INTERPRET=1 turns on.
-        ImportError: a forced backend cannot be loaded.
+        ValueError: if the required backend does not implement the operation on the device. On the CPU, "triton" needs
+            Triton's interpreter, which the environment variable TRITON_INTERPRET=1 enables.
+        ImportError: if the required backend cannot be loaded.
     """
     order = _ORDER[op].get(device.type, _ORDER[op]["other"])
     if backend == "auto":
@@ -107,11 +110,13 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 
 @cache
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
-    """Return the module that runs an op for predictions of a dtype. Numba's loops over rows are float32.
+    """Return the module that runs an operation on predictions of a device and dtype.
+
+    The numba loops over rows compute in float32. So float64 rows use "torch" on the CPU.
 
     Raises:
-        ValueError: see `choose`; or numba was forced for float64 rows.
-        ImportError: a forced backend cannot be loaded.
+        ValueError: as for `choose`, or if "numba" is required for float64 rows.
+        ImportError: if the required backend cannot be loaded.
     """
     if dtype == torch.float64 and device_type == "cpu" and op in ("rows", "classes") and backend in ("auto", "numba"):
         if backend == "numba":
@@ -123,12 +128,12 @@ def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) ->
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:
-    """Return the module of a backend.
+    """Return the module of a backend for an operation.
 
     Raises:
-        ImportError: the module cannot be loaded.
+        ImportError: if the module cannot be loaded.
     """
-    module, why = _load(op, backend)
+    module, reason = _load(op, backend)
     if module is None:
-        raise ImportError(f"`backend` must be installed, got {backend!r}. {why}.")
+        raise ImportError(f"`backend` must be installed, got {backend!r}. {reason}.")
     return module

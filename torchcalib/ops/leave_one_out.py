@@ -1,7 +1,7 @@
-"""Leave-one-out means with softmax weights: for every row, a weighted mean of the values of the other rows.
+"""Leave-one-out attention: for every row, the softmax-weighted mean of the values of the other rows.
 
-The score of row j for row i is s_ij = queries_i . keys_j + bias_j. Only one tile of scores is in memory, also in the
-backward pass, which computes the tiles again.
+Row j has the score s_ij = queries_i . keys_j + bias_j for row i. Only one tile of scores is in memory at a time. The
+backward pass computes the tiles again.
 
 Source:
     Rabe, Staats: Self-attention does not need O(n^2) memory (2021);
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from torchcalib.ops.operation import operation
 
-_TILE = 2**18  # scores of a tile over all series: 2 MB of float64
-_LOWEST = -1e30  # replaces -inf: times 0 it is 0, and times any other key it is below all other scores
+_TILE = 2**18  # scores in a tile, over all batch elements: 2 MB of float64
+_LOWEST = -1e30  # stands for -inf in products: its product with a key of 0 is 0 instead of NaN
 
 
 class Others(NamedTuple):
-    """Sums over the other rows.
+    """Leave-one-out statistics of every row; n_ij counts the copies of row j, without row i itself.
 
     Attributes:
-        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN if there are no other rows.
+        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN without other rows.
         log_total: log sum_j n_ij exp(s_ij), `(..., N)`; not differentiable.
     """
 
@@ -36,32 +36,31 @@ class Others(NamedTuple):
 def others_mean(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, chunk: int | None = None
 ) -> Others:
-    """Average over the other rows.
+    """Return the softmax-weighted mean of the values of the other rows, for every row.
 
     Args:
-        queries: `(..., N, C)`, floating. -inf is the limit of a number that decreases to -inf: times a key of 0 it is
-            0, times a positive key it is below all scores with a smaller key.
+        queries: `(..., N, C)`, floating. An entry of -inf is treated as a limit: its product with a key of 0 is 0, and
+            larger positive keys give lower scores.
         keys: `(..., N, C)`, not negative.
         bias: `(..., N)`.
-        values: `(..., N, D)`; a constant.
-        copies: copies of each row `(..., N)`. n_ij is the number of copies of row j, for row i itself one less: the
-            other copies of a row count as other rows.
-        chunk: rows on a side of a tile; None for a side that keeps a tile small.
+        values: `(..., N, D)`; not differentiable.
+        copies: number of copies of each row `(..., N)`. The other copies of a row count as other rows.
+        chunk: side length of a tile in rows; None to limit the memory of a tile to 2 MB.
 
-    Gradient: in `queries`, `keys` and `bias`, in reverse mode, once. A query of -inf has no gradient in the keys.
+    Gradient: first-order, in `queries`, `keys` and `bias`, in reverse mode. A query of -inf adds no gradient to keys.
     """
     side = chunk or max(16, math.isqrt(_TILE // max(1, math.prod(queries.shape[:-2]))))
     return Others(*_others.direct(queries, keys, bias, values, copies, side))
 
 
-def _pieces(n: int, side: int) -> Iterator[slice]:
+def _slices(n: int, side: int) -> Iterator[slice]:
     return (slice(start, min(start + side, n)) for start in range(0, n, side))
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slice, b: slice) -> Tensor:
-    """Return s_ij + log n_ij of a tile, `(..., a, b)`."""
+    """Return s_ij + log n_ij for the tile of rows `a` and columns `b`, `(..., a, b)`."""
     scores = queries[..., a, :].clamp(min=_LOWEST) @ keys[..., b, :].mT + (bias + copies.log())[..., None, b]
-    if a == b:  # a tile on the diagonal
+    if a == b:  # tile on the diagonal: leave one copy of each row out
         own = scores.diagonal(dim1=-2, dim2=-1)
         own += (copies - 1).clamp(min=0).log()[..., a] - copies.clamp(min=1).log()[..., a]
     return scores
@@ -74,21 +73,21 @@ def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slic
 def _others(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, side: int
 ) -> tuple[Tensor, Tensor]:
-    """See `others_mean`."""
+    """Implement `others_mean` (FlashAttention, Algorithm 1)."""
     mean, log_total = torch.empty(values.shape, dtype=values.dtype, device=values.device), torch.empty_like(bias)
     lowest = torch.finfo(bias.dtype).min
-    for a in _pieces(keys.shape[-2], side):
-        top = torch.full_like(bias[..., a], lowest)  # running maximum of the scores; sums are relative to it
-        total, of_values = torch.zeros_like(top), torch.zeros_like(values[..., a, :])
-        for b in _pieces(keys.shape[-2], side):
+    for a in _slices(keys.shape[-2], side):
+        top = torch.full_like(bias[..., a], lowest)  # running maximum; all sums are scaled by exp(-top)
+        total, weighted_values = torch.zeros_like(top), torch.zeros_like(values[..., a, :])
+        for b in _slices(keys.shape[-2], side):
             scores = _scores(queries, keys, bias, copies, a, b)
-            above = torch.maximum(top, scores.amax(-1))
-            weights = scores.sub_(above.unsqueeze(-1)).exp_()
-            shrunk = (top - above).exp()
-            total = total * shrunk + weights.sum(-1)
-            of_values = of_values * shrunk.unsqueeze(-1) + weights @ values[..., b, :]
-            top = above
-        mean[..., a, :] = of_values / total.unsqueeze(-1)
+            new_top = torch.maximum(top, scores.amax(-1))
+            weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
+            rescale = (top - new_top).exp()  # rescale the sums to the new maximum (Algorithm 1, lines 11-12)
+            total = total * rescale + weights.sum(-1)
+            weighted_values = weighted_values * rescale.unsqueeze(-1) + weights @ values[..., b, :]
+            top = new_top
+        mean[..., a, :] = weighted_values / total.unsqueeze(-1)
         log_total[..., a] = top + total.log()
     return mean, log_total
 
@@ -109,21 +108,22 @@ def _others_backward(
     grads: Tensor,
     side: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients in `queries`, `keys` and `bias`; each tile is computed again."""
-    of_queries, of_keys, of_bias = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(bias)
+    """Return the gradients in `queries`, `keys` and `bias`, one recomputed tile at a time (appendix B.2)."""
+    grad_queries, grad_keys, grad_bias = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(bias)
     finite = queries.masked_fill(queries == -torch.inf, 0)
-    at_mean = (grads * mean).sum(-1, keepdim=True)
-    for a in _pieces(keys.shape[-2], side):
-        for b in _pieces(keys.shape[-2], side):
+    grads_dot_mean = (grads * mean).sum(-1, keepdim=True)
+    for a in _slices(keys.shape[-2], side):
+        for b in _slices(keys.shape[-2], side):
             weights = (_scores(queries, keys, bias, copies, a, b) - log_total[..., a].unsqueeze(-1)).exp_()
-            of_scores = weights * (grads[..., a, :] @ values[..., b, :].mT - at_mean[..., a, :])
-            of_queries[..., a, :] += of_scores @ keys[..., b, :]
-            of_keys[..., b, :] += of_scores.mT @ finite[..., a, :]
-            of_bias[..., b] += of_scores.sum(-2)
-    return of_queries, of_keys, of_bias
+            # dS_ij = P_ij (dO_i . V_j - dO_i . O_i), with P the softmax weights and O the means.
+            grad_scores = weights * (grads[..., a, :] @ values[..., b, :].mT - grads_dot_mean[..., a, :])
+            grad_queries[..., a, :] += grad_scores @ keys[..., b, :]
+            grad_keys[..., b, :] += grad_scores.mT @ finite[..., a, :]
+            grad_bias[..., b] += grad_scores.sum(-2)
+    return grad_queries, grad_keys, grad_bias
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.side = inputs
     ctx.save_for_backward(*tensors, *output)
 
@@ -132,4 +132,4 @@ def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor | None, ...]:
     return (*_others_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
 
 
-torch.library.register_autograd("torchcalib::others_mean", _backward, setup_context=_keep)
+torch.library.register_autograd("torchcalib::others_mean", _backward, setup_context=_setup_context)

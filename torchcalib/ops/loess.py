@@ -1,4 +1,4 @@
-"""Local regression (loess) with tricube weights, computed exactly at every point.
+"""Local polynomial regression (loess) with tricube weights, evaluated exactly at every point.
 
 Source: Cleveland, Devlin: Locally weighted regression (JASA 1988).
 """
@@ -6,77 +6,81 @@ Source: Cleveland, Devlin: Locally weighted regression (JASA 1988).
 import torch
 from torch import Tensor
 
-# Pairs of points of a piece: small enough for one thread and the cache.
-_TOGETHER = 2**13
-_FLAT = 1e-10  # relative spread of the neighbours below which it is rounding error
+_PAIRS = 2**13  # pairs of points computed together: they fit into the cache and one thread
+_FLAT = 1e-10  # variance of the scaled x below which neighbours count as equal, because of rounding errors
 
 
 def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
-    """Fit a polynomial to the nearest neighbours of every point, and return its value at the point.
+    """Fit a local polynomial around every point and return its value there.
 
-    The neighbours are the share `span` of all samples nearest to the point, with tricube weights
-    (1 - (distance / largest distance)^3)^3. If they do not determine the polynomial, its degree is reduced: points of
-    equal x get their mean.
+    The neighbours of a point are the fraction `span` of all samples that is nearest to it. Their tricube weights are
+    (1 - (distance / largest distance)^3)^3. If too few distinct x determine the polynomial, its degree is reduced.
 
     Args:
-        x: `(..., M)`, rising, of the dtype of sums; arbitrary where n is 0.
-        y: `(..., M)`, as x.
-        n: copies of each point `(..., M)`, whole numbers.
-        span: in (0, 1].
-        degree: 0, 1 or 2.
+        x: positions in ascending order, `(..., M)` of dtype `wide_dtype`; arbitrary where n is 0.
+        y: responses, `(..., M)`, of the same dtype.
+        n: number of copies of each point, whole numbers `(..., M)`.
+        span: fraction of the samples in a neighbourhood, in (0, 1].
+        degree: degree of the polynomial: 0, 1 or 2.
 
     Returns:
-        `(..., M)`; where n is 0, 0.
+        Fitted values `(..., M)`; 0 where n is 0.
 
-    Gradient: in x and y, also through the distances.
+    Gradient: in x and y, including the dependence of the weights on x.
     """
     absent = n <= 0
     x, y = x.masked_fill(absent, 0), y.masked_fill(absent, 0)
     n_neighbours = (span * n.sum(-1) + 1e-5).floor().maximum((n.sum(-1)).clamp(max=degree + 1))
-    upto = n.cumsum(-1)
-    # The neighbourhood that begins at a point ends at the first point with enough samples up to it.
-    wanted = upto - n + n_neighbours.unsqueeze(-1)
-    last = torch.searchsorted(upto, wanted - 0.5)
-    whole = ~absent & (last < x.shape[-1])
+    n_up_to = n.cumsum(-1)
+    # For every first neighbour, find the last one: the first point at which the neighbourhood has enough samples.
+    wanted = n_up_to - n + n_neighbours.unsqueeze(-1)
+    last = torch.searchsorted(n_up_to, wanted - 0.5)
+    is_complete = ~absent & (last < x.shape[-1])
     right = x.gather(-1, last.clamp(max=x.shape[-1] - 1))
-    rows = max(1, _TOGETHER // max(1, x.numel()))
+    rows = max(1, _PAIRS // max(1, x.numel()))
     at = torch.split(x, rows, -1)
-    return torch.cat([_at(some, x, y, n, right, whole, degree) for some in at], -1).masked_fill(absent, 0)
+    return torch.cat([_fit_at(points, x, y, n, right, is_complete, degree) for points in at], -1).masked_fill(absent, 0)
 
 
-def _at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, whole: Tensor, degree: int) -> Tensor:
-    """Fit around points `at (..., K)`.
+def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_complete: Tensor, degree: int) -> Tensor:
+    """Evaluate the fit at the points `at`, `(..., K)`.
 
-    The polynomials 1, u - mean, and the second one are orthogonal under the weights of the neighbours (Gram-Schmidt),
-    so each coefficient is a ratio of two sums and no linear system is solved.
+    The basis 1, u - mean, (u - mean)^2 - skew (u - mean) - spread is orthogonal under the weights (Gram-Schmidt). So
+    each coefficient is a ratio of two sums, and no linear system is solved. `right` is the x of the last neighbour if
+    the point is the first one. `is_complete` is False if that neighbourhood has too few samples.
     """
     at = at.unsqueeze(-1)
-    x, right, whole = x.unsqueeze(-2), right.unsqueeze(-2), whole.unsqueeze(-2)
-    reach = torch.maximum(at - x, right - at).masked_fill(~whole, torch.inf).amin(-1, keepdim=True)
-    one_place = reach <= 0
-    u = (x - at) / reach.masked_fill(one_place, 1)
-    w = (1 - u.abs().pow(3)).clamp(min=0).pow(3).masked_fill(one_place & (u != 0), 0) * n.unsqueeze(-2)
+    x, right, is_complete = x.unsqueeze(-2), right.unsqueeze(-2), is_complete.unsqueeze(-2)
+    # Distance to the farthest neighbour: the minimum over all intervals with enough samples.
+    reach = torch.maximum(at - x, right - at).masked_fill(~is_complete, torch.inf).amin(-1, keepdim=True)
+    # Scaled positions u in [-1, 1] and tricube weights. If all neighbours have equal x, keep only these.
+    all_equal = reach <= 0
+    u = (x - at) / reach.masked_fill(all_equal, 1)
+    w = (1 - u.abs().pow(3)).clamp(min=0).pow(3).masked_fill(all_equal & (u != 0), 0) * n.unsqueeze(-2)
     total = w.sum(-1, keepdim=True)
     share = w / total.masked_fill(total == 0, 1)
     y = y.unsqueeze(-2)
     fitted = (share * y).sum(-1)
     if degree == 0:
         return fitted
+    # Degree 1: add the coefficient of u - mean times its value at u = 0, which is -mean.
     mean = (share * u).sum(-1, keepdim=True)
     first = u - mean
     spread = (share * first.square()).sum(-1)
     fitted = fitted - mean.squeeze(-1) * _coefficient((share * first * y).sum(-1), spread, _FLAT)
     if degree == 1:
         return fitted
+    # Degree 2: add the coefficient of the third basis polynomial times its value at u = 0.
     flat = spread <= _FLAT
     skew = (share * first.pow(3)).sum(-1) / spread.masked_fill(flat, 1)
     second = first.square() - skew.unsqueeze(-1) * first - spread.unsqueeze(-1)
     size = (share * second.square()).sum(-1)
     mean = mean.squeeze(-1)
-    here = mean.square() + skew * mean - spread
-    return fitted + here * _coefficient((share * second * y).sum(-1), size.masked_fill(flat, 0), _FLAT**2)
+    second_at_0 = mean.square() + skew * mean - spread
+    return fitted + second_at_0 * _coefficient((share * second * y).sum(-1), size.masked_fill(flat, 0), _FLAT**2)
 
 
 def _coefficient(product: Tensor, size: Tensor, least: float) -> Tensor:
+    """Return `product / size`, or 0 if `size` is within rounding error of 0."""
     flat = size <= least
     return (product / size.masked_fill(flat, 1)).masked_fill(flat, 0)

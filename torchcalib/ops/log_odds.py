@@ -1,10 +1,11 @@
-"""Log-odds of events over classes, from logits: log P(event) - log P(the other classes), without cancellation.
+"""Log-odds of sets of classes, from logits and without cancellation.
 
-A probability near 1 has no digits left for 1 - p. The two logarithms keep them: each is a log-sum-exp of logits,
-relative to the largest logit of its own classes. All arithmetic is in the dtype of sums.
+An event is a set of classes. Its log-odds are log P(event) - log P(other classes). Both terms are log-sum-exps,
+each relative to the largest logit of its own classes. So the result is accurate where a probability rounds to 1.
+Arithmetic is float64 where the device supports it (`wide_dtype`).
 
-Events of equal rows must tie, wherever the rows stand in a batch. Softmax ensures this, because it runs row by row.
-Other functions run over blocks that no thread splits, by `logs.elementwise`.
+Equal rows must give equal log-odds, at any position in a batch, because ranks depend on ties. Softmax ensures this,
+because it processes rows separately. `logs.elementwise` ensures it for exp and log1p.
 """
 
 import math
@@ -18,32 +19,31 @@ from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices
 
-_BLOCK = 2**15  # numbers; torch splits larger tensors among threads
-_BLOCK_ELSEWHERE = 2**24  # on other devices, where the launch of a kernel costs more than its arithmetic
+_BLOCK = 2**15  # entries computed together on the CPU; torch splits larger tensors among threads
+_BLOCK_ELSEWHERE = 2**24  # entries on other devices, where a kernel launch costs more than the arithmetic
 
 
 def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
-    """Return the log-odds of one event for each row, or of every class against the others.
+    """Return the log-odds of one event per row, or of every class against the others.
 
     Args:
-        values: logits `(..., N, C)` of any floating dtype and with any strides. Entries of +inf share
-            the probability of their row.
-        members: classes of the event of each row `(..., N, k)`, int64; None for every class on its own.
+        values: logits `(..., N, C)` of any floating dtype and with any strides. Entries of +inf share the probability
+            of their row equally.
+        members: classes of the event of each row, int64 `(..., N, k)`; None for every class against the others.
 
     Returns:
-        `(..., N)`, or `(..., N, C)` for every class, in the dtype of sums. +inf where the other classes have
-        probability 0, -inf where the event has probability 0. NaN in a row that has a NaN or no logit above -inf.
+        `(..., N)`, or `(..., N, C)` for every class, of dtype `wide_dtype`. +inf where the other classes have
+        probability 0, -inf where the event has probability 0. NaN for a row with NaN or with only -inf.
 
-    Gradient:
-        In `values`, in reverse and forward mode, of any order. It is 0 for infinite log-odds and in a row with +inf. A
-        row whose incoming gradients are all 0 has gradient 0 and may hold NaN.
+    Gradient: in `values`, in every mode and of any order. It is 0 for infinite log-odds, for a row with +inf, and for a
+        row whose incoming gradients are all 0, even if the row contains NaN.
     """
     found: Tensor = _log_odds(values, members)
     return found
 
 
 def log_ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Return log-sum-exp of `above` minus that of `below`, each `(..., C)` in the dtype of sums and without +inf.
+    """Return logsumexp(above) - logsumexp(below) over the last axis, for logits without +inf.
 
     The largest entries and the remainders are subtracted separately, so that equal rows give exactly 0.
     """
@@ -52,9 +52,9 @@ def log_ratio(above: Tensor, below: Tensor) -> Tensor:
 
 
 def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest entry `(...)` and log-sum-exp minus it; -inf and a finite value if all are -inf.
+    """Return the largest entry m `(...)` and logsumexp - m, which is finite even if all entries are -inf.
 
-    The difference is minus the log-softmax of the largest entry. Softmax runs row by row; see the top of this module.
+    logsumexp - m is computed as minus the log-softmax of the largest entry, because softmax keeps equal rows equal.
     """
     top, place = logits.max(-1, keepdim=True)
     log_q = logits.masked_fill(top == -torch.inf, 0).log_softmax(-1)
@@ -62,22 +62,21 @@ def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
-    """Compute the log-odds in blocks of rows."""
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
     for rows, logits, own in _chunks(values, members):
         z = spread_infinite_logits(logits)
-        out[rows] = _of_each(z) if own is None else _of_event(z, own)
+        out[rows] = _class_log_odds(z) if own is None else _event_log_odds(z, own)
     return out.reshape(*lead, *width)
 
 
 def _formula(values: Tensor, members: Tensor | None) -> Tensor:
-    """Return the log-odds by operations that torch can differentiate; infinite ones are constants."""
+    """Compute the log-odds by differentiable operations; infinite results have gradient 0."""
     z = values.to(wide_dtype(values.device))
     broken = ~(z.amax(-1, keepdim=True) > -torch.inf)
     z = spread_infinite_logits(z.masked_fill(broken, 0))
-    found = _of_each(z) if members is None else _of_event(z, members)
+    found = _class_log_odds(z) if members is None else _event_log_odds(z, members)
     found = torch.where(found.isinf(), found.detach(), found)
     return found.masked_fill(broken if members is None else broken.squeeze(-1), torch.nan)
 
@@ -89,54 +88,55 @@ def _gradient(
     needed: list[int],  # noqa: ARG001
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient of the formula, a block of rows at a time."""
     values, members = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     flat, upstream = out.view(-1, out.shape[-1]), grads.reshape(-1, *grads.shape[values.dim() - 1 :])
     for rows, z, own in _chunks(values, members):
         (found,) = gradient_of(_formula, (z, own), [0], upstream[rows])
-        asked = (upstream[rows] != 0).view(len(z), -1).any(-1)
-        flat[rows] = found.masked_fill((asked & ~(z.amax(-1) > -torch.inf)).unsqueeze(-1), torch.nan)
+        has_gradient = (upstream[rows] != 0).view(len(z), -1).any(-1)
+        flat[rows] = found.masked_fill((has_gradient & ~(z.amax(-1) > -torch.inf)).unsqueeze(-1), torch.nan)
     return [out]
 
 
 def _chunks(values: Tensor, members: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Yield a slice of the rows, their logits in the dtype of sums, and the members of their events."""
+    """Yield slices of the flattened rows, with their logits of dtype `wide_dtype` and the members of their events."""
     flat = None if members is None else members.reshape(-1, members.shape[-1])
     block = _BLOCK if values.device.type == "cpu" else _BLOCK_ELSEWHERE
     size = max(1, block // max(1, values.shape[-1]))
     for part, matrix in matrices(values.detach()):
         for start in range(0, len(matrix), size):
-            some = matrix[start : start + size].to(wide_dtype(values.device)).contiguous()
-            rows = slice(part.start + start, part.start + start + len(some))
-            yield rows, some, None if flat is None else flat[rows]
+            logits = matrix[start : start + size].to(wide_dtype(values.device)).contiguous()
+            rows = slice(part.start + start, part.start + start + len(logits))
+            yield rows, logits, None if flat is None else flat[rows]
 
 
-def _of_event(z: Tensor, members: Tensor) -> Tensor:
+def _event_log_odds(z: Tensor, members: Tensor) -> Tensor:
     return log_ratio(z.gather(-1, members), z.scatter(-1, members, -torch.inf))
 
 
-def _of_each(z: Tensor) -> Tensor:
-    """Return the log-odds of every class `(n, C)`.
+def _class_log_odds(z: Tensor) -> Tensor:
+    """Return the log-odds of every class `(n, C)` in O(C) per row.
 
-    With D the log-odds of the top class and r_k the log-softmax among the others, class k has the log-odds
-    r_k - log(1 + e^D - e^{r_k}). As r_k <= D nothing cancels, and a class that ties with the top has exactly D.
+    Let D be the log-odds of the top class, and r_k the log-softmax over the other classes. Then class k has log-odds
+    r_k - log(1 + e^D - e^{r_k}). Since r_k <= D nothing cancels. A class that ties with the top class gets exactly D.
     """
     top = z.argmax(-1, keepdim=True)
-    rest, of_top = _against_rest(z, top)
-    scale = of_top.clamp(min=0)
-    among = rest.log_softmax(-1) - scale
-    below = torch.where(of_top < 0, of_top, -of_top)  # with the slope that matches `scale` at a tie, unlike abs
-    ratio = elementwise(torch.exp, below) - elementwise(torch.exp, among)
-    return (among - elementwise(torch.log1p, ratio)).scatter(-1, top, of_top)
+    rest, top_log_odds = _against_rest(z, top)
+    # Divide numerator and denominator by e^max(D, 0), so that e^D cannot overflow.
+    scale = top_log_odds.clamp(min=0)
+    log_share = rest.log_softmax(-1) - scale
+    # -|D|, by `where`, whose derivative at D = 0 matches that of `clamp`, unlike abs.
+    below = torch.where(top_log_odds < 0, top_log_odds, -top_log_odds)
+    ratio = elementwise(torch.exp, below) - elementwise(torch.exp, log_share)
+    return (log_share - elementwise(torch.log1p, ratio)).scatter(-1, top, top_log_odds)
 
 
 def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits with -inf for the top class, and the log-odds of the top class `(..., 1)`."""
+    """Return the logits with the top class set to -inf, and the log-odds of the top class `(..., 1)`."""
     rest = z.scatter(-1, top, -torch.inf)
-    of_top = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
-    # If all others have probability 0, D = inf, so any finite logits give the same result.
-    return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), of_top
+    top_log_odds = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
+    # If all other classes have probability 0, D = inf whatever their logits are. Finite ones avoid NaN.
+    return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), top_log_odds
 
 
 _log_odds = fused(_forward, _formula, _gradient)

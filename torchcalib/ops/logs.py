@@ -1,9 +1,9 @@
-"""Logarithms of probabilities in plain torch: cross entropy, entropy, and their conventions at 0.
+"""Logarithms of probabilities, cross entropy and entropy in plain torch, well defined at probability 0.
 
-A distribution over classes is a pair `(q, log_q)` with classes last. A binary distribution is its two log-probabilities
-`(log_p, log_not_p)`, because `log(1 - p)` is lost once `p` is rounded to 1. Two primitives hold the conventions:
-`safe_log` (log 0 = -inf, with gradient 0 instead of a division by zero) and `xmul` (0 * -inf = 0). A score is infinite
-only where an outcome has probability 0. Scores are `0 - x` and not `-x`, so that certainty scores 0 and not -0.
+A distribution over classes is a pair `(q, log_q)` with classes on the last axis. A binary distribution is the pair
+`(log_p, log_not_p)`, because `log(1 - p)` cannot be computed once p is rounded to 1. `safe_log` defines log 0 = -inf
+with gradient 0, and `xmul` defines 0 * -inf = 0. So a score is infinite only where an outcome has probability 0. Scores
+are computed as `0 - x` instead of `-x`, so that a certain and correct prediction scores 0 and not -0.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from torch.nn.functional import logsigmoid, pad
 
 from torchcalib.ops.host_values import look
 
-LANES = 64  # at least the vector width of any processor
+LANES = 64  # numbers; a multiple of the vector width of every processor
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums: float64, or float32 on a device without float64."""
+    """Return the accumulation dtype of a device: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function such that equal numbers have equal results, wherever they stand.
+    """Apply an elementwise function such that equal numbers get equal results at every position.
 
-    The vectorised and the scalar code of exp, log and log1p differ in the last digit, and the scalar code computes the
-    end of a tensor. So the tensor is padded. It must be short, because torch splits a long one among threads.
+    torch computes exp, log and log1p by vector code, but the end of a tensor by scalar code. The two can differ in the
+    last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
     """
     extra = -x.numel() % LANES
     flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)
@@ -34,33 +34,33 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def safe_log(x: Tensor) -> Tensor:
-    """Return log x with log 0 = -inf. Gradient: 1/x, and 0 at x = 0."""
+    """Return log x with log 0 = -inf. Gradient: 1/x, but 0 at x = 0."""
     zero = x == 0
     return x.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
 
 
 def xmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a * b with 0 * inf = 0. Gradient: finite wherever a and b are, and 0 in `b` where a = 0."""
+    """Return a * b with 0 * inf = 0. Gradient: finite where a and b are finite; 0 in `b` where a = 0."""
     return a * b.masked_fill(a == 0, 0)
 
 
 def spread_infinite_logits(logits: Tensor) -> Tensor:
-    """Return logits in which a row with +inf is 0 at these entries and -inf elsewhere: the limit of its softmax."""
+    """Replace each row with +inf by logits of its limiting softmax: 0 at entries of +inf, and -inf elsewhere."""
     top = logits.amax(-1, keepdim=True) == torch.inf
-    if logits.device.type == "cpu" and look(top.any()) is False:  # does not synchronise a GPU
+    if logits.device.type == "cpu" and look(top.any()) is False:  # only on the CPU: on a GPU this would synchronise
         return logits
     limit = torch.where(logits == torch.inf, 0.0, -torch.inf).to(logits.dtype)
     return torch.where(top, limit, logits)
 
 
 def through_softmax(q: Tensor, change: Tensor, logits: Tensor) -> Tensor:
-    """Return the product of the Jacobian of softmax, which is symmetric, with `change`; 0 in a row with +inf."""
+    """Multiply `change` by the (symmetric) Jacobian of softmax at `logits`, diag(q) - q q'; 0 in a row with +inf."""
     found = q * (change - (q * change).sum(-1, keepdim=True))
     return found.masked_fill(logits.amax(-1, keepdim=True) == torch.inf, 0)
 
 
 def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return log P(y=1) and log P(y=0); each is exact where the other is saturated."""
+    """Return log P(y=1) and log P(y=0), each accurate even where the probability rounds to 0 or 1."""
     if from_logits:
         return logsigmoid(values), logsigmoid(-values)
     one = values == 1
@@ -68,29 +68,29 @@ def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]
 
 
 def binary_cross_entropy(log_p: Tensor, log_not_p: Tensor, target: Tensor) -> Tensor:
-    """Return -(t log p + (1-t) log(1-p)) for targets t in [0, 1]."""
+    """Return the binary cross entropy -(t log p + (1 - t) log(1 - p)) for targets t in [0, 1]."""
     return 0 - xmul(target, log_p) - xmul(1 - target, log_not_p)
 
 
 def binary_neg_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
-    """Return p log p + (1-p) log(1-p), with 0 log 0 = 0."""
+    """Return the negative binary entropy p log p + (1 - p) log(1 - p), with 0 log 0 = 0."""
     return xmul(log_p.exp(), log_p) + xmul(log_not_p.exp(), log_not_p)
 
 
 def cross_entropy(log_q: Tensor, target: Tensor) -> Tensor:
-    """Return -sum_k t_k log q_k for soft targets `(..., N, C)`."""
+    """Return the cross entropy -sum_k t_k log q_k `(..., N)` for target distributions t `(..., N, C)`."""
     return 0 - xmul(target, log_q).sum(-1, dtype=wide_dtype(log_q.device))
 
 
 def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
-    """Return sum_k q_k log q_k, with 0 log 0 = 0."""
+    """Return the negative entropy sum_k q_k log q_k `(...)`, with 0 log 0 = 0."""
     return xmul(q, log_q).sum(-1, dtype=wide_dtype(q.device))
 
 
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log q_k and log(1 - q_k) for every class.
+    """Return log q_k and log(1 - q_k) for every class `(..., C)`.
 
-    The q of the top class may be rounded to 1, so its 1 - q is the sum over the other classes.
+    The q of the top class may round to 1. So its 1 - q is computed as the sum over the other classes.
     """
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""Building blocks of numba loops: float32 exp and log that compile to vector instructions, and rows in threads.
+"""Building blocks of numba loops: vectorised float32 exp and log, and threads over rows.
 
-`math.exp` in a numba loop is one scalar library call for each entry, which is several times as slow. Every row is
-computed separately and in a fixed order, so its bits depend neither on its place nor on the number of threads.
+`math.exp` in a numba loop is a scalar library call, which is several times as slow. Every row is computed separately
+and in a fixed order. So its result does not depend on its position or on the number of threads.
 """
 
 import math
@@ -18,29 +18,28 @@ from torch import Tensor
 
 from torchcalib.ops.threads import PER_THREAD, in_threads
 
-BLOCK = 1024  # entries: three arrays of float32 fill a third of a first cache
-CONVERTED = 2**15  # entries that torch copies in the calling thread
-
+BLOCK = 1024  # entries of a row processed together: three float32 arrays fill a third of the level-1 cache
+CONVERTED = 2**15  # entries converted to float32 at a time; torch copies so few in the calling thread
 
 F = np.float32
 ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))
-# exp x = 2^n exp r with n = round(x / log 2) and |r| < 0.35 (Cody and Waite's range reduction). Adding _ROUND leaves n
-# in the last bits. log 2 is subtracted in two parts; the first has 9 bits, so that its product with n is exact. The
-# Taylor series of exp r ends at degree 7: further terms add less than 1e-8.
-LOWEST = F(-88.2)  # n = -127, for which 2^n is 0
+# exp x = 2^n exp r with n = round(x / log 2) and |r| < 0.35 (range reduction of Cody and Waite). Adding _ROUND moves n
+# into the last bits of a float. log 2 is subtracted in two parts. The first has 9 bits, so its product with n is exact.
+# The Taylor series of exp r ends at degree 7, because further terms add less than 1e-8.
+LOWEST = F(-88.2)  # lowest argument of exp: n = -127, for which `_power_of_two` returns 0
 _ROUND = F(1.5 * 2**23)
 _INV_LOG2, _LOG2_HIGH, _LOG2_LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)
 _E2, _E3, _E4, _E5, _E6, _E7 = (F(1 / math.factorial(k)) for k in range(2, 8))
-# log x = n log 2 + log r with sqrt(1/2) < r < sqrt(2), and log r = 2 artanh s with s = (r - 1) / (r + 1), as a series
-# in s^2 < 0.03 up to degree 9 in s.
+# log x = n log 2 + log r with sqrt(1/2) < r < sqrt(2). log r = 2 artanh s with s = (r - 1) / (r + 1), as a Taylor
+# series up to degree 9 in s; s^2 < 0.03.
 _ROOT2 = F(math.sqrt(2))
 _LOG2 = math.log(2)
 _T1, _T3, _T5, _T7, _T9 = (F(2 / k) for k in (1, 3, 5, 7, 9))
-SMALLEST = F(2.0**-126)  # the least normal number; smaller ones are replaced by it in log
+SMALLEST = F(2.0**-126)  # smallest normal float32; replaces smaller numbers in log
 
-# A function inlined into loops. "contract" allows fused multiply-add and no reordering.
+# Decorator of functions inlined into loops. "contract" allows fused multiply-add, but no reordering of sums.
 step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
-# A sum of a block: "reassoc" allows one partial sum for each vector lane. The number of lanes is fixed per processor.
+# Decorator of sums over a block. "reassoc" allows one partial sum per vector lane; a processor has a fixed number.
 lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -49,7 +48,7 @@ _INT = llvmlite.ir.IntType(32)
 
 @intrinsic
 def _power_of_two(_: Any, rounded: Any) -> Any:
-    """Return 2^n for -127 (as 0) <= n <= 127, from n + _ROUND: the last bits become those of the exponent."""
+    """Return 2^n for -127 <= n <= 127 from n + _ROUND, by moving n into the exponent bits; 0 for n = -127."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
@@ -60,7 +59,7 @@ def _power_of_two(_: Any, rounded: Any) -> Any:
 
 @intrinsic
 def _exponent(_: Any, x: Any) -> Any:
-    """Return n of x = 2^n r with 1 <= r < 2."""
+    """Return the exponent n of x = 2^n r, where 1 <= r < 2."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         bits = builder.lshr(builder.bitcast(arguments[0], _INT), _INT(23))
@@ -71,7 +70,7 @@ def _exponent(_: Any, x: Any) -> Any:
 
 @intrinsic
 def _significand(_: Any, x: Any) -> Any:
-    """Return r of x = 2^n r with 1 <= r < 2."""
+    """Return the significand r of x = 2^n r, where 1 <= r < 2."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         bits = builder.and_(builder.bitcast(arguments[0], _INT), _INT(0x007FFFFF))
@@ -82,7 +81,7 @@ def _significand(_: Any, x: Any) -> Any:
 
 @intrinsic
 def as_float(_: Any, bits: Any) -> Any:
-    """Return the float of these bits."""
+    """Reinterpret the bits of an int32 as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         return builder.bitcast(arguments[0], llvmlite.ir.FloatType())
@@ -92,7 +91,7 @@ def as_float(_: Any, bits: Any) -> Any:
 
 @step
 def exp(x: Any) -> Any:
-    """Return exp x for -88.2 <= x <= 88 with relative error below 2e-7; 0 below the least normal number."""
+    """Return exp x for -88.2 <= x <= 88, with relative error below 2e-7; 0 below the smallest normal number."""
     rounded = x * _INV_LOG2 + _ROUND
     n = rounded - _ROUND
     r = x - n * _LOG2_HIGH
@@ -103,7 +102,7 @@ def exp(x: Any) -> Any:
 
 @step
 def log(x: Any) -> Any:
-    """Return log x for normal x > 0 with relative error below 3e-7, also near 1."""
+    """Return log x for normal x > 0, with relative error below 3e-7, also near x = 1."""
     n, r = _exponent(x), _significand(x)
     large = r > _ROOT2
     r = r * _HALF if large else r
@@ -116,9 +115,9 @@ def log(x: Any) -> Any:
 
 @step
 def log1p(x: Any) -> Any:
-    """Return log(1 + x) for x >= 0 in float64, which gradients need as differences of scores.
+    """Return log(1 + x) for float32 x >= 0 in float64, by the series of `log` up to degree 21.
 
-    The series of `log`, up to degree 21.
+    Gradients subtract scores, so they need this precision.
     """
     n = _exponent(ONE + x)
     wide = np.float64(x)
@@ -134,8 +133,8 @@ def log1p(x: Any) -> Any:
 
 
 @step
-def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
-    """Fill in x - top, not below the point where exp is 0, and its exp. NaN stays NaN."""
+def fill_exps(x: Any, top: Any, shifted: Any, exps: Any) -> None:
+    """Fill `shifted` with max(x - top, LOWEST) and `exps` with its exp, for the largest entry `top`; NaN stays NaN."""
     for k in range(x.size):
         shift = max(x[k] - top, LOWEST)
         shifted[k] = shift
@@ -143,8 +142,8 @@ def exps_of(x: Any, top: Any, shifted: Any, exps: Any) -> None:
 
 
 @step
-def limits_of(x: Any, shifted: Any, exps: Any) -> None:
-    """Do the same in the limit for a row with +inf: these entries share the mass."""
+def fill_limits(x: Any, shifted: Any, exps: Any) -> None:
+    """Fill the arrays of `fill_exps` for a row with +inf by its limit: exp is 1 at +inf and 0 elsewhere."""
     for k in range(x.size):
         infinite = x[k] == INF
         shifted[k] = (ZERO if infinite else LOWEST) if x[k] == x[k] else NAN
@@ -152,13 +151,13 @@ def limits_of(x: Any, shifted: Any, exps: Any) -> None:
 
 
 @step
-def logs_of(q: Any, logs: Any) -> None:
-    """Fill in log q; 0 for q = 0, and NaN for q < 0."""
+def fill_logs(q: Any, logs: Any) -> None:
+    """Fill `logs` with log q; 0 for q = 0, such that q log q = 0, and NaN for q < 0."""
     for k in range(q.size):
         x = q[k]
-        found = log(SMALLEST if x < SMALLEST else x)
-        found = found if x != ZERO else ZERO
-        logs[k] = found if x >= ZERO else NAN
+        value = log(SMALLEST if x < SMALLEST else x)
+        value = value if x != ZERO else ZERO
+        logs[k] = value if x >= ZERO else NAN
 
 
 def by_rows(
@@ -168,14 +167,14 @@ def by_rows(
     options: tuple[Any, ...] = (),
     out: Tensor | None = None,
 ) -> None:
-    """Call `loop(rows, *columns, *options)` for ranges of rows, which are contiguous and float32 there.
+    """Call a compiled loop on ranges of rows, converted to contiguous float32, in several threads.
 
     Args:
-        loop: its result must not depend on how the rows are cut.
-        values: `(N, C)` of any floating dtype, with any strides.
-        columns: arrays `(..., N)` or None, of which the loop gets the part of its rows.
-        options: further arguments.
-        out: `(N, C)` of any floating dtype, filled in by the loop as its last argument.
+        loop: called as `loop(rows, *columns, *options[, out])`. Its result must not depend on how rows are grouped.
+        values: rows `(N, C)` of any floating dtype and with any strides.
+        columns: arrays `(..., N)` or None; each call gets the part for its rows.
+        options: further arguments, equal in all calls.
+        out: `(N, C)` of any floating dtype. The loop fills the part for its rows, in float32.
     """
     ready = values.dtype == torch.float32 and values.is_contiguous()
     direct = ready and (out is None or out.dtype == torch.float32)
@@ -202,11 +201,11 @@ def by_rows(
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:
-    """Return columns as contiguous arrays; bool as uint8, on which numba computes without a branch, half as float."""
-    found: list[Any] = list(columns)
+    """Convert columns to contiguous arrays: bool as uint8 (no branches in numba), half precision as float32."""
+    arrays: list[Any] = list(columns)
     for k, x in enumerate(columns):
         if x is not None:
             narrow = x.dtype in (torch.float16, torch.bfloat16)
             numbers = x.view(torch.uint8) if x.dtype == torch.bool else x.float() if narrow else x
-            found[k] = np.ascontiguousarray(numbers.numpy())
-    return found
+            arrays[k] = np.ascontiguousarray(numbers.numpy())
+    return arrays

@@ -1,4 +1,4 @@
-"""Properties that are computed on first access and stored."""
+"""Cached properties that `torch.compile` can trace."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -7,9 +7,9 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801 - used as a decorator
-    """A `functools.cached_property` that stores values in `self.computed`.
+    """Cached property that stores its value in the dictionary `self.computed` of the instance.
 
-    In Python 3.11 `cached_property` takes a lock, which `torch.compile` cannot trace.
+    In Python 3.11 `functools.cached_property` uses a lock, which `torch.compile` cannot trace.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -1,8 +1,8 @@
-"""How compiled code becomes a torch function: derivatives, `torch.compile`, `vmap`.
+"""Turn compiled code into torch functions with derivatives, `torch.compile` and `vmap`.
 
-`fused` is for a function that has a formula in plain torch. Compiled code then only computes numbers, and everything
-else is the formula: the trace under `torch.compile`, `vmap`, and derivatives of every order and mode. `operation` is
-for a function without a formula, such as a sort; it is registered with `torch.library`.
+`fused` wraps a function that also has a formula in plain torch. The compiled code computes values, and its optional
+gradient the first derivative. The formula is used for everything else: tracing, `vmap`, forward mode and higher
+derivatives. `operation` registers a function without a formula, such as a sort, with `torch.library`.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,11 @@ Mode = Literal["formula", "gradient", "numbers"]
 
 
 def mode_of(*arguments: Any) -> Mode:
-    """Return how to compute a function of the arguments.
+    """Return how a `fused` function must be computed for these arguments.
 
-    "formula" under a trace, a transformation of `torch.func` or forward mode, where tensors do not hold numbers of
-    their own; "gradient" where autograd records the call; else "numbers".
+    Returns:
+        "formula" under `torch.compile`, a transformation of `torch.func` or forward-mode differentiation, where tensors
+        have no readable memory; "gradient" if autograd records the call; otherwise "numbers".
     """
     if torch.compiler.is_compiling():
         return "formula"
@@ -42,52 +43,54 @@ def mode_of(*arguments: Any) -> Mode:
 
 
 def is_plain(*arguments: Any) -> bool:
-    """Return whether a function of the arguments only has to compute numbers."""
+    """Return True if only values are needed for these arguments: no derivative, trace or `vmap`."""
     return mode_of(*arguments) == "numbers"
 
 
 def fused(
     fast: Callable[..., Any], formula: Callable[..., Any], gradient: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Return a function that computes numbers by `fast`, and everything else by `formula`.
-
-    The function has the arguments of the formula, all positional, and the keyword `backend`.
+    """Return a function that computes values with `fast`, and traces and derivatives with `formula`.
 
     Args:
-        fast: compiled code, or plain torch in chunks: `fast(backend, *arguments)`. Its first result has the gradient.
-        formula: the same in operations that torch can differentiate, trace and batch: `formula(*arguments)`.
-        gradient: the first-order gradient in numbers, without the memory of a graph of the formula:
-            `gradient(backend, arguments, results, needed, grads)` returns those of the arguments at the positions
-            `needed`, from the results of `fast` and the gradient `grads` in the first one. None for autograd's own.
+        fast: compiled code, or plain torch in chunks, called as `fast(backend, *arguments)`. Only its first result is
+            differentiable.
+        formula: the same function in differentiable torch operations, called as `formula(*arguments)`.
+        gradient: first derivative without the memory of the formula's graph; None to differentiate the formula.
+            `gradient(backend, arguments, results, needed, grads)` returns one gradient for each position in `needed`.
+            `results` are those of `fast`, and `grads` is the gradient of the loss in the first result.
+
+    Returns:
+        Function with the arguments of `formula`, all positional, and the keyword `backend`.
     """
 
     class Fused(torch.autograd.Function):
-        """The fast function, with `gradient` for a backward pass and the formula for a differentiable one."""
+        """Autograd function: `fast` forward; `gradient` backward, or the formula if that must be differentiable."""
 
         @staticmethod
         def forward(ctx: Any, backend: str, *arguments: Any) -> Any:
-            """Call the fast function."""
-            found = fast(backend, *arguments)
-            results = (found,) if isinstance(found, Tensor) else found
+            """Compute the values with `fast`."""
+            values = fast(backend, *arguments)
+            results = (values,) if isinstance(values, Tensor) else values
             ctx.mark_non_differentiable(*results[1:])
             ctx.backend, ctx.n_results = backend, len(results)
             ctx.options = [None if isinstance(x, Tensor) else x for x in arguments]
             ctx.save_for_backward(*results, *(x if isinstance(x, Tensor) else None for x in arguments))
-            return found
+            return values
 
         @staticmethod
         def backward(ctx: Any, grads: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-            """Return the gradients in those arguments that need one."""
+            """Return the gradients in the arguments that need one, and None for the others."""
             results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
             arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
             needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]
-            # Only the formula has a gradient that can be differentiated, and takes gradients in a batch.
+            # Only the formula supports double backward, and gradients that are batched by vmap.
             if gradient is None or torch.is_grad_enabled() or mode_of(grads) == "formula":
-                found = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
+                input_grads = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
             else:
-                found = gradient(ctx.backend, arguments, results, needed, grads)
-            of = dict(zip(needed, found, strict=True))
-            return None, *(of.get(k) for k in range(len(arguments)))
+                input_grads = gradient(ctx.backend, arguments, results, needed, grads)
+            grad_of = dict(zip(needed, input_grads, strict=True))
+            return None, *(grad_of.get(k) for k in range(len(arguments)))
 
     def call(*arguments: Any, backend: str = "auto") -> Any:
         mode = mode_of(*arguments)
@@ -107,19 +110,19 @@ def gradient_of(
     grads: Tensor,
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """Return the gradients of the first result of a formula in the needed arguments, by autograd."""
+    """Differentiate the first result of `formula` in the arguments at the positions `needed`, by autograd."""
     arguments = list(arguments)
     if not create_graph:
         for k in needed:
             arguments[k] = arguments[k].detach().requires_grad_()
     with torch.enable_grad():
-        found = formula(*arguments)
-    result = found if isinstance(found, Tensor) else found[0]
+        values = formula(*arguments)
+    result = values if isinstance(values, Tensor) else values[0]
     return list(torch.autograd.grad(result, [arguments[k] for k in needed], grads, create_graph=create_graph))
 
 
 class Operation:
-    """A function registered with torch as an operation.
+    """Function registered as a torch operation.
 
     Attributes:
         registered: the operation, `torch.ops.torchcalib.<name>.default`.
@@ -130,28 +133,28 @@ class Operation:
         self.registered = registered
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the operation."""
+        """Call the operation through the torch dispatcher."""
         return self.registered(*arguments)
 
     def direct(self, *arguments: Any) -> Any:
-        """Call the function itself if only numbers are needed: the dispatcher costs as much as a small batch.
+        """Call the function without the torch dispatcher if only values are needed.
 
-        Not for a backward pass, where `vmap` may batch the gradients but not the other arguments.
+        The dispatcher costs as much as a small batch. Do not use this method in a backward pass, where `vmap` may batch
+        only the gradients.
         """
         return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
 
 
 def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operation]:
-    """Register the decorated function as an operation, which `torch.compile` and `vmap` take as one step.
+    """Decorate a function to register it as a torch operation, opaque to `torch.compile` and `vmap`.
 
-    `torch.library.custom_op` does the same, but its first call in a process imports the compiler: two seconds.
-
-    Batch axes are the first axes of all tensor arguments and results; `vmap` adds one. An argument that is no tensor is
-    the same for the whole batch. `torch.library.register_autograd` adds a gradient to `torchcalib::` and the name.
+    `torch.library.custom_op` does the same, but its first call imports the compiler, which takes two seconds. Use
+    `torch.library.register_autograd("torchcalib::<name>", ...)` to add a gradient.
 
     Args:
-        schema: name, arguments and results, as for `torch.library.define`.
-        fake: returns empty results of the right shape and dtype from the same arguments.
+        schema: name, arguments and results, as for `torch.library.define`. Tensors have their batch axes first; `vmap`
+            adds one.
+        fake: function of the same arguments that returns empty results of the right shape and dtype.
     """
     name = schema.split("(")[0]
 
@@ -177,5 +180,5 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """Return an argument with the axis that `vmap` adds in front."""
+    """Move the axis that `vmap` added to the front; add one of length `size` to an argument without it."""
     return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).contiguous()

@@ -1,4 +1,4 @@
-"""Sort a sample by score, and sum over runs of neighbours in that order."""
+"""Sort samples by score, and sum over runs of consecutive samples."""
 
 import numpy as np
 import torch
@@ -8,18 +8,18 @@ from torch import Tensor
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain, operation
 
-# torch sorts a single row of integers by radix and everything else by comparison. From about this length on, one call
-# for each row is faster than one for the batch.
+# torch uses radix sort for a single row of integers, and a comparison sort otherwise. From this length on, one call per
+# row is faster than one call for the batch.
 _ROW_BY_ROW = 2048
 
-_MOST_TIES = 1 / 64  # share of equal scores above which a sort is faster than partitions
+_MOST_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than partitioning
 
 
 def order_bits(scores: Tensor) -> Tensor:
-    """Return integers in the order of the floats: int32 of float32 and narrower, int64 of float64.
+    """Convert floats to integers of the same order: int64 for float64, int32 for other dtypes.
 
-    A float is sign and magnitude, an integer two's complement, so the magnitude bits of negative floats are inverted.
-    -0 equals 0. NaN of either sign comes last.
+    Floats are stored as sign and magnitude, integers in two's complement. So the magnitude bits of negative floats are
+    inverted. -0 equals 0, and NaN of either sign is the largest.
     """
     scores = scores.detach()
     scores = scores.double() if scores.dtype == torch.float64 else scores.float()
@@ -30,9 +30,9 @@ def order_bits(scores: Tensor) -> Tensor:
 
 
 def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort integers along the last axis, stably; return them and their order.
+    """Return sorted integers and their stable order, along the last axis.
 
-    On the CPU about ten times as fast as `torch.sort` of the floats.
+    On the CPU this is about ten times as fast as `torch.sort` of the floats.
     """
     n = bits.shape[-1]
     if bits.device.type != "cpu" or n < _ROW_BY_ROW or bits.dim() == 1:
@@ -45,22 +45,22 @@ def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation("order_of(Tensor score) -> Tensor", fake=lambda score: torch.empty_like(score, dtype=torch.int64))
 def order_of(score: Tensor) -> Tensor:
-    """Return the stable ascending order of scores along the last axis, int64; NaN last."""
+    """Return the indices that sort scores along the last axis, ascending and stable, int64; NaN last."""
     return stable_sort(order_bits(score))[1]
 
 
 def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Sort elements by score, stably. Elements without a score (NaN) come last and are not counted.
+    """Sort columns by score, stably; missing scores (NaN) are placed last.
 
     Args:
         score: floating `(..., M)`, M >= 1.
-        positives: `(..., M)`.
-        n: `(..., M)` or None.
+        positives: number of positives of each element, `(..., M)`.
+        n: number of samples of each element, `(..., M)` or None.
 
     Returns:
-        The three in ascending order of the score, with +inf for NaN, and the number of scores `(...)`.
+        Scores with +inf for NaN, positives and n in ascending order of the score, and the number of scores `(...)`.
 
-    Gradient: in all three; the order is a constant.
+    Gradient: in `score`, `positives` and `n`, for a constant order.
     """
     order = order_of(score.detach())
     size = score.isnan().logical_not().sum(-1)
@@ -70,7 +70,7 @@ def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[
 
 
 def tie_begins(score: Tensor) -> Tensor:
-    """Return where a sorted score `(..., M)` is higher than the one before it, or is the first."""
+    """Return True where a group of tied scores begins in sorted scores `(..., M)`."""
     begins = torch.ones_like(score, dtype=torch.bool)
     begins[..., 1:] = score[..., 1:] != score[..., :-1]
     return begins
@@ -85,17 +85,17 @@ def tie_begins(score: Tensor) -> Tensor:
     ),
 )
 def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort probabilities with their labels, like `sorted_columns` except for the order of equal scores.
+    """Sort probabilities and their labels on the CPU; tied scores are sorted by label.
 
-    The bits of a probability leave the last place of a signed integer free for the label. So one sort of plain
-    integers is enough, several times as fast as a sort that carries an index.
+    The bits of a probability, shifted left by one, leave the last bit of a signed integer for the label. So one sort of
+    integers is enough. It is several times as fast as a sort with an index.
 
     Args:
-        score: `(..., M)` float32 or float64 in [0, 1], or NaN for a missing score. On the CPU.
-        label: `(..., M)` 0 or 1, uint8.
+        score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score.
+        label: 0 or 1, uint8 `(..., M)`.
 
     Returns:
-        Scores, labels (uint8) and the number of scores. A missing score becomes a number above 1.
+        Sorted scores, their labels (uint8), and the number of scores `(...)`. Missing scores become numbers above 1.
 
     Gradient: none.
     """
@@ -115,24 +115,26 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
     ),
 )
 def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
-    """Sum over bins of equal mass without a sort: partition the samples at every cut (quickselect).
+    """Sum over equal-mass bins without sorting, by partitioning the samples at the bin edges (quickselect).
+
+    Bin i ends at sample `i * N // B` in ascending order. Ends are moved behind ties, so that equal scores share a bin.
 
     Args:
-        score: see `sort_labelled`.
-        label: see `sort_labelled`.
-        n_bins: B. Cut i of N scores is at `i * N // B`, moved behind the scores equal to the last one before it.
+        score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score, on the CPU.
+        label: 0 or 1, uint8 `(..., M)`.
+        n_bins: number of bins B.
 
     Returns:
-        Samples, sum of scores and sum of labels `(..., 3, B)`, float64; and the ends of the bins in ascending order of
-        the scores `(..., B)`.
+        Number of samples, sum of scores and sum of labels of every bin, float64 `(..., 3, B)`; and the ends of the bins
+        as positions in ascending order, int64 `(..., B)`.
 
     Gradient: none.
     """
     keys = _keys(score, label)
-    certain = int(_keys(torch.ones((), dtype=score.dtype), torch.ones((), dtype=torch.uint8)))
+    key_of_1 = int(_keys(torch.ones((), dtype=score.dtype), torch.ones((), dtype=torch.uint8)))
     ends = torch.empty((*score.shape[:-1], n_bins), dtype=torch.int64)
     for row, into in zip(keys.view(-1, keys.shape[-1]).numpy(), ends.view(-1, n_bins), strict=True):
-        size = int(np.count_nonzero(row <= certain))
+        size = int(np.count_nonzero(row <= key_of_1))
         cuts = [i * size // n_bins for i in range(1, n_bins + 1)]
         into[:] = torch.tensor(_cuts_by_sort(row, cuts) if _has_many_ties(row) else _cuts_by_partition(row, cuts))
     n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).double()
@@ -141,37 +143,37 @@ def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, 
 
 
 def _keys(score: Tensor, label: Tensor) -> Tensor:
-    """Return integers in the order of the probabilities, with the label in the last place; see `sort_labelled`."""
+    """Return integers in the order of the probabilities, with the label as the last bit; see `sort_labelled`."""
     integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
-    keys = score.abs().view(integer).clamp_(max=top)  # abs turns -0 into 0 and copies
+    keys = score.abs().view(integer).clamp_(max=top)  # abs makes a copy, and turns -0 into 0
     return keys.bitwise_left_shift_(1).bitwise_or_(label)
 
 
 def _has_many_ties(keys: NDArray[np.integer]) -> bool:
-    """Return whether a subsample of 1,024 keys has many ties: partitions among ties do not get shorter."""
-    some = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
-    return int(np.count_nonzero(some[1:] == some[:-1])) > _MOST_TIES * len(some)
+    """Return True if a subsample of 1,024 keys has many ties, which partitioning cannot separate."""
+    subsample = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
+    return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MOST_TIES * len(subsample)
 
 
 def _cuts_by_sort(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Sort keys in place; return the cuts, moved behind ties."""
+    """Sort `keys` in place and return the cuts, each moved behind the tie that it would divide."""
     keys.sort()
     return [int(np.searchsorted(keys, keys[cut - 1] | 1, side="right")) if cut else 0 for cut in cuts]
 
 
 def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Partition keys in place at every cut; return the cuts, moved behind ties.
+    """Partition `keys` in place and return the cuts, each moved behind the tie that it would divide.
 
-    The middle cut is found first. Then the two sides are independent: a divide and conquer of O(N log B).
+    Divide and conquer in O(N log B): partition at the middle cut, then treat both sides independently.
     """
     if not cuts:
         return []
-    begin = end = cuts[len(cuts) // 2]  # range of the scores that are equal to the last one before the cut
+    begin = end = cuts[len(cuts) // 2]  # range of scores tied with the last one before the cut
     if 0 < end < len(keys):
         below, above = keys[:end], keys[end:]
         keys.partition(end)
-        top = below.max() | 1  # the largest key of this score
-        if above[0] <= top:
+        top = below.max() | 1  # largest key of the tied score: label 1
+        if above[0] <= top:  # the cut divides a tie: move its keys next to the cut, on both sides
             begin, above_of_score = int(np.count_nonzero(below < top - 1)), int(np.count_nonzero(above <= top))
             end += above_of_score
             if begin > 0:
@@ -186,45 +188,45 @@ def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
-    """Move ends of runs `(..., B)` of sorted scores `(..., M)` behind the last score of their tie."""
+    """Move run ends `(..., B)` in sorted scores `(..., M)` behind the tie that they would divide."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
     return torch.where(ends > 0, torch.searchsorted(score, last, right=True), 0)
 
 
 def run_index(ends: Tensor, length: int) -> Tensor:
-    """Return the run of each of `length` elements, from the ends of B runs `(..., B)`; B behind the last run."""
-    # The number of runs that end at or before an element: a cumulative count, cheaper than a binary search for each.
+    """Return the run index of `length` elements, given the ends of B runs `(..., B)`; B behind the last run."""
+    # The index is the number of runs that end at or before the element. A cumulative count is cheaper than a search.
     counts = torch.zeros((*ends.shape[:-1], length + 1), dtype=ends.dtype, device=ends.device)
     return counts.scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]
 
 
 def run_sums(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum over runs of elements: run b is the elements `ends[b - 1]` (0 for the first) up to before `ends[b]`.
+    """Sum over runs of consecutive elements: run b is `x[ends[b - 1]:ends[b]]`, and run 0 is `x[:ends[0]]`.
 
     Args:
         x: `(..., M)` of any real dtype. Elements behind the last run are ignored.
         ends: `(..., B)` int64, not decreasing, at most M.
 
     Returns:
-        `(..., B)`, each run summed by itself in the dtype of sums; 0 for an empty run.
+        `(..., B)` of dtype `wide_dtype`; 0 for an empty run.
 
-    Gradient: that of a sum, in every mode and of any order.
+    Gradient: in `x`, in every mode and of any order.
     """
     if x.device.type == "cpu" and is_plain(x, ends):
-        return _run_sums_of_arrays(x, ends)
-    # One place more for the elements behind the last run, which may be infinite.
+        return _run_sums_numpy(x, ends)
+    # An extra run collects the elements behind the last run, which may be infinite.
     wide = wide_dtype(x.device)
     sums = torch.zeros((*ends.shape[:-1], ends.shape[-1] + 1), dtype=wide, device=x.device)
     return sums.scatter_add(-1, run_index(ends, x.shape[-1]), x.to(wide))[..., :-1]
 
 
-def _run_sums_of_arrays(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum runs of all rows with one `reduceat`, which needs strictly increasing places: empty runs are left out."""
+def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
+    """Sum the runs of all rows by one `np.add.reduceat`, without empty runs, for which it does not return 0."""
     values, stops = (t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends))
-    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # the last begins behind all runs
-    held = np.diff(begins, append=x.shape[-1]) > 0
-    places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[held]
+    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # add a run of the elements behind the last one
+    not_empty = np.diff(begins, append=x.shape[-1]) > 0
+    places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[not_empty]
     sums = np.zeros(begins.shape)
     if places.size:
-        sums[held] = np.add.reduceat(values.ravel(), places, dtype=sums.dtype)
+        sums[not_empty] = np.add.reduceat(values.ravel(), places, dtype=sums.dtype)
     return torch.from_numpy(sums[:, :-1].reshape(ends.shape))

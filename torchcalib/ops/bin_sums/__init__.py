@@ -1,8 +1,8 @@
-"""Sums over equal-width bins: of events, and of every class of rows.
+"""Sums of weight, confidence and outcome over equal-width bins.
 
-The result is the same in every run and on any number of threads; only on a GPU, for groups or without Triton, the last
-digits may vary. All implementations follow the edge rule of `segments.bin_index`, which tests compare them with.
-Values of rows of weight 0 are never read.
+`event_bins` sums over events, and `class_bins` over the rows of every class against the others. Results are
+reproducible, on any number of threads. On a GPU the last digits can vary with `groups` or without Triton. All
+implementations follow the edge rule of `segments.bin_index`. Values of rows with weight 0 are never used.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
 Noise = Literal["none", "labels", "shares"]
-"""Whether two more sums estimate the sampling noise, for outcomes that are labels or shares; see `event_bins`."""
+"""Type of outcomes for the two sums that estimate the sampling noise ("none": no such sums); see `event_bins`."""
 
 
 def event_bins(
@@ -36,28 +36,28 @@ def event_bins(
     n_groups: int = 1,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum over the events in each bin of confidence, separately for each group if there are `groups`.
+    """Sum events over bins of their confidence, optionally per group.
 
     Args:
-        confidence: `(..., N)` in [0, 1], floating. NaN falls in the first bin, and makes its sum NaN.
+        confidence: `(..., N)` in [0, 1], floating. NaN belongs to the first bin and makes its sum NaN.
         outcome: `(..., N)` of any real dtype.
         weights: broadcastable to `(..., N)`, or None for all ones.
-        ecd: `(..., N)` or None: a further quantity to sum.
-        n_bins: B.
-        right: see `segments.bin_index`.
-        noise: also sum variances of the outcomes o of events of confidence p: w p (1 - p), and v w (with `copies`) or
-            v w^2. For "labels" v is p (1 - p), for "shares" (o - p)^2.
-        copies: whether weights are numbers of copies.
-        groups: the group of every event, int64 in [0, G) and broadcastable to `(..., N)`; None for no groups.
-        n_groups: G.
-        backend: see `dispatch`.
+        ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None not to sum it.
+        n_bins: number of bins B.
+        right: whether bins include their right edge; see `segments.bin_index`.
+        noise: adds two sums for an event with confidence p, outcome o and weight w: w p (1 - p), and w v for frequency
+            weights or w^2 v otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
+        copies: whether weights are frequency weights (numbers of copies).
+        groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
+        n_groups: number of groups G.
+        backend: implementation, see `dispatch.choose`.
 
     Returns:
-        Weight, confidence, outcome, the two of `noise`, and ECD, if given: `(..., F, B)` in the dtype of sums; with
-        groups `(..., G, F, B)`.
+        F sums of weight, confidence, outcome, `noise` (two, if any) and `ecd` (if given): `(..., F, B)`, or
+        `(..., G, F, B)` with groups, of dtype `wide_dtype`.
 
-    Gradient: in confidence, outcome, weights and ECD for given bins, in reverse and forward mode, of any order. It is 0
-    where the weight is 0; the sums of `noise` are constants.
+    Gradient: in `confidence`, `outcome`, `weights` and `ecd` for constant bins, in every mode and of any order. It is 0
+        where the weight is 0, and for the sums of `noise`.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     given = confidence, outcome, weights, ecd, None if groups is None else groups.expand_as(confidence)
@@ -78,32 +78,32 @@ def class_bins(
     copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum over the rows in each bin of each class, one class against the rest, for all classes in one pass.
+    """Sum rows over bins of the probability of every class, each class against the others, in one pass.
 
-    At most B - 1 entries of a row reach 1/B. They are put into their bins one by one. All other entries are in the
-    first bin of their class, and are added as whole columns.
+    At most B probabilities of a row reach 1/B. They are added to their bins one by one. All other entries are in the
+    first bin of their class, so they are added as whole columns.
 
     Args:
         values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
-        target: labels `(..., N)`, int64.
-        weights: `(..., N)` or None for all ones.
-        rows: the result of `softmax_stats.rows` for the same rows.
+        target: labels, int64 `(..., N)`.
+        weights: `(..., N)`, or None for all ones.
+        rows: result of `softmax_stats.rows` for the same rows.
         from_logits: whether `values` are logits.
-        n_bins: B.
-        right: see `segments.bin_index`.
-        noise: also sum the variances of labels; see `event_bins`.
-        copies: whether weights are numbers of copies.
-        backend: see `dispatch`; float64 on the CPU runs by "torch".
+        n_bins: number of bins B.
+        right: whether bins include their right edge; see `segments.bin_index`.
+        noise: whether to add the two sums of `event_bins` for "labels".
+        copies: whether weights are frequency weights (numbers of copies).
+        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
 
     Returns:
-        Weight, confidence, outcome and the two of `noise`, if given: `(..., C, F, B)` in the dtype of sums.
+        F sums of weight, confidence, outcome and `noise` (two, if any), `(..., C, F, B)` of dtype `wide_dtype`.
 
-    Gradient: in `values` and `weights` for given bins, in reverse and forward mode, of any order. It is 0 in a row with
-    a logit of +inf; the sums of `noise` are constants.
+    Gradient: in `values` and `weights` for constant bins, in every mode and of any order. It is 0 in a row with a logit
+        of +inf, and for the sums of `noise`.
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
-    # The confidence is a constant: its derivative is that of the entry in `values`.
+    # Detach the confidence: the gradient in it is already part of the gradient in `values`.
     columns = values, target, weights, rows.top, rows.confidence.detach()
     sums: Tensor = _classes(*columns, from_logits, n_bins, right, noise, copies, backend=backend)
     return sums
@@ -122,20 +122,20 @@ def _event_sums(
     noise: Noise,
     copies: bool,
 ) -> Tensor:
-    """Compute `event_bins` of tensors of one shape."""
+    """Compute the values of `event_bins` for tensors of equal shape."""
     *lead, n = confidence.shape
     n_sums = 3 + 2 * (noise != "none") + (ecd is not None)
     shape = *lead, n_sums, n_groups * n_bins
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
         source = source_of("events", confidence.device.type, confidence.dtype, backend)
-        columns = _by_series(n, confidence, outcome, weights, ecd, groups)
+        columns = _flatten_batch(n, confidence, outcome, weights, ecd, groups)
         source.event_sums(*columns, n_bins, right, noise, copies, sums.view(-1, *shape[-2:]))
     return sums if groups is None else sums.view(*lead, n_sums, n_groups, n_bins).movedim(-2, -3)
 
 
 _ROW_OF = {0: 1, 1: 2, 3: -1}
-"""The sum of confidence, outcome and ECD, by their positions among the arguments."""
+"""Maps the positions of the arguments confidence, outcome and ECD to the rows of their sums."""
 
 
 def _event_gradient(
@@ -145,7 +145,7 @@ def _event_gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients in confidence, outcome and ECD: that of the sum of the event's bin, times the weight."""
+    """Return the gradients in confidence, outcome and ECD: weight times the gradient in the sum of the bin."""
     confidence, weights, groups = arguments[0], arguments[2], arguments[4]
     n_bins, right = arguments[6], arguments[7]
     if 2 in needed:
@@ -154,13 +154,13 @@ def _event_gradient(
     if groups is not None:
         cell = groups * n_bins + cell
         grads = grads.movedim(-3, -2).flatten(-2)
-    found = []
+    input_grads = []
     for k in needed:
         slope = grads[..., _ROW_OF[k], :].gather(-1, cell)
         if weights is not None:
             slope = (slope * weights).masked_fill_(weights == 0, 0)
-        found.append(slope.to(arguments[k].dtype))
-    return found
+        input_grads.append(slope.to(arguments[k].dtype))
+    return input_grads
 
 
 _events = fused(_event_sums, event_formula, _event_gradient)
@@ -179,12 +179,12 @@ def _class_sums(
     noise: bool,
     copies: bool,
 ) -> Tensor:
-    """Compute `class_bins`, one series after another."""
+    """Compute the values of `class_bins`, one batch element at a time."""
     *lead, _, n_classes = values.shape
     shape = n_classes, 3 + 2 * noise, n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
     source = source_of("classes", values.device.type, values.dtype, backend)
-    for k, matrix, columns in _series(values, target, weights, top, confidence):
+    for k, matrix, columns in _batch_elements(values, target, weights, top, confidence):
         source.class_sums(matrix, *columns, from_logits, right, copies, sums.view(-1, *shape)[k])
     return sums
 
@@ -196,16 +196,17 @@ def _class_gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient in `values` in chunks, or those in `values` and `weights` by the formula."""
+    """Return the gradient in `values` in chunks; if `weights` need a gradient, differentiate the formula."""
     values, target, weights, top, confidence, from_logits, n_bins, right, _, copies = arguments
     if needed != [0]:
+        # Only the first three sums: those of noise are constants.
         given = values, target, weights, None, None, from_logits, n_bins, right, False, copies
-        return gradient_of(class_formula, given, needed, grads[..., :3, :])  # the sums of noise are constants
+        return gradient_of(class_formula, given, needed, grads[..., :3, :])
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = (x.unsqueeze(0).flatten(0, -3) for x in (grads[..., 1, :], out))
     source = source_of("classes", values.device.type, values.dtype, backend)
-    fill = getattr(source, "class_gradient", class_gradient)  # Triton has none
-    for k, matrix, (w, first, largest) in _series(values, weights, top, confidence):
+    fill = getattr(source, "class_gradient", class_gradient)  # Triton implements no gradient
+    for k, matrix, (w, first, largest) in _batch_elements(values, weights, top, confidence):
         fill(matrix, w, first, largest, from_logits, right, upstream[k], filled[k])
     return [out]
 
@@ -213,22 +214,21 @@ def _class_gradient(
 _classes = fused(_class_sums, class_formula, _class_gradient)
 
 
-def _series(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[int, Tensor, list[Any]]]:
-    """Yield the number of every series of `(..., N, C)`, its rows, and its part of columns `(..., N)`."""
+def _batch_elements(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[int, Tensor, list[Any]]]:
+    """Yield index, rows `(N, C)` and columns `(N,)` of every batch element of `(..., N, C)` and `(..., N)`."""
     if not values.numel():
         return
     n = values.shape[-2]
-    flat = _by_series(n, *columns)
-    for held, matrix in matrices(values.detach()):
+    flat = _flatten_batch(n, *columns)
+    for part, matrix in matrices(values.detach()):
         for k in range(len(matrix) // n):
-            series = held.start // n + k
-            yield series, matrix[k * n : (k + 1) * n], [None if x is None else x[series] for x in flat]
+            element = part.start // n + k
+            yield element, matrix[k * n : (k + 1) * n], [None if x is None else x[element] for x in flat]
 
 
-def _by_series(n: int, *columns: Tensor | None) -> list[Tensor | None]:
-    """Return columns `(..., N)` as `(S, N)`."""
-    found = list(columns)
+def _flatten_batch(n: int, *columns: Tensor | None) -> list[Tensor | None]:
+    flattened = list(columns)
     for k, x in enumerate(columns):
         if x is not None:
-            found[k] = x.detach().reshape(-1, n)
-    return found
+            flattened[k] = x.detach().reshape(-1, n)
+    return flattened

@@ -1,7 +1,7 @@
-"""Loops that add rows to the bins of all their classes, and the gradient.
+"""Compiled loops that add rows to the bins of all their classes, and the gradient.
 
-At most B - 1 entries of a row reach 1/B, because they sum to 1. All other entries are in the first bin of their class
-and are added as vectors. The few others are found by probing 64 entries at a time and are added one by one.
+At most B entries of a row reach 1/B, because they sum to 1. All other entries are in the first bin of their class, and
+are added by vector instructions. The few others are located in groups of 64 entries, and added one by one.
 """
 
 from typing import Any
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from torchcalib.ops.bin_sums.numba_events import bin_of
-from torchcalib.ops.numba_math import BLOCK, INF, ZERO, F, compiled_loop, exps_of, lanes, limits_of, step
+from torchcalib.ops.numba_math import BLOCK, INF, ZERO, F, compiled_loop, fill_exps, fill_limits, lanes, step
 from torchcalib.ops.segments import BELOW_EDGE
 
-PROBE = 64  # entries in which those that reach 1/B are counted at once
+PROBE = 64  # entries tested together for any that reaches 1/B
 
 
 @lanes
 def _count_from(x: Any, low: Any) -> Any:
-    """Return the number of entries that are at least `low`, as a float."""
+    """Return the number of entries >= `low`, as a float."""
     count = ZERO
     for k in range(x.size):
         count += F(1) if x[k] >= low else ZERO
@@ -26,14 +26,14 @@ def _count_from(x: Any, low: Any) -> Any:
 
 @step
 def _add_below(x: Any, low: Any, scale: Any, total: Any) -> None:
-    """Add `scale` times the entries below `low`, and NaN."""
+    """Add `scale` times each entry below `low`, or NaN, to `total`."""
     for k in range(x.size):
         total[k] += scale * np.float64(ZERO if x[k] >= low else x[k])
 
 
 @step
 def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spread: Any) -> None:
-    """Add the same as `_add_below`, up to rounding, and w q (1 - q) of these probabilities q."""
+    """Add w q to `total` and w q (1 - q) to `spread`, for each entry below `low` with q = scale * entry."""
     factor = scale * w
     for k in range(x.size):
         part = np.float64(ZERO if x[k] >= low else x[k])
@@ -44,19 +44,20 @@ def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spr
 
 @step
 def _count_below(x: Any, low: Any, w: Any, weight: Any) -> None:
+    """Add `w` to `weight` for each entry below `low`."""
     for k in range(x.size):
         weight[k] += 0.0 if x[k] >= low else w
 
 
 @step
 def _proportional(x: Any, largest: Any, from_logits: Any, shifted: Any, out: Any) -> None:
-    """Fill in the probabilities of a block of a row, for logits divided by that of the top class."""
+    """Fill `out` with the probabilities of a block; for logits, divided by the probability of the top class."""
     if not from_logits:
         out[:] = x
     elif largest == INF:
-        limits_of(x, shifted, out)
+        fill_limits(x, shifted, out)
     else:
-        exps_of(x, largest, shifted, out)
+        fill_exps(x, largest, shifted, out)
 
 
 @compiled_loop
@@ -72,10 +73,20 @@ def add_classes(
     first: Any,
     sums: Any,
 ) -> None:
-    """Add K classes, the columns from `first` on, to sums `(F, B, K)`; labels count from 0 at the first of them.
+    """Add rows to the sums of K consecutive classes; without weights, rows in the first bin are not counted.
 
-    Without weights the number of rows in the first bin is left out. F is 3, or 4 with one sum of noise, or 5 with two:
-    by the weights and by their squares.
+    Args:
+        values: float32 rows; the classes are the columns from `first` on.
+        target: labels, relative to the first of the K classes.
+        weights: weights of the rows, or None.
+        largest: largest entry of each row.
+        confidence: probability of the top class of each row.
+        from_logits: whether `values` are logits.
+        edges: bin edges `(B + 1,)`.
+        right: whether bins include their right edge.
+        first: column of the first class.
+        sums: sums of weight, confidence and outcome, and one (F = 4) or two (F = 5) sums of noise, the second with
+            squared weights; `(F, B, K)`, updated in place.
     """
     n_sums, _, n_classes = sums.shape
     shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
@@ -92,15 +103,17 @@ def add_classes(
             x = row[first + start : first + min(start + BLOCK, n_classes)]
             e = block[: x.size]
             _proportional(x, largest[i], from_logits, shifted[: x.size], e)
-            held = slice(start, start + BLOCK)
+            columns = slice(start, start + BLOCK)
+            # Entries of the first bin, by vector instructions.
             if n_sums == 3:
-                _add_below(e, low, scale * w, sums[1, 0, held])
+                _add_below(e, low, scale * w, sums[1, 0, columns])
             else:
-                _add_below_with_spread(e, low, scale, w, sums[1, 0, held], sums[3, 0, held])
+                _add_below_with_spread(e, low, scale, w, sums[1, 0, columns], sums[3, 0, columns])
             if n_sums == 5:
-                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, held])
+                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
             if weights is not None:
                 _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
+            # Entries >= 1/B, one by one.
             for begin in range(0, x.size, PROBE):
                 part = e[begin : begin + PROBE]
                 if _count_from(part, low) > 0:
@@ -115,6 +128,7 @@ def add_classes(
                                 sums[3, b, start + begin + k] += spread
                                 if n_sums > 4:
                                     sums[4, b, start + begin + k] += w * spread
+            # Outcome, in the bin of the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
                 sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
@@ -136,6 +150,7 @@ def _dot(x: Any, y: Any) -> Any:
 
 @step
 def _softmax_gradient(e: Any, slope: Any, mean: Any, scale: Any, out: Any) -> None:
+    """Fill `out` with the product of the softmax Jacobian with `slope`, scale * e_k (slope_k - mean)."""
     for k in range(e.size):
         out[k] = scale * e[k] * (slope[k] - mean)
 
@@ -147,21 +162,19 @@ def fill_class_gradients(
     largest: Any,
     confidence: Any,
     grads: Any,
-    of_first: Any,
+    first_grads: Any,
     from_logits: Any,
     edges: Any,
     right: Any,
     out: Any,
 ) -> None:
-    """Fill in the gradient in `values`: q (g - sum of q g) for logits, with g the gradient in the probabilities q.
+    """Fill in the gradient in `values`: g for probabilities q, and q_k (g_k - sum_j q_j g_j) for logits.
 
     Args:
-        values, weights, from_logits, edges, right: as for `add_classes`.
-        largest: the entry of the top class of each row.
-        confidence: its probability.
-        grads: gradient in the sums of confidence, `(C, B)`.
-        of_first: its first column, for the entries below 1/B.
-        out: of the shape of `values`.
+        values, weights, largest, confidence, from_logits, edges, right: as for `add_classes`.
+        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for the bin of q_k.
+        first_grads: first column of `grads`, for the entries in the first bin.
+        out: result, of the shape of `values`.
     """
     n_rows, n_classes = values.shape
     shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
@@ -172,7 +185,7 @@ def fill_class_gradients(
         if w == 0 or (from_logits and largest[i] == INF):
             out[i] = 0
             continue
-        slope[:] = of_first
+        slope[:] = first_grads  # start with the first bin, because few entries reach 1/B
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
         low = F(BELOW_EDGE * edges[1] / scale)

@@ -1,7 +1,7 @@
-"""Loops that add events to cells: the bins of every group, those of one group after those of the other.
+"""Compiled loops that add events to cells; cell `group * B + bin` is a bin of a group.
 
-An addition waits for the previous one to the same cell. Without groups, where cells are few, 8 copies of all sums take
-turns, and are added at the end.
+An addition must wait for the previous addition to the same cell. Without groups, cells are few, so 8 copies of the sums
+are used in turn and added at the end.
 """
 
 import math
@@ -11,15 +11,15 @@ import numpy as np
 
 from torchcalib.ops.numba_math import BLOCK, compiled_loop, step
 
-_TURNS = 8  # a power of two
+_TURNS = 8  # copies of the sums; a power of two
 
 
 @step
 def bin_of(value: Any, edges: Any, right: Any) -> Any:
-    """Return `segments.bin_index` of a float64 value; `edges` are `i / n_bins`."""
+    """Return `segments.bin_index` for one float64 value; `edges` are `i / n_bins`."""
     last = edges.size - 2
     scaled = value * (last + 1)
-    scaled = scaled if scaled > 0 else 0.0  # NaN too
+    scaled = scaled if scaled > 0 else 0.0  # also replaces NaN
     scaled = scaled if scaled < last + 1 else last + 1.0
     if right:
         k: Any = max(np.intp(math.ceil(scaled)) - 1, 0)
@@ -32,10 +32,10 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
 
 @step
 def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
-    """Fill in cells, `first` plus the bin, and return the number of values too near an inner edge for rounding.
+    """Fill `out` with the cell of each value, `first` plus its bin, by vector instructions.
 
-    The bin is the floor of value * n_bins in the dtype of the values, which compiles to vectors. The product is kept
-    0.3 away from the outer edges, where the edge rule does not matter.
+    The bin is floor(value * n_bins) in the dtype of the values. Rounding errors can matter near inner edges, so the
+    number of such values is returned. The outer bins are closed, so products are kept 0.3 away from the outer edges.
     """
     number = confidence.dtype.type
     factor, low, high = number(n_bins), number(0.3), number(n_bins - 0.3)
@@ -43,7 +43,7 @@ def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
     near = np.int32(0)
     for i in range(confidence.size):
         scaled = confidence[i] * factor
-        scaled = scaled if scaled > low else low  # NaN too
+        scaled = scaled if scaled > low else low  # also replaces NaN
         scaled = scaled if scaled < high else high
         near += np.int32(abs(scaled - np.floor(scaled + half)) <= tolerance)
         out[i] = np.int32(scaled) + first[i]
@@ -52,6 +52,7 @@ def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
 
 @step
 def _all_bits(x: Any) -> Any:
+    """Return the bitwise or of all integers: at most 1 if all are 0 or 1."""
     bits = x[0]
     for i in range(x.size):
         bits |= x[i]
@@ -62,16 +63,19 @@ def _all_bits(x: Any) -> Any:
 def add_events(
     confidence: Any, outcome: Any, weights: Any, ecd: Any, groups: Any, noise: Any, edges: Any, right: Any, sums: Any
 ) -> None:
-    """Add events to sums `(F, K)`.
+    """Add events to the sums `(F, K)` of their cells, one event at a time.
 
-    `noise` is whether outcomes are shares, and whether weights are squared; None without sums of noise.
-
-    The sums of a cell lie side by side, so that an event touches one line of the cache.
+    Args:
+        confidence, outcome, weights, ecd, groups: columns `(N,)`; the last three can be None.
+        noise: (whether outcomes are shares, whether weights are squared), or None without sums of noise.
+        edges: bin edges `(B + 1,)`.
+        right: whether bins include their right edge.
+        sums: `(F, K)`, updated in place.
     """
     n_cells, width = sums.shape[1], 4 if noise is None else 8
     turns = _TURNS if groups is None else 1
     last = np.uintp(3 if noise is None else 5)
-    totals = np.zeros(turns * n_cells * width)
+    totals = np.zeros(turns * n_cells * width)  # sums of a cell are adjacent, so that an event touches one cache line
     w, group = 1.0, 0
     for i in range(confidence.size):
         if weights is not None:
@@ -82,7 +86,7 @@ def add_events(
             group = groups[i]
         value = np.float64(confidence[i])
         cell = (i & (turns - 1)) * n_cells + group * (edges.size - 1) + bin_of(value, edges, right)
-        at = np.uintp(width * cell)  # unsigned: not counted from the end
+        at = np.uintp(width * cell)  # unsigned, so that numba does not test for negative indices
         totals[at] += w
         totals[at + np.uintp(1)] += w * value
         totals[at + np.uintp(2)] += w * outcome[i]
@@ -100,13 +104,10 @@ def add_events(
 
 @compiled_loop
 def add_labels(confidence: Any, outcome: Any, groups: Any, noise: Any, edges: Any, right: Any, sums: Any) -> None:
-    """Add the same as `add_events` for integer outcomes without weights.
+    """Add events with integer outcomes and without weights; arguments as for `add_events`.
 
-    Where all outcomes of a block are 0 and 1, a million events take 1.1 ms, and 3.5 ms by `add_events`.
-
-    Cells are found for a block at a time, again and exactly where an edge is near. An event makes two additions: of
-    its confidence, and to a number whose lower half counts events and whose upper half counts outcomes of 1. The noise
-    is a third addition, beside the confidence.
+    Blocks of binary outcomes are counted: 1.1 ms for a million events, and 3.5 ms with `add_events`. The low half of a
+    64-bit counter counts events, the high half positives. So an event needs two additions, and a third one for noise.
     """
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
     turns = _TURNS if groups is None else 1
@@ -119,15 +120,15 @@ def add_labels(confidence: Any, outcome: Any, groups: Any, noise: Any, edges: An
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
-        if _all_bits(outcomes) & ~1:
+        if _all_bits(outcomes) & ~1:  # some outcome is neither 0 nor 1
             of = None if groups is None else groups[start : start + BLOCK]
             add_events(values, outcomes, None, None, of, noise, edges, right, sums)
             continue
-        if _cells(values, n_bins, first, cells):
+        if _cells(values, n_bins, first, cells):  # a value is near an edge: use the exact rule
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
         for i in range(values.size):
-            cell = np.uintp(cells[i])  # unsigned: not counted from the end
+            cell = np.uintp(cells[i])  # unsigned, so that numba does not test for negative indices
             counts[cell] += 1 + (np.int64(outcomes[i]) << 32)
             if noise is None:
                 totals[cell] += values[i]

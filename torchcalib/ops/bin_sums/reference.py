@@ -1,4 +1,4 @@
-"""Sums over bins in plain torch: in chunks that stay in a CPU's cache, and as formulas that can be differentiated."""
+"""Sums over bins in plain torch: chunked for the CPU cache, and as differentiable formulas."""
 
 import math
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from torch import Tensor
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
-_SAMPLES = 2**16
-_ENTRIES = 2**18
-_ENTRIES_ELSEWHERE = 2**22  # on other devices, where each call has a launch
-_ROWS = 2**14  # rows whose entries that reach 1/B are put into bins at a time
+_SAMPLES = 2**16  # events per chunk
+_ENTRIES = 2**18  # entries of rows per chunk on the CPU
+_ENTRIES_ELSEWHERE = 2**22  # entries on other devices, where a kernel launch costs more than the arithmetic
+_ROWS = 2**14  # rows per block; their entries >= 1/B are collected and then binned together
 
 
 def event_sums(
@@ -30,33 +30,34 @@ def event_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Add the sums of `bin_sums.event_bins` for every series.
+    """Fill in the sums of `bin_sums.event_bins` for S batch elements.
 
     Args:
         confidence: `(S, N)`.
         outcome: `(S, N)`.
         weights: `(S, N)` or None.
         ecd: `(S, N)` or None.
-        groups: `(S, N)` int64 or None.
+        groups: int64 `(S, N)` or None.
         n_bins: B.
-        right: the edge rule.
-        noise: "labels" or "shares" if sums 3 and 4 are of noise, else "none".
-        copies: whether weights are numbers of copies.
-        sums: zeros `(S, F, G * B)`.
+        right: whether bins include their right edge.
+        noise: "labels" or "shares" for noise in sums 3 and 4, or "none".
+        copies: whether weights are frequency weights.
+        sums: zeros `(S, F, G * B)`, filled in.
     """
     n_cells = sums.shape[-1]
     on_cpu = confidence.device.type == "cpu"
     countable = on_cpu and may_be_counted(outcome, weights, ecd, noise)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
-    for into, (values, outcomes, w, more, of) in pieces_of(sums, size, confidence, outcome, weights, ecd, groups):
+    for into, (values, outcomes, w, more, group) in pieces_of(sums, size, confidence, outcome, weights, ecd, groups):
         index = _quick_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
-        cell = index if of is None else of * n_bins + index
-        if countable and _zeros_and_ones(outcomes):
+        cell = index if group is None else group * n_bins + index
+        if countable and _is_binary(outcomes):
             p = values.to(sums.dtype)
             into[1].scatter_add_(0, cell, p)
             if noise == "labels":
                 into[3].scatter_add_(0, cell, p * (1 - p))
                 into[4] = into[3]
+            # One `bincount` for events and positives: a positive event is counted at index cell + n_cells.
             counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
             into[0] += counts.sum(0)
             into[2] += counts[1]
@@ -78,7 +79,7 @@ def event_formula(
     noise: str,
     copies: bool,
 ) -> Tensor:
-    """Return `bin_sums.event_bins` by operations that torch can differentiate."""
+    """Compute `bin_sums.event_bins` by differentiable operations."""
     index = bin_index(confidence, n_bins, right)
     columns = weighed_columns(confidence, outcome, weights, ecd, noise, copies, wide_dtype(confidence.device))
     if groups is None:
@@ -88,15 +89,15 @@ def event_formula(
 
 
 def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
-    """Yield the sums of every series with at most `size` of its events, for columns `(S, N)`."""
+    """Yield sums and columns in pieces of at most `size` events of one batch element, from columns `(S, N)`."""
     n = next(column.shape[-1] for column in columns if column is not None)
-    for series, into in enumerate(sums):
+    for k, into in enumerate(sums):
         for start in range(0, n, size):
-            yield into, [None if column is None else column[series, start : start + size] for column in columns]
+            yield into, [None if column is None else column[k, start : start + size] for column in columns]
 
 
 def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
-    """Return whether sums of outcomes that are 0 and 1 are counts."""
+    """Return True if binary outcomes can be counted: integer dtype, without weights and other columns."""
     return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
@@ -109,7 +110,7 @@ def weighed_columns(
     copies: bool,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """Return what every event adds to each sum: 0, a constant, where its weight is 0."""
+    """Return F columns with the summands of every event; 0, without gradient, where the weight is 0."""
     p = confidence.to(wide)
     y = outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
@@ -134,64 +135,67 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Add the sums of `bin_sums.class_bins` for one series.
+    """Fill in the sums of `bin_sums.class_bins` for one batch element.
 
     Args:
-        values: `(N, C)` of any floating dtype, with any strides.
-        target: `(N,)` int64.
+        values: `(N, C)` of any floating dtype and with any strides.
+        target: int64 `(N,)`.
         weights: `(N,)` of the dtype of `sums`, or None.
-        top: of `softmax_stats.Rows`.
-        confidence: of `softmax_stats.Rows`.
+        top: top class of every row, int64 `(N,)`.
+        confidence: probability of the top class, `(N,)`.
         from_logits: whether `values` are logits.
-        right: the edge rule.
-        copies: whether weights are numbers of copies.
-        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with those of noise.
+        right: whether bins include their right edge.
+        copies: whether weights are frequency weights.
+        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with sums of noise, filled in.
     """
     n_classes, n_sums, n_bins = sums.shape
-    if values.device.type != "cpu":  # the host would have to wait for the number of entries that reach 1/B
+    if values.device.type != "cpu":  # collecting the entries >= 1/B would synchronise the device
         size = max(1, _ENTRIES_ELSEWHERE // n_classes)
         for start in range(0, len(values), size):
-            held = slice(start, start + size)
-            w = None if weights is None else weights[held]
+            block = slice(start, start + size)
+            w = None if weights is None else weights[block]
             options = from_logits, n_bins, right, n_sums == 5, copies
-            sums += class_formula(values[held], target[held], w, None, None, *options)
+            sums += class_formula(values[block], target[block], w, None, None, *options)
         return
     noise, squared = n_sums == 5, weights is not None and not copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
-        held = slice(start, start + _ROWS)
-        w = torch.ones_like(confidence[held]) if weights is None else weights[held]
-        known = (target[held] >= 0) & (target[held] < n_classes)
-        label = target[held].masked_fill(~known, 0)
-        places, reached, of_label = [], [], []
-        # Buffers for all chunks: kept results between temporary tensors would fragment the heap.
-        wide = torch.empty(min(_ENTRIES, values[held].numel()) + n_classes, dtype=sums.dtype)
+        block = slice(start, start + _ROWS)
+        w = torch.ones_like(confidence[block]) if weights is None else weights[block]
+        known = (target[block] >= 0) & (target[block] < n_classes)
+        label = target[block].masked_fill(~known, 0)
+        flat_indices, reached, of_label = [], [], []
+        # Allocate buffers once for all chunks: temporary tensors between results would fragment the heap.
+        wide = torch.empty(min(_ENTRIES, values[block].numel()) + n_classes, dtype=sums.dtype)
         mask = np.empty(len(wide), bool)
-        for rows, q in _chunks(values[held], top[held], confidence[held], from_logits):
-            own = w[rows].unsqueeze(-1)
+        for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
+            # Collect the entries >= 1/B, and replace them by 0.
+            row_weight = w[rows].unsqueeze(-1)
             if weights is not None:
-                q.masked_fill_(own == 0, 0)
+                q.masked_fill_(row_weight == 0, 0)
             of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
             entries = q.view(-1)
-            above = _places_from(entries, BELOW_EDGE / n_bins, mask)
+            above = _indices_from(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
+            # Add all other entries to the first bin of their class, as whole columns.
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
                 total = column.copy_(q).sum(0)
-            else:  # not as a difference from the total, in which small weights would be lost
-                sums[:, 0, 0] += column.copy_(own).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
-                total = torch.mul(q, own, out=column).sum(0)
+            else:  # sum directly, because a difference from the total weight would lose small weights
+                sums[:, 0, 0] += column.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
+                total = torch.mul(q, row_weight, out=column).sum(0)
             sums[:, 1, 0] += total
-            if noise:  # q (1 - q) = q - q^2, without much cancellation below 1/B
+            if noise:  # sum w q (1 - q) = sum w q - sum w q^2, with little cancellation for q < 1/B
                 sums[:, 3, 0] += total - column.mul_(q).sum(0)
             if noise and squared:
-                square = column.mul_(own).sum(0)
-                sums[:, 4, 0] += torch.mul(q, own.square(), out=column).sum(0) - square
-            places.append(above.add_(rows.start * n_classes))
-        place, entry = torch.cat(places), torch.cat(reached).to(sums.dtype)
-        row = place // n_classes
-        k = place.sub_(row * n_classes)
+                square = column.mul_(row_weight).sum(0)
+                sums[:, 4, 0] += torch.mul(q, row_weight.square(), out=column).sum(0) - square
+            flat_indices.append(above.add_(rows.start * n_classes))
+        # Add the collected entries to their bins one by one.
+        flat_index, entry = torch.cat(flat_indices), torch.cat(reached).to(sums.dtype)
+        row = flat_index // n_classes
+        k = flat_index.sub_(row * n_classes)
         cell = k * (n_sums * n_bins) + bin_index(entry, n_bins, right)
         share = w[row]
         flat.index_add_(0, cell, share)
@@ -201,9 +205,10 @@ def class_sums(
             flat.index_add_(0, cell + 3 * n_bins, spread)
             if squared:
                 flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
+        # Outcomes: add the weight of every row to the bin of its label.
         cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
-    if weights is None:
+    if weights is None:  # the first bin counts the rows that are in no other bin
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
     if noise and not squared:
         sums[:, 4] = sums[:, 3]
@@ -221,12 +226,12 @@ def class_formula(
     noise: bool,
     copies: bool,
 ) -> Tensor:
-    """Return `bin_sums.class_bins` by operations that torch can differentiate; `top` and `confidence` are not used."""
+    """Compute `bin_sums.class_bins` by differentiable operations; `top` and `confidence` are ignored."""
     x = values.to(wide_dtype(values.device))
     w = torch.ones_like(x[..., 0]) if weights is None else weights
-    never = w == 0
-    w = w.masked_fill(never, 0).unsqueeze(-1)  # a constant where it is 0
-    x = x.masked_fill(never.unsqueeze(-1), 0)
+    ignored = w == 0
+    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # so that a weight of 0 has gradient 0
+    x = x.masked_fill(ignored.unsqueeze(-1), 0)
     q = spread_infinite_logits(x).softmax(-1) if from_logits else x
     n_classes = q.shape[-1]
     classes = torch.arange(n_classes, device=q.device)
@@ -249,69 +254,71 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Fill in the gradient in values `(N, C)`: q (g - sum of q g) for logits, with g the gradient in q.
+    """Fill in the gradient in `values`: g for probabilities q, and q_k (g_k - sum_j q_j g_j) for logits.
 
-    Arguments as of `class_sums`, with the gradient `grads` in the sums of confidence `(C, B)`, and `out` like `values`.
+    Args:
+        values, weights, top, confidence, from_logits, right: see `class_sums`.
+        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for the bin of q_k.
+        out: result `(N, C)`, filled in.
     """
     n_bins = grads.shape[-1]
-    for held, q in _chunks(values, top, confidence, from_logits):
-        if q.device.type == "cpu":  # few entries reach 1/B
-            found = grads[:, 0].to(q.dtype).repeat(len(q), 1)
+    for block, q in _chunks(values, top, confidence, from_logits):
+        if q.device.type == "cpu":  # start with the first bin, because few entries reach 1/B
+            slope = grads[:, 0].to(q.dtype).repeat(len(q), 1)
             row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
-            found[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
+            slope[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
         else:
-            found = grads.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
-        found = through_softmax(q, found, values[held]) if from_logits else found
+            slope = grads.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
+        slope = through_softmax(q, slope, values[block]) if from_logits else slope
         if weights is not None:
-            w = weights[held].unsqueeze(-1)
-            found = found.mul_(w.to(q.dtype)).masked_fill_(w == 0, 0)
-        out[held] = found
+            w = weights[block].unsqueeze(-1)
+            slope = slope.mul_(w.to(q.dtype)).masked_fill_(w == 0, 0)
+        out[block] = slope
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield a slice of the rows, and their probabilities in a buffer that may be overwritten."""
+    """Yield slices of rows with their probabilities, in a buffer that the caller may overwrite."""
     on_cpu = values.device.type == "cpu"
     n = max(1, (_ENTRIES if on_cpu else _ENTRIES_ELSEWHERE) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)
     buffer = torch.empty(min(n, len(values)), values.shape[-1], dtype=dtype, device=values.device)
-    first, of_top = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
+    first, confidences = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):
-        held = slice(start, min(start + n, len(values)))
-        x, q = values[held], buffer[: held.stop - start]
+        block = slice(start, min(start + n, len(values)))
+        x, q = values[block], buffer[: block.stop - start]
         if from_logits:
             torch.softmax(x if on_cpu else spread_infinite_logits(x), -1, dtype=dtype, out=q)
-            found = q.gather(-1, first[held])
-            if on_cpu and not math.isfinite(found.sum()):  # an infinite logit, which is rare
+            q_top = q.gather(-1, first[block])
+            if on_cpu and not math.isfinite(q_top.sum()):  # there is an infinite logit, which is rare
                 torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
-                found = q.gather(-1, first[held])
-            # Remove the rounding error of softmax's own sum.
-            q.mul_(of_top[held] / found).scatter_(-1, first[held], of_top[held])
+                q_top = q.gather(-1, first[block])
+            # Rescale to the confidence, which is more accurate than the float32 sum in softmax.
+            q.mul_(confidences[block] / q_top).scatter_(-1, first[block], confidences[block])
         else:
             q.copy_(x)
-        yield held, q
+        yield block, q
 
 
 def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
-    """Return `bin_index`: the floor of the product with `n_bins`, but exact where an inner edge is near."""
+    """Return `bin_index`, computed as floor(values * n_bins) except for values within rounding error of an edge."""
     scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
-    scaled.clamp_(0.3, n_bins - 0.3)  # away from the outer edges, where the rule does not matter
+    scaled.clamp_(0.3, n_bins - 0.3)  # values near 0 and 1 need no exact comparison, because the outer bins are closed
     index = scaled.long()
     distance = scaled.sub_(scaled.round()).abs_()
-    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # NaN too
+    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # the negated comparison includes NaN
     if len(near):
         index[near] = bin_index(values[near], n_bins, right)
     return index
 
 
-def _zeros_and_ones(outcomes: Tensor) -> bool:
-    """Return whether all integers of a column are 0 or 1."""
+def _is_binary(outcomes: Tensor) -> bool:
     if outcomes.dtype == torch.bool:
         return True
     least, most = outcomes.aminmax()
     return bool(least >= 0) and bool(most <= 1)
 
 
-def _places_from(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
-    """Return the places of entries that are at least `low`; numpy is faster than `torch.nonzero`."""
+def _indices_from(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
+    """Return the indices of the entries >= `low`; numpy is faster than `torch.nonzero`."""
     x = entries.numpy()
     return torch.from_numpy(np.flatnonzero(np.greater_equal(x, x.dtype.type(low), out=mask[: len(x)])))

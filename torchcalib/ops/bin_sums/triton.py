@@ -1,7 +1,7 @@
-"""Sums over bins by Triton kernels. Not yet measured on a GPU.
+"""Sums over bins by Triton kernels; their speed has not been measured on a GPU.
 
-Each program adds in registers and stores its own sums, which are then added in a fixed order: every run gives the same
-result, without atomics. Addresses are int64.
+Each program accumulates in registers and stores its own sums. These are then added in a fixed order, without atomics,
+so results are reproducible. Addresses are int64, because offsets can exceed 2^31.
 """
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 from torchcalib.ops.bin_sums import reference
 from torchcalib.ops.segments import BELOW_EDGE
 
-_EVENTS = 256  # events held at once
-_PIECE = 512  # events of a program, unless there are more than `_PIECES` of these
-_PIECES = 1024
-_BINS = 32  # bins for which a program adds events
-_HELD, _CLASSES = 512, 128  # entries held at once, and their classes
-_SUMS = 2**15  # classes times pieces of rows: sums in memory
+_EVENTS = 256  # events that a program loads at a time
+_PIECE = 512  # smallest number of events per program
+_PIECES = 1024  # largest number of pieces of a batch element
+_BINS = 32  # bins per program
+_HELD, _CLASSES = 512, 128  # entries that a program loads at a time, and its number of classes
+_SUMS = 2**15  # largest number of classes times pieces of rows, which limits the memory of the partial sums
 _LOWEST = tl.constexpr(-1000.0)  # see `softmax_stats.triton`
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
@@ -34,7 +34,7 @@ def event_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """See `reference.event_sums`. Nothing waits for the device. Groups, which have no kernel, are summed there."""
+    """Implement `reference.event_sums` without synchronising. Groups have no kernel and use `reference`."""
     if groups is not None:
         reference.event_sums(confidence, outcome, weights, ecd, groups, n_bins, right, noise, copies, sums)
         return
@@ -64,35 +64,35 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """See `reference.class_sums`. Nothing waits for the device."""
+    """Implement `reference.class_sums` without synchronising."""
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
-    apart = n_sums if weights is not None and not copies else min(n_sums, 4)
+    n_distinct = n_sums if weights is not None and not copies else min(n_sums, 4)
     size = max(64, -(-n_rows // max(1, _SUMS // n_classes)))
     pieces = triton.cdiv(n_rows, size)
     classes = min(_CLASSES, triton.next_power_of_2(n_classes))
-    parts = torch.zeros(pieces, apart, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
+    parts = torch.zeros(pieces, n_distinct, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
     with torch.cuda.device_of(values):
         _add_classes[(triton.cdiv(n_classes, classes), pieces)](
             values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
             top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
-            from_logits, right, apart, _HELD // classes, classes,
+            from_logits, right, n_distinct, _HELD // classes, classes,
         )  # fmt: skip
-    sums[:, :apart] = parts.sum(0).movedim(-1, 0)
-    if apart < n_sums:
+    sums[:, :n_distinct] = parts.sum(0).movedim(-1, 0)
+    if n_distinct < n_sums:
         sums[:, 4] = sums[:, 3]
 
 
 def _stored(x: Tensor) -> Tensor:
-    """Return a column as contiguous numbers."""
+    """Return a contiguous column, with bool viewed as uint8."""
     return (x.view(torch.uint8) if x.dtype == torch.bool else x).contiguous()
 
 
 @triton.jit
 def _bin(value, n_bins, right: tl.constexpr):
-    """Return `segments.bin_index` of float64 values, int32."""
+    """Return `segments.bin_index` for float64 values, int32."""
     scaled = value * n_bins
-    scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN too
+    scaled = tl.where(scaled > 0, scaled, 0.0)  # also replaces NaN
     scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
     index = tl.ceil(scaled) - 1 if right else tl.floor(scaled)
     index = tl.where(index < 0, 0.0, index)
@@ -109,12 +109,12 @@ def _bin(value, n_bins, right: tl.constexpr):
 def _add_events(
     confidence, outcome, weights, ecd, parts, n, size, n_bins,
     weighted: tl.constexpr, has_ecd: tl.constexpr, right: tl.constexpr, has_noise: tl.constexpr, shares: tl.constexpr,
-    squared: tl.constexpr, held: tl.constexpr, bins: tl.constexpr,
+    squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
-    """Add a piece of a series over some bins."""
+    """Sum one piece of a batch element over a range of bins; grid: batch elements, pieces, ranges of bins."""
     series = tl.program_id(0).to(tl.int64) * n
     piece = tl.program_id(1).to(tl.int64)
-    own = tl.program_id(2) * bins + tl.arange(0, bins)
+    program_bins = tl.program_id(2) * bins + tl.arange(0, bins)
     count = tl.zeros([bins], tl.float64)
     sum_confidence = tl.zeros([bins], tl.float64)
     sum_outcome = tl.zeros([bins], tl.float64)
@@ -122,42 +122,42 @@ def _add_events(
     sum_noise = tl.zeros([bins], tl.float64)
     sum_ecd = tl.zeros([bins], tl.float64)
     end = tl.minimum((piece + 1) * size, n)
-    for start in range(piece * size, end, held):
-        at = start + tl.arange(0, held)
-        present = at < end
-        w = tl.load(weights + series + at, mask=present, other=0) if weighted else present.to(tl.float64)
+    for start in range(piece * size, end, chunk):
+        event = start + tl.arange(0, chunk)
+        present = event < end
+        w = tl.load(weights + series + event, mask=present, other=0) if weighted else present.to(tl.float64)
         present = w != 0
-        value = tl.load(confidence + series + at, mask=present, other=0).to(tl.float64)
-        there = present[:, None] & (_bin(value, n_bins, right)[:, None] == own[None, :])
-        hit = tl.load(outcome + series + at, mask=present, other=0).to(tl.float64)
-        count += tl.sum(tl.where(there, w[:, None], 0.0), 0)
-        sum_confidence += tl.sum(tl.where(there, (w * value)[:, None], 0.0), 0)
-        sum_outcome += tl.sum(tl.where(there, (w * hit)[:, None], 0.0), 0)
+        value = tl.load(confidence + series + event, mask=present, other=0).to(tl.float64)
+        in_bin = present[:, None] & (_bin(value, n_bins, right)[:, None] == program_bins[None, :])
+        y = tl.load(outcome + series + event, mask=present, other=0).to(tl.float64)
+        count += tl.sum(tl.where(in_bin, w[:, None], 0.0), 0)
+        sum_confidence += tl.sum(tl.where(in_bin, (w * value)[:, None], 0.0), 0)
+        sum_outcome += tl.sum(tl.where(in_bin, (w * y)[:, None], 0.0), 0)
         if has_noise:
             spread = w * value * (1 - value)
-            sum_spread += tl.sum(tl.where(there, spread[:, None], 0.0), 0)
+            sum_spread += tl.sum(tl.where(in_bin, spread[:, None], 0.0), 0)
             if shares or squared:
-                variance = w * (hit - value) * (hit - value) if shares else spread
+                variance = w * (y - value) * (y - value) if shares else spread
                 variance = w * variance if squared else variance
-                sum_noise += tl.sum(tl.where(there, variance[:, None], 0.0), 0)
+                sum_noise += tl.sum(tl.where(in_bin, variance[:, None], 0.0), 0)
         if has_ecd:
-            more = tl.load(ecd + series + at, mask=present, other=0).to(tl.float64)
-            sum_ecd += tl.sum(tl.where(there, (w * more)[:, None], 0.0), 0)
+            ecds = tl.load(ecd + series + event, mask=present, other=0).to(tl.float64)
+            sum_ecd += tl.sum(tl.where(in_bin, (w * ecds)[:, None], 0.0), 0)
     n_columns: tl.constexpr = 3 + (2 if has_noise else 0) + (1 if has_ecd else 0)
-    to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + own
-    tl.store(to, count, mask=own < n_bins)
-    tl.store(to + n_bins, sum_confidence, mask=own < n_bins)
-    tl.store(to + 2 * n_bins, sum_outcome, mask=own < n_bins)
+    to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + program_bins
+    tl.store(to, count, mask=program_bins < n_bins)
+    tl.store(to + n_bins, sum_confidence, mask=program_bins < n_bins)
+    tl.store(to + 2 * n_bins, sum_outcome, mask=program_bins < n_bins)
     if has_noise:
-        tl.store(to + 3 * n_bins, sum_spread, mask=own < n_bins)
-        tl.store(to + 4 * n_bins, sum_noise if shares or squared else sum_spread, mask=own < n_bins)
+        tl.store(to + 3 * n_bins, sum_spread, mask=program_bins < n_bins)
+        tl.store(to + 4 * n_bins, sum_noise if shares or squared else sum_spread, mask=program_bins < n_bins)
     if has_ecd:
-        tl.store(to + (n_columns - 1) * n_bins, sum_ecd, mask=own < n_bins)
+        tl.store(to + (n_columns - 1) * n_bins, sum_ecd, mask=program_bins < n_bins)
 
 
 @triton.jit
 def _proportional(x, largest, logits: tl.constexpr):
-    """Return a tile of probabilities, for logits divided by that of the top class."""
+    """Return the probabilities of a tile of rows; for logits, divided by the probability of the top class."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     if logits:
@@ -173,19 +173,18 @@ def _add_classes(
     weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
     classes: tl.constexpr,
 ):  # fmt: skip
-    """Add a piece of the rows over some classes; entries of the first bin are added as columns.
+    """Sum one piece of the rows over a range of classes; grid: ranges of classes, pieces.
 
-    There are 3 sums, 4 with one sum of noise, 5 with another one for squared weights.
-
-    Entries beyond the first bin are added to the program's sums in memory, one bin after another: as many times as bins
-    occur in a tile, which for many classes is mostly none.
+    The sums are weight, confidence and outcome, then up to two sums of noise, the second with squared weights. Entries
+    of the first bin are summed in registers. For other bins, the program adds to its sums in memory, one bin of the
+    tile at a time; with many classes most tiles have none.
     """
     columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
     real = columns < n_classes
     piece = tl.program_id(1).to(tl.int64)
     column = (tl.full([], 0, tl.int64) + n_classes) * n_bins
     to = parts + piece * n_sums * column + columns
-    near = _BELOW_EDGE / n_bins
+    threshold = _BELOW_EDGE / n_bins
     count = tl.zeros([classes], tl.float64)
     total = tl.zeros([classes], tl.float64)
     hits = tl.zeros([classes], tl.float64)
@@ -204,22 +203,23 @@ def _add_classes(
         x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
         x = _proportional(x, largest, logits)
         q = x * scale.to(x.dtype)[:, None] if logits else x
-        hit = inside & (columns[None, :] == tl.load(target + row, mask=present, other=-1)[:, None])
-        reaches = inside & (q >= near)
+        is_label = inside & (columns[None, :] == tl.load(target + row, mask=present, other=-1)[:, None])
+        reaches = inside & (q >= threshold)
         first = inside & ~reaches
         if weighted:
             count += tl.sum(tl.where(first, w[:, None], 0.0), 0)
             total += tl.sum(tl.where(first, w[:, None] * q, 0.0), 0)
-            hits += tl.sum(tl.where(first & hit, w[:, None], 0.0), 0)
+            hits += tl.sum(tl.where(first & is_label, w[:, None], 0.0), 0)
         else:
             count += tl.sum(first.to(tl.int32), 0)
             total += tl.sum(tl.where(first, q, 0.0), 0)
-            hits += tl.sum((first & hit).to(tl.int32), 0)
+            hits += tl.sum((first & is_label).to(tl.int32), 0)
         if n_sums > 3:
-            of_spread = w[:, None] * (q * (1 - q))
-            spread += tl.sum(tl.where(first, of_spread, 0.0), 0)
+            weighted_spread = w[:, None] * (q * (1 - q))
+            spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
             if n_sums > 4:
-                noise += tl.sum(tl.where(first, w[:, None] * of_spread, 0.0), 0)
+                noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
+        # Entries >= 1/B: visit the bins that occur in the tile, from the last one down.
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:
@@ -227,25 +227,25 @@ def _add_classes(
             index = tl.where(reaches, _bin(wide, n_bins, right), -1)
             bin_ = tl.max(tl.max(index, 1), 0)
             while bin_ >= 0:
-                there = index == bin_
-                of_spread = w[:, None] * (wide * (1 - wide))
+                in_bin = index == bin_
+                weighted_spread = w[:, None] * (wide * (1 - wide))
                 _add(
                     to + bin_.to(tl.int64) * n_classes, column, real,
-                    tl.sum(tl.where(there, w[:, None], 0.0), 0),
-                    tl.sum(tl.where(there, w[:, None] * wide, 0.0), 0),
-                    tl.sum(tl.where(there & hit, w[:, None], 0.0), 0),
-                    tl.sum(tl.where(there, of_spread, 0.0), 0),
-                    tl.sum(tl.where(there, w[:, None] * of_spread, 0.0), 0),
+                    tl.sum(tl.where(in_bin, w[:, None], 0.0), 0),
+                    tl.sum(tl.where(in_bin, w[:, None] * wide, 0.0), 0),
+                    tl.sum(tl.where(in_bin & is_label, w[:, None], 0.0), 0),
+                    tl.sum(tl.where(in_bin, weighted_spread, 0.0), 0),
+                    tl.sum(tl.where(in_bin, w[:, None] * weighted_spread, 0.0), 0),
                     n_sums,
                 )  # fmt: skip
-                index = tl.where(there, -1, index)
+                index = tl.where(in_bin, -1, index)
                 bin_ = tl.max(tl.max(index, 1), 0)
     _add(to, column, real, count, total, hits, spread, noise, n_sums)
 
 
 @triton.jit
 def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constexpr):
-    """Add to the sums of this program. Its threads wait, because one may load what another one stores."""
+    """Add to the sums of this program in memory; barriers order the loads and stores of different threads."""
     count += tl.load(to, mask=mask, other=0)
     total += tl.load(to + column, mask=mask, other=0)
     hits += tl.load(to + 2 * column, mask=mask, other=0)

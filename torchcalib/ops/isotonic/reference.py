@@ -1,11 +1,12 @@
-"""Algorithms of isotonic regression: loops over one sequence, and PAVA also as rounds of tensor operations.
+"""Pool adjacent violators algorithm (PAVA): loops over one sequence, and a variant in tensor operations.
 
-The loops run on Python lists, which are much faster there than arrays or tensors; `numba` compiles the same functions
-for arrays. Each fills the buffers `size`, `total` and `ends`, as long as the sequence, and returns the number of
-blocks: block b is the elements `ends[b-1]..ends[b]-1`, of weight `size[b]` and sum `total[b]`. The buffers are a stack
-of finished blocks, and `w` and `s` hold weight and sum of the growing block. An element of weight 0 begins no block: it
-belongs to the block before it, or to the first one. Means are compared as products, which is exact for int64 counts up
-to 3e9 samples; Python integers have no limit.
+The loops run on Python lists, which are much faster than tensors there. `numba` compiles them for arrays. They fill the
+buffers `size`, `total` and `ends`, each as long as the sequence, and return the number of blocks. Block b consists of
+the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and sum `total[b]`.
+
+The buffers are a stack of finished blocks; `w` and `s` are weight and sum of the current block. An element of weight 0
+belongs to the previous block, or else to the first one. Means are compared as products, which is exact for int64 counts
+up to 3e9 samples, and for Python integers of any size.
 """
 
 from collections.abc import MutableSequence, Sequence
@@ -21,7 +22,7 @@ def pava(
     total: MutableSequence[float],
     ends: MutableSequence[int],
 ) -> int:
-    """Pool adjacent violators (PAVA): merge a block with the one before it unless its mean is higher.
+    """Pool adjacent violators (PAVA): merge a block with the previous one unless its mean is higher.
 
     Source: Ayer et al. (1955); Best, Chakravarti: Active set algorithms for isotonic regression (1990).
 
@@ -33,14 +34,14 @@ def pava(
         ends: filled with the end of every block.
     """
     count = 0
-    w = weight[0] * 0  # zero in the type of the sequence
+    w = weight[0] * 0  # zero of the element type, because numba needs constant types
     s = values[0] * 0
     for i in range(len(weight)):
         v = weight[i]
         if v == 0:
             continue
         y = values[i]
-        if w > 0 and s * v < y * w:
+        if w > 0 and s * v < y * w:  # the mean rises: push the current block and start a new one
             size[count] = w
             total[count] = s
             ends[count] = i
@@ -48,7 +49,7 @@ def pava(
             w = v
             s = y
             continue
-        w += v
+        w += v  # violation: pool the element, then all previous blocks that now violate the order
         s += y
         while count > 0 and total[count - 1] * w >= s * size[count - 1]:
             count -= 1
@@ -72,19 +73,22 @@ def pava_bc(
     total: MutableSequence[int],
     ends: MutableSequence[int],
 ) -> int:
-    """PAVA with bounds on the size of a block ([TCE] Algorithm 2, and with `paper` Algorithm 3).
+    """PAVA with block constraints (PAVA-BC): [TCE] Algorithm 2, and with `paper` also Algorithm 3.
 
     Args:
         weight: number of samples in every tied group, in the order of the scores.
         values: number of positives in every tied group.
-        n_min: smallest block.
-        n_max: largest block.
-        paper: as in the paper; otherwise as in the authors' code.
+        n_min: smallest block size.
+        n_max: largest block size.
+        paper: whether to follow the paper instead of the authors' code.
         size: filled with the weight of every block.
         total: filled with the sum of every block.
         ends: filled with the end of every block.
+
+    Source:
+        [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023).
     """
-    # Reserve the last n_min samples; the tied group with the first of them is reserved as a whole.
+    # Reserve the last n_min samples for the final block, rounded up to whole tied groups.
     tail = len(weight)
     tail_size = 0
     tail_total = 0
@@ -93,7 +97,7 @@ def pava_bc(
         tail_size += weight[tail]
         tail_total += values[tail]
 
-    # Algorithm 2, main loop: each sample is a new block, and the top two blocks are merged while the rule allows it.
+    # Algorithm 2, main loop: each group starts a new block, and the top two blocks are merged while the rule allows it.
     count = 0
     w = 0
     s = 0
@@ -110,7 +114,7 @@ def pava_bc(
             count += 1
             w = v
             s = y
-            continue  # the top two stay apart, so the blocks below do, too
+            continue  # the top two blocks are not merged, so the ones below do not change
         w = both
         s += y
         while count > 0:
@@ -126,7 +130,8 @@ def pava_bc(
         ends[count] = tail
         count += 1
 
-    # Algorithm 2, last lines. The authors' code uses n_min in place of the size of the block.
+    # Algorithm 2, last lines: merge the final block with the previous one if both fit into n_max. The authors' code
+    # compares with n_min instead of the size of the previous block.
     if tail_size > 0:
         if count > 0 and (size[count - 1] if paper else n_min) + tail_size <= n_max:
             size[count - 1] += tail_size
@@ -137,35 +142,35 @@ def pava_bc(
             count += 1
         ends[count - 1] = len(weight)
 
-    # Algorithm 3: merge neighbours of equal mean. A merged block keeps its mean, so one pass is enough.
+    # Algorithm 3: merge neighbouring blocks of equal mean. A merged block keeps its mean, so one pass is enough.
     if paper and count > 1:
-        kept = 0
+        last = 0
         for j in range(1, count):
-            if total[kept] * size[j] == total[j] * size[kept]:
-                size[kept] += size[j]
-                total[kept] += total[j]
+            if total[last] * size[j] == total[j] * size[last]:
+                size[last] += size[j]
+                total[last] += total[j]
             else:
-                kept += 1
-                size[kept] = size[j]
-                total[kept] = total[j]
-            ends[kept] = ends[j]
-        count = kept + 1
+                last += 1
+                size[last] = size[j]
+                total[last] = total[j]
+            ends[last] = ends[j]
+        count = last + 1
     return count
 
 
 def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
-    """PAVA on whole tensors: pool all adjacent violators at once, and repeat until there are none.
+    """PAVA by tensor operations: pool all adjacent violators at once, and repeat until there are none.
 
-    A run of blocks with non-increasing means lies in one block of the solution, so it is pooled as a whole. Labels take
-    about 15 rounds for a million samples, each on a shorter list. Increasing targets with one low value at the end take
-    a round for each block, so real targets use the loop. On a CPU it is many times slower than the compiled loop.
+    A run of blocks with non-increasing means lies in one block of the solution, so it is pooled as a whole. A million
+    labels take about 15 rounds of decreasing length. Real targets can take one round per block, for instance if they
+    increase up to one low value at the end; so they use the loop. On a CPU this is much slower than the compiled loop.
 
     Args:
-        weight: `(R, G)`.
+        weight: weight of every element, `(R, G)`.
         values: weight times target, `(R, G)`.
 
     Returns:
-        Whether a block begins at the element, bool `(R, G)`. Every round reads one flag back from the device.
+        True where a block begins, bool `(R, G)`. Every round synchronises the device.
     """
     start = (weight > 0).flatten().nonzero().squeeze(-1)
     w, s = weight.flatten()[start], values.flatten()[start]
@@ -174,12 +179,12 @@ def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
         violates = (s[:-1] * w[1:] >= s[1:] * w[:-1]) & (row[:-1] == row[1:])
         if not violates.any():
             break
-        opens = torch.cat([violates.new_ones(1), ~violates])
-        block = opens.cumsum(0) - 1
-        start, row = start[opens], row[opens]
+        is_start = torch.cat([violates.new_ones(1), ~violates])
+        block = is_start.cumsum(0) - 1
+        start, row = start[is_start], row[is_start]
         w = w.new_zeros(start.shape).index_add_(0, block, w)
         s = s.new_zeros(start.shape).index_add_(0, block, s)
-    # The first block of a row includes the elements of weight 0 before it; a row without weight is one block.
+    # The first block of a row includes leading elements of weight 0. A row of total weight 0 is one block.
     leads = torch.ones_like(row, dtype=torch.bool)
     leads[1:] = row[1:] != row[:-1]
     first = torch.zeros_like(weight, dtype=torch.bool)

@@ -1,12 +1,12 @@
-"""The loops of `reference` as Triton kernels: one program for each row. Only `dispatch` imports it, at first use.
+"""The pool adjacent violators algorithm (PAVA) of `isotonic.reference` as Triton kernels, with one program per row.
 
-Its speed on a GPU is not measured yet.
+Only `dispatch` imports this module, at first use. The speed on a GPU has not been measured.
 
-A row is the elements `begin..stop-1` of flat columns. Its stack of blocks uses the same range of three buffers in
-global memory: `begin..top-1` are the finished blocks, and `w` and `s` hold the growing one.
+A row consists of the elements `begin..stop-1` of flat columns. Its stack of blocks uses the same range of three buffers
+in global memory: `begin..top-1` are the finished blocks. `w` and `s` are weight and sum of the current block.
 
-Row number times length exceeds 2^31, so addresses are int64. A variable of a loop keeps its type, so counts start as a
-zero of their dtype instead of the literal 0.
+Addresses are int64, because row * length can exceed 2^31. A loop variable keeps its type in Triton, so counts are
+initialised by a zero of their dtype instead of the literal 0.
 """
 
 import torch
@@ -14,37 +14,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A program is sequential, and more warps would only repeat it. Without fused multiply-add, products are rounded before
-# they are compared, as on the CPU, so the blocks are the same.
+# One warp, because a program is sequential. No fused multiply-add, so that products are rounded before the comparison
+# as on the CPU, which gives the same blocks.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-# Blocks that are marked at a time after the loop.
+# Number of blocks marked together after the loop.
 _MARKED = tl.constexpr(128)
 
 
 def pava(weight: Tensor, values: Tensor) -> Tensor:
-    """Return where the blocks of isotonic least squares begin: bool `(R, G)`. It does not synchronise.
+    """Return True where a block of isotonic least squares begins, bool `(R, G)`, without synchronising.
 
     Args:
-        weight: weight of every element `(R, G)`, in the order of the scores; int64 or float64.
-        values: weight times target, of the dtype of `weight`.
+        weight: weights in the order of the scores, int64 or float64 `(R, G)`.
+        values: weight times target, `(R, G)` of the dtype of `weight`.
     """
     first, stack = _buffers(weight)
     if first.numel():
         columns = [weight.contiguous(), values.contiguous()]
-        with torch.cuda.device_of(weight):  # Triton launches on the current device
+        with torch.cuda.device_of(weight):  # Triton launches kernels on the current device
             _pava[(len(weight),)](*columns, *stack, first, weight.shape[-1], **_OPTIONS)
     return first
 
 
 def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
-    """Return where the blocks of PAVA with bounds on their size begin: bool `(R, G)`. It does not synchronise.
+    """Return True where a block of PAVA with block constraints begins, bool `(R, G)`, without synchronising.
 
     Args:
-        weight: number of samples in every tied group `(R, G)`, in the order of the scores; int64.
-        values: number of positives in every tied group, int64.
-        n_min: smallest block of each row, int64 `(R,)`.
-        n_max: largest block of each row, int64 `(R,)`.
-        paper: as in the paper; otherwise as in the authors' code.
+        weight: number of samples in every tied group, in the order of the scores, int64 `(R, G)`.
+        values: number of positives in every tied group, int64 `(R, G)`.
+        n_min: smallest block size of each row, int64 `(R,)`.
+        n_max: largest block size of each row, int64 `(R,)`.
+        paper: whether to follow the paper instead of the authors' code.
     """
     first, stack = _buffers(weight)
     if first.numel():
@@ -55,7 +55,7 @@ def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper:
 
 
 def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return block starts with one block for each row, and buffers for weight, sum and end of the blocks."""
+    """Return block starts initialised to one block per row, and buffers for weight, sum and end of the blocks."""
     first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
     first[:, :1].fill_(True)
     return first, [torch.empty_like(first, dtype=dtype) for dtype in (weight.dtype, weight.dtype, torch.int64)]
@@ -63,7 +63,7 @@ def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 @triton.jit(do_not_specialize=["length"])
 def _pava(weight, values, size, total, ends, first, length):
-    """`reference.pava` of one row."""
+    """Run `reference.pava` on one row."""
     begin = tl.program_id(0).to(tl.int64) * length
     stop = begin + length
     top = begin
@@ -90,14 +90,14 @@ def _pava(weight, values, size, total, ends, first, length):
 
 @triton.jit(do_not_specialize=["length"])
 def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper: tl.constexpr):
-    """`reference.pava_bc` of one row."""
+    """Run `reference.pava_bc` on one row."""
     row = tl.program_id(0).to(tl.int64)
     n_min = tl.load(low + row)
     n_max = tl.load(high + row)
     begin = row * length
     stop = begin + length
 
-    # Reserve the last n_min samples.
+    # Reserve the last n_min samples for the final block, rounded up to whole tied groups.
     tail = stop
     tail_size = tl.full([], 0, tl.int64)
     tail_total = tl.full([], 0, tl.int64)
@@ -106,7 +106,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         tail_size += tl.load(weight + tail)
         tail_total += tl.load(values + tail)
 
-    # Algorithm 2, main loop.
+    # Algorithm 2, main loop: each group starts a new block, and the top two blocks are merged while the rule allows it.
     top = begin
     w = tl.full([], 0, tl.int64)
     s = tl.full([], 0, tl.int64)
@@ -128,7 +128,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
                     w += tl.load(size + top)
                     s += tl.load(total + top)
 
-    # Algorithm 2, last lines: the tail is a block of its own, or joins the last one.
+    # Algorithm 2, last lines: merge the final block with the previous one if both fit into n_max.
     if (w > 0) & ((w if paper else n_min) + tail_size > n_max):
         _push(size, total, ends, top, w, s, tail)
         top += 1
@@ -139,7 +139,8 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         s += tail_total
 
     if paper:
-        # Algorithm 3, from the last block down: a merged block keeps its mean, so the direction does not matter.
+        # Algorithm 3: merge neighbouring blocks of equal mean, last one first. A merged block keeps its mean, so
+        # the direction does not matter.
         while top > begin:
             top -= 1
             below_w = tl.load(size + top)
@@ -157,7 +158,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
 
 @triton.jit
 def _push(size, total, ends, top, w, s, end):
-    """Push a block on the stack. The barriers make the store of one thread visible to the loads of all."""
+    """Push a block on the stack; the barriers make the stores visible to the loads of all threads."""
     tl.debug_barrier()
     tl.store(size + top, w)
     tl.store(total + top, s)
@@ -167,7 +168,7 @@ def _push(size, total, ends, top, w, s, end):
 
 @triton.jit
 def _violates(size, total, begin, top, w, s):
-    """Return whether there is a block below with a mean that is not below the mean of `(w, s)`."""
+    """Return True if the top of the stack has a mean >= s / w."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)
@@ -176,7 +177,7 @@ def _violates(size, total, begin, top, w, s):
 
 @triton.jit
 def _violates_within(size, total, begin, top, w, s, n_min, n_max):
-    """Return whether there is a block below that `(w, s)` may join under the bounds of PAVA-BC."""
+    """Return True if the current block `(w, s)` must be merged with the top of the stack (Algorithm 2)."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)
@@ -186,7 +187,7 @@ def _violates_within(size, total, begin, top, w, s, n_min, n_max):
 
 @triton.jit
 def _mark(first, ends, begin, top):
-    """Mark the block starts: the ends of the finished blocks."""
+    """Set `first` at the ends of the finished blocks, where the next blocks start."""
     for start in range(begin, top, _MARKED):
         slot = start + tl.arange(0, _MARKED)
         end = tl.load(ends + slot, mask=slot < top, other=0)

@@ -1,16 +1,16 @@
-"""Maximum likelihood fits of softmax(alpha s + beta), by Newton's method in float64.
+"""Maximum likelihood fits of softmax(alpha s + beta) to labels, by Newton's method in float64.
 
-Axes: `R` weight vectors of one sample (folds, bootstrap replicates), `S` series, `N` samples, `C` classes. All fits of
-a call are one batched solve, in pieces that fit into the cache; the scores are never copied R times.
+Axes: `R` replicate weights (folds, bootstrap replicates), `S` batch elements, `N` samples, `C` classes. All fits of a
+call are one batched solve, in pieces that fit into the cache. The scores are not copied for the replicates.
 
-The mean NLL is convex in (alpha, beta), so the start only affects the number of rounds. It is a float32 fit to the
-mean of the weights. Scores are divided by their scale, so that a factor of the logits changes nothing but the unit of
-alpha. Results are in units of the original scores.
+The mean negative log-likelihood (NLL) is convex in (alpha, beta), so the start only affects the number of iterations.
+The start is a float32 fit to the mean weights. Scores are divided by their scale, so that the iterations do not depend
+on a factor of the logits. Results are in units of the original scores.
 
-The three fits have a solver each:
+Solvers:
 
-- `affine`: damped Newton steps in C + 1 unknowns, by a Cholesky factor with a ridge.
-- `temperature`: one unknown, by a bracketed search on the slope. It evaluates no likelihood, so it takes no logarithm
-  for each row, and it cannot leave the bracket.
-- `logistic`: one or two unknowns of binary outcomes, differentiable in the scores, with standard errors.
+- `temperature`: alpha alone, by a bracketed search for the root of the slope. It needs no likelihood, and thus no
+  logarithm per row.
+- `affine`: alpha and beta, by damped Newton steps with a regularised Cholesky factor.
+- `logistic`: intercept and slope for binary outcomes, differentiable in the scores, with standard errors.
 """

@@ -1,4 +1,7 @@
-"""Fit of scale and biases: damped Newton steps with an Armijo condition (Nocedal, Wright: Numerical optimization)."""
+"""Fit of alpha and beta in softmax(alpha s + beta): damped Newton steps on the negative log-likelihood (NLL).
+
+Source: Nocedal, Wright: Numerical optimization (2006), algorithm 3.2 with the Armijo condition.
+"""
 
 import math
 from typing import NamedTuple
@@ -28,7 +31,7 @@ from torchcalib.ops.newton.temperature import rough_alpha
 
 
 class _Value(NamedTuple):
-    """NLL `(R, S)` with gradient `(R, S, C + 1)` and Hessian `(R, S, C + 1, C + 1)`, alpha before beta."""
+    """Mean NLL `(R, S)`, and its gradient and Hessian in (alpha, beta), C + 1 parameters."""
 
     nll: Tensor
     gradient: Tensor
@@ -36,22 +39,24 @@ class _Value(NamedTuple):
 
 
 def solve_dp(p: Problem) -> Solved:
-    """Return the best scale and biases; biases of classes without samples are -inf."""
+    """Minimise the NLL in alpha > 0 and beta; classes without samples get a bias of -inf."""
     present = p.share > 0
     at_bound = _slope_at_zero(p) >= -FLAT
-    rough = p.rough()
-    ahead = rough_alpha(p.rough(1024), p.scale).unsqueeze(-1)
-    begin = torch.cat((ahead, torch.zeros_like(rough.share)), -1)
-    theta, *_ = _damped(rough, begin, rough.of_label > 0, 1e-3, 25)
-    theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, begin).to(p.w.dtype)
+    averaged = p.averaged()
+    # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean weights.
+    start_alpha = rough_alpha(p.averaged(1024), p.scale).unsqueeze(-1)
+    start = torch.cat((start_alpha, torch.zeros_like(averaged.share)), -1)
+    theta, *_ = _damped(averaged, start, averaged.of_label > 0, 1e-3, 25)
+    theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, start).to(p.w.dtype)
 
-    # Few weightings at a time, so that a slow one delays few others.
-    at_once = max(1, PIECE // max(1, p.scores.numel()))
-    pieces = [slice(i, i + at_once) for i in range(0, max(1, p.w.shape[0]), at_once)]
+    # Solve for few replicate weights at a time, so that a slow fit delays few others.
+    batch_size = max(1, PIECE // max(1, p.scores.numel()))
+    pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
     starts = theta.expand(p.w.shape[0], -1, -1)
-    found = [_damped(p.some(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
-    theta, gradient, outcome = (torch.cat(column) for column in zip(*found, strict=True))
+    solutions = [_damped(p.for_replicates(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
+    theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
 
+    # At alpha = 0 the best biases are the log class frequencies. Centre the biases of the classes with samples.
     beta = torch.where(at_bound.unsqueeze(-1), p.share.log(), theta[..., 1:]).masked_fill(~present, 0)
     beta = (beta - beta.sum(-1, keepdim=True) / present.sum(-1, keepdim=True)).masked_fill(~present, -torch.inf)
     gradient = torch.cat((gradient[..., :1] * p.scale[:, None], gradient[..., 1:]), -1)
@@ -60,7 +65,7 @@ def solve_dp(p: Problem) -> Solved:
 
 
 def _slope_at_zero(p: Problem) -> Tensor:
-    """Return the slope of the NLL in alpha at alpha = 0 and the best biases there, the log class frequencies `(R, S)`.
+    """Return the slope of the NLL in alpha at alpha = 0, `(R, S)`, where the best biases are the log class frequencies.
 
     The NLL is convex: if this slope is not negative, no positive alpha is better than 0.
     """
@@ -73,77 +78,80 @@ def _slope_at_zero(p: Problem) -> Tensor:
 def _damped(
     p: Problem, theta: Tensor, fixed: Tensor, relative: float | None, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minimise the NLL, starting at `theta`.
+    """Minimise the NLL by damped Newton steps.
 
-    A Newton step is taken if the NLL decreases by 1e-4 of the decrease that the slope predicts (Armijo condition).
-    Otherwise a quarter of the step is tried. A step reduces alpha to a tenth at most, so alpha stays positive.
+    A step is accepted if the NLL decreases by at least 1e-4 times the decrease predicted by the slope (Armijo
+    condition). Otherwise a quarter of it is tried. Steps are limited such that alpha keeps at least a tenth of its
+    value, and thus stays positive.
 
     Args:
-        p: the problem.
-        theta: start `(R, S, C + 1)`, alpha positive.
-        fixed: fits that need no search `(R, S)`.
-        relative: largest last step; None for the targets `GRADIENT` and `DECREMENT`.
+        p: fits in standard form.
+        theta: start (alpha, beta), `(R, S, C + 1)` with positive alpha.
+        fixed: True for fits that keep their start, `(R, S)`.
+        relative: stop at a step of this length; None to stop at `GRADIENT` and `DECREMENT`.
         rounds: largest number of evaluations.
 
     Returns:
-        theta, its gradient (with `relative`, one step before), and the outcome `(R, S)`.
+        theta, the gradient there (with `relative`, at the previous theta), and the outcome `(R, S)`.
     """
     present = p.share > 0
     theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, FAR)), -1)
     eps = torch.finfo(theta.dtype).eps
-    in_units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)  # units of a gradient
-    least = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
+    # Units in which `GRADIENT` is defined.
+    units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)
+    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
 
     def norm(value: _Value) -> Tensor:
-        return (value.gradient * in_units).square().sum(-1).sqrt()
+        return (value.gradient * units).square().sum(-1).sqrt()
 
-    value, kept = _evaluate(p, theta), False
-    part = torch.ones_like(p.of_label)
+    value, reused = _evaluate(p, theta), False
+    fraction = torch.ones_like(p.of_label)
     for _ in range(rounds):
         step = _newton_step(value, present)
-        shrink = (-0.9 * theta[..., 0] / step[..., 0]).where(step[..., 0] < 0, part).clamp(max=1)
+        # Limit the step such that alpha is reduced to a tenth at most.
+        shrink = (-0.9 * theta[..., 0] / step[..., 0]).where(step[..., 0] < 0, fraction).clamp(max=1)
         step = step * shrink.unsqueeze(-1)
         slope = (step * value.gradient).sum(-1)
         length = step[..., 0].abs() + step[..., 1:].abs().amax(-1)
         exact = (norm(value) <= GRADIENT) & (slope >= -DECREMENT)
         done = exact if relative is None else length <= relative
-        # A sample whose label is not the most likely class costs at least its weight times log 2.
-        separated = value.nll < least * math.log(2)
-        stays = done | fixed | separated | value.nll.isnan() | (part < 1e-6)
-        if all_true(stays):
+        # Separation: below this NLL every label has probability > 1/2. A label that is not the most likely class would
+        # cost at least its weight times log 2.
+        is_separated = value.nll < smallest_weight * math.log(2)
+        is_finished = done | fixed | is_separated | value.nll.isnan() | (fraction < 1e-6)
+        if all_true(is_finished):
             break
-        moved = theta + part.unsqueeze(-1) * step
-        # A short step hardly changes the Hessian, and mostly no further step follows: keep it once.
-        kept = not kept and relative is None and all_true(stays | (part * length <= 1e-5))
-        new = _evaluate(p, moved, value.hessian if kept else None)
-        falls = new.nll <= value.nll + 1e-4 * part * slope + 4 * eps * (1 + value.nll)
-        # Near the optimum the decrease is below the rounding error of the NLL, but the gradient still decreases.
-        level = new.nll <= value.nll + NOISE * (1 + value.nll)
-        better = ~stays & (falls | (level & (norm(new) <= norm(value) / 2)))
+        moved = theta + fraction.unsqueeze(-1) * step
+        # Reuse the Hessian once after a short step, which hardly changes it and is usually the last one.
+        reused = not reused and relative is None and all_true(is_finished | (fraction * length <= 1e-5))
+        new = _evaluate(p, moved, value.hessian if reused else None)
+        meets_armijo = new.nll <= value.nll + 1e-4 * fraction * slope + 4 * eps * (1 + value.nll)
+        # Near the minimum, where the NLL is constant up to rounding errors, accept a step that halves the gradient.
+        is_level = new.nll <= value.nll + NOISE * (1 + value.nll)
+        better = ~is_finished & (meets_armijo | (is_level & (norm(new) <= norm(value) / 2)))
         theta = torch.where(better[..., None], moved, theta)
         value = _Value(
             torch.where(better, new.nll, value.nll),
             torch.where(better[..., None], new.gradient, value.gradient),
             torch.where(better[..., None, None], new.hessian, value.hessian),
         )
-        part = torch.where(better, 1, part / 4).where(~stays, part)
+        fraction = torch.where(better, 1, fraction / 4).where(~is_finished, fraction)
     if relative is None:
         done = done | enough(norm(value), slope)
     else:
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
-    # Under separation the gradient vanishes but the Newton step does not.
-    endless = done & ~fixed & (length > 0.01) if relative is None else separated
-    if look(endless.any()):
-        endless = endless & _never_falls(p, step, present)
-    outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separated | endless, SEPARABLE)
+    # Under separation the gradient vanishes, but the Newton steps stay long.
+    may_be_separable = done & ~fixed & (length > 0.01) if relative is None else is_separated
+    if look(may_be_separable.any()):
+        may_be_separable = may_be_separable & _is_separation(p, step, present)
+    outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(is_separated | may_be_separable, SEPARABLE)
     return theta, value.gradient, outcome
 
 
-def _never_falls(p: Problem, step: Tensor, present: Tensor) -> Tensor:
-    """Return whether the likelihood of no sample decreases along `step`, however long: separation `(R, S)`.
+def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
+    """Return True if no sample's likelihood decreases along `step` at any length, which means separation, `(R, S)`.
 
-    This holds if no class gains on the label of any sample. (Along a step that changes nothing, the slope is rounding
-    error, and some samples lose.)
+    This holds if the score of the label grows at least as fast as any other score of its row.
 
     Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
     """
@@ -160,36 +168,39 @@ def _never_falls(p: Problem, step: Tensor, present: Tensor) -> Tensor:
 
 
 def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Value:
-    """Sum the NLL and its derivatives over the pieces; a given Hessian is returned as it is.
+    """Compute the mean NLL and its derivatives, piece by piece; a given Hessian is returned unchanged.
 
-    With q the softmax of a row and m = sum_k q_k s_k, the Hessian is the weighted mean of sum_k q_k s_k^2 - m^2 in
-    alpha, of q_k (s_k - m) between alpha and beta_k, and of diag(q) - q q' in beta.
+    Let q be the softmax of a row and m = sum_k q_k s_k. The Hessian has the blocks (weighted means over rows):
+    sum_k q_k s_k^2 - m^2 in alpha, q_k (s_k - m) between alpha and beta_k, and diag(q) - q q' in beta.
     """
     alpha, beta = theta[..., :1, None], theta[..., None, 1:]
     nll = -theta[..., 0] * p.of_label - (theta[..., 1:] * p.share).sum(-1)
     mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
     square = torch.zeros_like(p.of_label)
     outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
-    rooms: tuple[Tensor, Tensor] | None = None  # buffers: new memory for each piece costs more than the arithmetic
+    buffers: tuple[Tensor, Tensor] | None = None  # reused: allocation costs more than the arithmetic
     for s, w in p.pieces():
-        if rooms is None:
-            rooms = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
-        room, spare = (x[..., : s.shape[1], :] for x in rooms)
-        q = torch.addcmul(beta, alpha, s, out=room)
+        if buffers is None:
+            buffers = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
+        buffer, second_buffer = (x[..., : s.shape[1], :] for x in buffers)
+        # Softmax of each row, relative to its largest logit.
+        q = torch.addcmul(beta, alpha, s, out=buffer)
         top = q.amax(-1, keepdim=True)
         q = q.sub_(top).exp_()
         norm = q.sum(-1, keepdim=True)
         q = q.div_(norm)
-        qs = torch.mul(q, s, out=spare)
+        qs = torch.mul(q, s, out=second_buffer)
+        # Weighted sums of log-sum-exp and of the gradient.
         row = w.unsqueeze(-2)
         nll = nll + (row @ norm.log().add_(top)).squeeze((-1, -2))
         mean_qs = mean_qs + (row @ qs).squeeze(-2)
         if hessian is not None:
             mean_q = mean_q + (row @ q).squeeze(-2)
             continue
+        # Weighted sums of the Hessian blocks.
         m = qs.sum(-1, keepdim=True)
         square = square + (row @ qs.mul_(s)).sum((-1, -2)) - (row @ m.square()).squeeze((-1, -2))
-        weighted = torch.mul(q, w.unsqueeze(-1), out=spare).mT
+        weighted = torch.mul(q, w.unsqueeze(-1), out=second_buffer).mT
         mixed = mixed + (weighted @ m).squeeze(-1)
         outer = outer + weighted @ q
     if hessian is None:
@@ -202,28 +213,28 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
 
 
 def _newton_step(value: _Value, present: Tensor) -> Tensor:
-    """Return the Newton step, which keeps the sum of beta.
+    """Return the Newton step `(R, S, C + 1)`, which keeps the sum of beta.
 
-    A constant added to every beta changes no probability, so the Hessian is singular along ones. Their outer product
-    makes it regular and does not change the solution, because the gradient is orthogonal to ones. The diagonal is
-    scaled to 1, since class frequencies may differ by any factor. A ridge of the size of rounding errors, increased
-    where the Cholesky factor fails, covers the rest of a null space.
+    Adding a constant to all beta changes no probability, so the Hessian is singular along the vector of ones. Adding a
+    multiple of ones ones' makes it regular. This does not change the solution, because the gradient is orthogonal to
+    ones. The diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small ridge,
+    increased where the Cholesky decomposition fails, covers other null spaces.
     """
     ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
     trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)
     weight = trace / present.sum(-1).clamp(min=1).square()
     matrix = value.hessian + weight[..., None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    held = diagonal > 0
-    unit = torch.where(held, diagonal, 1).rsqrt()
-    matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2) + torch.diag_embed((~held).to(unit.dtype))
+    nonzero = diagonal > 0
+    unit = torch.where(nonzero, diagonal, 1).rsqrt()
+    matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2) + torch.diag_embed((~nonzero).to(unit.dtype))
     eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
     eps = torch.finfo(unit.dtype).eps
     factor, failed = torch.linalg.cholesky_ex(matrix + 50 * eps * eye)
     for ridge in (1e5 * eps, 1e-4, 1e-1):
         if all_true(failed == 0):
             break
-        again, still = torch.linalg.cholesky_ex(matrix + max(ridge, 1e2 * eps) * eye)
-        factor = torch.where((failed > 0)[..., None, None], again, factor)
-        failed = torch.where(failed > 0, still, failed)
+        new_factor, new_failed = torch.linalg.cholesky_ex(matrix + max(ridge, 1e2 * eps) * eye)
+        factor = torch.where((failed > 0)[..., None, None], new_factor, factor)
+        failed = torch.where(failed > 0, new_failed, failed)
     return -torch.cholesky_solve((value.gradient * unit).unsqueeze(-1), factor).squeeze(-1) * unit

@@ -1,4 +1,7 @@
-"""Fits as operations: conversion to standard form, series in pieces, and results in the units of the scores."""
+"""Temperature and affine fits as torch operations.
+
+They convert scores to standard form, call a solver, and convert results to the units of the scores.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,18 +28,20 @@ from torchcalib.ops.operation import operation
 
 
 class AffineFit(NamedTuple):
-    """Fits of softmax(alpha s + beta).
+    """Maximum likelihood fits of softmax(alpha s + beta). NLL is the negative log-likelihood.
 
     Attributes:
-        alpha: `(R, S)`, positive. 0 under `AT_ZERO`, as a limit: a score of -inf stays -inf. 1 under `SEPARABLE`.
-        beta: `(R, S, C)`, of sum 0 over the classes with samples, and -inf for the others; 0 under `SEPARABLE`.
-        grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound `(R, S)`; NaN under
+        alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`. 0 for `AT_ZERO`, where scores of -inf keep
+            probability 0.
+        beta: biases `(R, S, C)`, with sum 0 over the classes with samples and -inf for other classes; 0 for
             `SEPARABLE`.
-        outcome: int64 `(R, S)`. `CONVERGED`. `AT_ZERO`: the best alpha is not positive, the scores carry no
-            information about the class. `SEPARABLE`: no finite (alpha, beta) is best. `STOPPED`: the NLL could not be
-            decreased further, but the gradient is not small. `NO_DATA`: no weight, all values are NaN.
-        lost: weight of the samples whose label has a score of -inf `(R, S)`. Their NLL is infinite for every
-            alpha > 0, so they are left out of the fit.
+        grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound, `(R, S)`; NaN for
+            `SEPARABLE`.
+        outcome: int64 `(R, S)`, one of: `CONVERGED`; `AT_ZERO`, no positive alpha is better than 0, so the scores are
+            uninformative; `SEPARABLE`, the NLL has no finite minimiser; `STOPPED`, the NLL could not be decreased
+            further, but the gradient is not small; `NO_DATA`, the total weight is 0 and all values are NaN.
+        lost: weight of the samples whose label has a score of -inf, `(R, S)`. They are excluded from the fit, because
+            their NLL is infinite for every alpha > 0.
     """
 
     alpha: Tensor
@@ -47,26 +52,26 @@ class AffineFit(NamedTuple):
 
 
 def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
-    """Fit softmax(alpha s), alpha > 0, by a bracketed search.
+    """Fit softmax(alpha s) with alpha > 0 (temperature scaling) by a bracketed search.
 
     Args:
         scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
         target: labels, int64 `(S, N)`.
-        weights: `(R, S, N)`. Samples of weight 0 are ignored.
+        weights: replicate weights `(R, S, N)`. Samples with weight 0 are ignored.
     """
     return AffineFit(*_fit(scores, target, weights, False))
 
 
 def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
-    """Fit softmax(alpha s + beta), alpha > 0, by damped Newton steps; see `fit_temperature`.
+    """Fit softmax(alpha s + beta) with alpha > 0 (affine scaling of the logits) by damped Newton steps.
 
-    A class without samples gets beta = -inf, which maximises the likelihood.
+    The arguments are those of `fit_temperature`. A class without samples gets beta = -inf, which maximises the
+    likelihood.
     """
     return AffineFit(*_fit(scores, target, weights, True))
 
 
-def _like(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
-    """Return tensors in the shapes of the results of `_fit`."""
+def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
     shape = weights.shape[:-1]
     one = weights.new_empty(shape, dtype=wide_dtype(weights.device))
     outcome = target.new_empty(shape)
@@ -75,44 +80,44 @@ def _like(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Ten
 
 @operation(
     "fit_affine(Tensor scores, Tensor target, Tensor weights, bool bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _like,
+    _empty_results,
 )
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
-    """Fit some series at a time; further leading axes are series, too."""
-    series, n_weightings = scores.shape[:-2], weights.shape[-3]
-    n_series, n, n_classes = series.numel(), *scores.shape[-2:]
-    scores, target = scores.reshape(n_series, n, n_classes), target.reshape(n_series, n)
-    weights = weights.movedim(-3, 0).reshape(n_weightings, n_series, n)
-    if not n:  # one sample of weight 0 stands for no data
+    """Fit a few batch elements at a time, after flattening further batch axes."""
+    batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
+    n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
+    scores, target = scores.reshape(n_elements, n, n_classes), target.reshape(n_elements, n)
+    weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
+    if not n:  # replace no data by one sample of weight 0
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
-    at_once = max(1, PIECE // max(1, n * n_classes))
-    pieces = [slice(i, i + at_once) for i in range(0, max(1, n_series), at_once)]
+    batch_size = max(1, PIECE // max(1, n * n_classes))
+    pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
     solve = solve_dp if bias else solve_temperature
-    found = [_fit_series(scores[i], target[i], weights[:, i], solve) for i in pieces]
-    joined = (torch.cat(column, 1) for column in zip(*found, strict=True))
-    return tuple(x.reshape(n_weightings, *series, *x.shape[2:]).movedim(0, len(series) - 1) for x in joined)
+    solutions = [_solve_batch(scores[i], target[i], weights[:, i], solve) for i in pieces]
+    joined = (torch.cat(column, 1) for column in zip(*solutions, strict=True))
+    return tuple(x.reshape(n_replicates, *batch_shape, *x.shape[2:]).movedim(0, len(batch_shape) - 1) for x in joined)
 
 
-def _fit_series(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[Problem], Solved]) -> AffineFit:
+def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[Problem], Solved]) -> AffineFit:
     n_classes = scores.shape[-1]
     wide = wide_dtype(scores.device)
     weights = weights.to(wide)
     top = scores.amax(-1, keepdim=True)
     s_label = scores.gather(-1, target.unsqueeze(-1)).to(wide).sub_(top).squeeze(-1)
     lost = s_label == -torch.inf
-    unread = (weights == 0).all(0)
+    unused = (weights == 0).all(0)
     w = weights.masked_fill(lost | (weights == 0), 0)
     total = w.sum(-1)
     w = w / total.unsqueeze(-1)
 
-    standard, mean, scale, usual = standard_form(scores, top, unread)
-    s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unread, 0).clamp(min=FAR)
+    standard, mean, scale, usual = standard_form(scores, top, unused)
+    s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unused, 0).clamp(min=FAR)
     share = w.new_zeros((*w.shape[:-1], n_classes)).scatter_add(-1, target.expand(w.shape), w)
-    held, taken = (scores, top) if standard is None else (standard, None)
-    whole = Problem(held, taken, mean, s_label, target, w, share, scale, (w * s_label).sum(-1))
+    problem_scores, problem_top = (scores, top) if standard is None else (standard, None)
+    problem = Problem(problem_scores, problem_top, mean, s_label, target, w, share, scale, (w * s_label).sum(-1))
 
-    alpha, beta, grad_norm, outcome = solve(whole)
-    if not usual:  # with a score of FAR, alpha can converge to 0 but never equals it
+    alpha, beta, grad_norm, outcome = solve(problem)
+    if not usual:  # with scores of FAR, the minimum at alpha = 0 is only approached
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
     empty = ~(total > 0)

@@ -1,7 +1,7 @@
-"""The fits in standard form, their outcomes, and when a fit is good enough.
+"""Fits of softmax(alpha s + beta) in standard form, with their outcomes and stopping criteria.
 
-In standard form, the largest score of a row is 0 and the scores are divided by their scale. So fits of logits that
-differ by a factor take the same steps.
+In standard form, the largest score of a row is 0 and the scores are divided by their scale. So logits that differ by a
+factor take the same iterations. NLL is the negative log-likelihood.
 """
 
 import math
@@ -15,34 +15,34 @@ from torchcalib.ops.host_values import look
 from torchcalib.ops.logs import wide_dtype
 
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
-"""Outcomes of a fit; see `AffineFit`."""
+"""Outcomes of a fit, defined in `AffineFit`."""
 
-GRADIENT = 1e-10  # target for the gradient norm of the mean NLL, in units of the scores and of their scale
-DECREMENT = 1e-15  # target for the Newton decrement: twice the NLL that one more step would gain
-PROMISED = 1e-9, 1e-12  # both, where rounding prevents the targets
-FLAT = 1e-14  # a slope within rounding error of 0
+GRADIENT = 1e-10  # target for the gradient norm of the mean NLL, in original and in standard units
+DECREMENT = 1e-15  # target for the Newton decrement, twice the decrease of the NLL by one more step
+PROMISED = 1e-9, 1e-12  # accepted gradient norm and decrement where rounding errors prevent the targets
+FLAT = 1e-14  # slope within rounding error of 0
 NOISE = 1e-13  # rounding error of an NLL, relative to 1 + NLL
-ROUNDS = 200
-FAR = -1e18  # replaces a score of -inf: its probability is 0, and 0 times it is 0
-UNUSUAL = 1e6  # scale above which scores may stand for -inf
-PIECE = 2**18  # scores of a piece: 2 MB of float64
+ROUNDS = 200  # largest number of iterations
+FAR = -1e18  # stands for a score of -inf: its probability is 0, and its product with 0 is 0 instead of NaN
+UNUSUAL = 1e6  # scale above which very low scores may represent -inf
+PIECE = 2**18  # scores computed together: 2 MB of float64
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Fits in standard form.
+    """A batch of fits in standard form.
 
     Attributes:
-        scores: in standard form `(S, N, C)`; with `top`, the original scores.
-        top: largest score of every row `(S, N, 1)`, where rows are converted piece by piece: a float64 copy of many
-            scores costs more than the computations on it. None if `scores` are in standard form.
-        mean: mean of every row, in standard form `(S, N)`.
-        s_label: scores of the labels, in standard form `(S, N)`.
+        scores: scores in standard form `(S, N, C)`, or the original scores if `top` is given.
+        top: largest score of every row `(S, N, 1)`, to convert the rows piece by piece; a float64 copy of many scores
+            costs more than the computations on it. None if `scores` are in standard form.
+        mean: mean score of every row, in standard form `(S, N)`.
+        s_label: score of the label of every row, in standard form `(S, N)`.
         target: labels `(S, N)`.
-        w: weights of sum 1 `(R, S, N)`.
-        share: class frequencies `(R, S, C)`.
-        scale: divisor of the scores `(S,)`.
-        of_label: mean score of the label `(R, S)`.
+        w: weights, of sum 1 over the samples, `(R, S, N)`.
+        share: weighted class frequencies `(R, S, C)`.
+        scale: divisor of the original scores `(S,)`.
+        of_label: weighted mean of `s_label`, `(R, S)`.
     """
 
     scores: Tensor
@@ -56,62 +56,69 @@ class Problem:
     of_label: Tensor
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows of scores in standard form `(S, n, C)` and of `w` `(R, S, n)` that fit into the cache."""
-        n_weightings, n_series, n = self.w.shape
-        rows = max(1, PIECE // max(1, n_weightings * n_series * self.scores.shape[-1]))
+        """Yield scores in standard form `(S, n, C)` and weights `(R, S, n)`, in pieces that fit into the cache."""
+        n_replicates, n_elements, n = self.w.shape
+        rows = max(1, PIECE // max(1, n_replicates * n_elements * self.scores.shape[-1]))
         weights = torch.split(self.w, rows, -1) if n else ()
         if self.top is None:
             return zip((s.to(self.w.dtype) for s in torch.split(self.scores, rows, 1)), weights, strict=True)
         pieces = standard_pieces(self.scores, self.top, 1 / self.scale, self.w.dtype, rows)
         return zip(pieces, weights, strict=True)
 
-    def rough(self, at_most: int | None = None) -> "Problem":
-        """Return the problem of the mean of all weightings in float32, on about `at_most` samples if given."""
-        every = slice(None, None, 1 if at_most is None else max(1, self.scores.shape[1] // at_most))
-        w = self.w.mean(0, keepdim=True)[..., every]
+    def averaged(self, at_most: int | None = None) -> "Problem":
+        """Return the float32 problem for the mean of the replicate weights, with about `at_most` samples if given."""
+        subsample = slice(None, None, 1 if at_most is None else max(1, self.scores.shape[1] // at_most))
+        w = self.w.mean(0, keepdim=True)[..., subsample]
         w = w / w.sum(-1, keepdim=True)
-        s_label = self.s_label[:, every]
+        s_label = self.s_label[:, subsample]
         of_label = (w * s_label).sum(-1)
         return Problem(
-            self.scores[:, every],
-            None if self.top is None else self.top[:, every],
-            self.mean[:, every].float(),
+            self.scores[:, subsample],
+            None if self.top is None else self.top[:, subsample],
+            self.mean[:, subsample].float(),
             s_label.float(),
-            self.target[:, every],
+            self.target[:, subsample],
             w.float(),
             self.share.mean(0, keepdim=True).float(),
             self.scale.float(),
             of_label.float(),
         )
 
-    def some(self, weightings: slice) -> "Problem":
-        """Return the problem of some of the weightings."""
-        return replace(self, w=self.w[weightings], share=self.share[weightings], of_label=self.of_label[weightings])
+    def for_replicates(self, replicates: slice) -> "Problem":
+        """Return the problem for a slice of the replicate weights."""
+        return replace(self, w=self.w[replicates], share=self.share[replicates], of_label=self.of_label[replicates])
 
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
-"""alpha and beta, in units of the standard form, gradient norm and outcome"""
+"""Solution (alpha, beta, gradient norm, outcome): alpha in standard form, gradient norm in original units."""
 
 
 def all_true(flag: Tensor) -> bool:
-    """Return whether all flags are set; False where values cannot be read back."""
+    """Return True if all flags are set; False under `vmap` and `torch.compile`, where values cannot be read."""
     return look(flag.all()) is True
 
 
 def enough(norm: Tensor, slope: Tensor) -> Tensor:
-    """Return whether a fit that could not improve is good enough, from its gradient and the slope along a step."""
+    """Return True where gradient norm and Newton decrement (-slope along the step) are acceptable (`PROMISED`)."""
     gradient, decrement = PROMISED
     return (norm < gradient) & (slope >= -decrement)
 
 
-def standard_form(scores: Tensor, top: Tensor, unread: Tensor) -> tuple[Tensor | None, Tensor, Tensor, bool | None]:
-    """Return scores in standard form, the means of their rows `(S, N)`, their scale `(S,)`, and whether it is usual.
+def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor | None, Tensor, Tensor, bool | None]:
+    """Convert scores to standard form.
 
-    The scores are None if there are many and `standard_pieces` can convert them piece by piece.
+    Args:
+        scores: original scores `(S, N, C)`.
+        top: largest score of every row, `(S, N, 1)`.
+        unused: samples whose weights are all 0, which may contain NaN, `(S, N)`.
+
+    Returns:
+        Converted scores, or None if `standard_pieces` should convert them piece by piece, because there are many; row
+        means `(S, N)`; scales `(S,)`; and whether all scales are at most `UNUSUAL`.
     """
     wide = wide_dtype(scores.device)
-    any_unread = look(unread.any())
-    if any_unread is False and scores.numel() > PIECE:
+    any_unused = look(unused.any())
+    if any_unused is False and scores.numel() > PIECE:
         one = torch.ones(scores.shape[0], dtype=wide, device=scores.device)
         pieces = standard_pieces(scores, top, one, wide, max(1, PIECE // scores.shape[-1]))
         mean = torch.cat([s.mean(-1) for s in pieces], 1)
@@ -119,12 +126,12 @@ def standard_form(scores: Tensor, top: Tensor, unread: Tensor) -> tuple[Tensor |
         if look((scale <= UNUSUAL).all()):
             scale = torch.where(scale > 0, scale, 1)
             return None, mean / scale.unsqueeze(-1), scale, True
-    s = scores.to(wide, copy=True).sub_(top)  # the one copy, worked on in place
-    if any_unread is not False:
-        s = s.masked_fill_(unread.unsqueeze(-1), 0)
+    s = scores.to(wide, copy=True).sub_(top)  # the only copy, modified in place
+    if any_unused is not False:
+        s = s.masked_fill_(unused.unsqueeze(-1), 0)
     scale = _rms(s.mean(-1))
     usual = look((scale <= UNUSUAL).all())
-    scale = scale if usual else _scale_of_near(s, scale)
+    scale = scale if usual else _scale_without_masked(s, scale)
     scale = torch.where(scale > 0, scale, 1)
     s = s.div_(scale[:, None, None])
     s = s if usual else s.clamp_(min=FAR)
@@ -137,27 +144,28 @@ def _rms(mean: Tensor) -> Tensor:
 
 
 def standard_pieces(scores: Tensor, top: Tensor, factor: Tensor, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-    """Convert `rows` rows at a time to standard form, in one buffer."""
+    """Yield scores in standard form, `rows` rows at a time, in one reused buffer."""
     wide = torch.promote_types(scores.dtype, dtype)
     top, factor = top.to(wide), factor.to(wide)[:, None, None]
-    room: Tensor | None = None
+    buffer: Tensor | None = None
     for given, largest in zip(torch.split(scores, rows, 1), torch.split(top, rows, 1), strict=True):
-        room = torch.empty_like(given, dtype=wide) if room is None else room[:, : given.shape[1]]
-        yield room.copy_(given).sub_(largest).mul_(factor).to(dtype)
+        buffer = torch.empty_like(given, dtype=wide) if buffer is None else buffer[:, : given.shape[1]]
+        yield buffer.copy_(given).sub_(largest).mul_(factor).to(dtype)
 
 
-def _scale_of_near(s: Tensor, scale: Tensor) -> Tensor:
-    """Return the scale of the scores that are not -inf, nor a number that stands for -inf (a masked class).
+def _scale_without_masked(s: Tensor, scale: Tensor) -> Tensor:
+    """Return the root mean square score `(S,)`, without scores that represent -inf, as those of masked classes.
 
-    The distance between the two largest scores of the median row is the unit: 1e9 of it stands for -inf.
+    A score represents -inf if its distance from the largest one exceeds 1e9 times the median distance between the two
+    largest scores of a row.
     """
     if not s.shape[1]:
         return scale
     second = -s.topk(2, -1).values[..., 1]
     usual = second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values
-    near = s >= -1e9 * usual[:, None, None]
-    size = s.masked_fill(~near, 0).abs_().amax((-1, -2))
+    is_near = s >= -1e9 * usual[:, None, None]
+    size = s.masked_fill(~is_near, 0).abs_().amax((-1, -2))
     size = torch.where(size > 0, size, 1)
-    square = (s / size[:, None, None]).masked_fill_(~near, 0).square_().sum((-1, -2))
-    found = size * (square / near.sum((-1, -2))).sqrt()
-    return torch.where(usual.isnan(), scale.nan_to_num(1, 1, 1), found)
+    square = (s / size[:, None, None]).masked_fill_(~is_near, 0).square_().sum((-1, -2))
+    near_scale = size * (square / is_near.sum((-1, -2))).sqrt()
+    return torch.where(usual.isnan(), scale.nan_to_num(1, 1, 1), near_scale)

@@ -1,4 +1,4 @@
-"""Fit of the scale alone: a bracketed search with Halley steps on the slope of the NLL."""
+"""Fit of alpha in softmax(alpha s): bracketed Halley steps to the root of the slope of the negative log-likelihood."""
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from torchcalib.ops.newton.problem import (
 
 
 def solve_temperature(p: Problem) -> Solved:
-    """Return the best scale and biases of 0."""
-    # The NLL is convex: where it does not fall from alpha = 0 on, no positive alpha is better.
+    """Minimise the negative log-likelihood (NLL) in alpha; the returned biases are 0."""
+    # The NLL is convex: if its slope at alpha = 0 is not negative, no positive alpha is better.
     at_bound = (p.w * p.mean).sum(-1) - p.of_label >= -FLAT
-    separable = p.of_label >= 0  # every label has the largest score of its row
-    # Start near the optimum: a float32 fit to a thousand samples, then one to all of them.
-    start = rough_alpha(p.rough(), rough_alpha(p.rough(1024), p.scale), 0.05)
+    separable = p.of_label >= 0  # every label has the largest score of its row: no finite alpha is best
+    # Find a start near the minimum by float32 fits, first to about a thousand samples and then to all.
+    start = rough_alpha(p.averaged(), rough_alpha(p.averaged(1024), p.scale), 0.05)
     alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
 
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
@@ -34,21 +34,26 @@ def solve_temperature(p: Problem) -> Solved:
 
 
 def rough_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tensor:
-    """Return a rough alpha `(1, S)` in [1e-3, 1e3]; see `_bracketed`."""
+    """Return an approximate alpha `(1, S)` in [1e-3, 1e3], to the relative accuracy `relative`."""
     start = start.float().clamp(0.1, 100).expand_as(p.of_label)
     alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 
 def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first three derivatives of the NLL in alpha > 0 `(R, S)`: minus the label score plus the cumulants."""
+    """Return the first three derivatives of the mean NLL in alpha, `(R, S)` each.
+
+    They are the weighted means of the cumulants of the scores under softmax(alpha s): mean, variance and third central
+    moment. The mean score of the label is subtracted from the first one.
+    """
     slope, curvature, skew = -p.of_label, torch.zeros_like(p.of_label), torch.zeros_like(p.of_label)
     alpha = alpha[..., None, None]
-    room: Tensor | None = None  # one buffer: new memory for each piece costs more than the arithmetic
+    buffer: Tensor | None = None  # reused, because allocating memory for each piece costs more than the arithmetic
     for s, w in p.pieces():
-        room = s.new_empty(*w.shape, s.shape[-1]) if room is None else room[..., : s.shape[1], :]
-        q = torch.mul(alpha, s, out=room).exp_()  # at most 1, because no score is positive
+        buffer = s.new_empty(*w.shape, s.shape[-1]) if buffer is None else buffer[..., : s.shape[1], :]
+        q = torch.mul(alpha, s, out=buffer).exp_()  # at most 1, because no score is positive
         norm = q.sum(-1)
+        # Raw moments of the scores: each multiplication by s raises the order by one.
         mean, square, cube = (q.mul_(s).sum(-1).div_(norm) for _ in range(3))
         variance = square - mean.square()
         slope = slope + (w * mean).sum(-1)
@@ -60,40 +65,43 @@ def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _bracketed(
     p: Problem, x: Tensor, fixed: Tensor, relative: float | None, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the root of the slope, starting at `x`.
+    """Find the root of the slope of the NLL by a safeguarded Halley iteration.
 
-    The slope increases with alpha, so every evaluation narrows the bracket. A Newton step, corrected by up to a half
-    for the third derivative (Halley's method), is taken if it stays inside the bracket and is at most half as long as
-    the step before. Otherwise the bracket is divided at its geometric mean, or widened fourfold if it is open.
+    The slope increases with alpha, so every evaluation narrows the bracket. A Halley step is a Newton step corrected by
+    the third derivative, here by a factor in [1/2, 3/2]. It must stay in the bracket, be at most half as long as
+    the previous step, and not quadruple alpha. Otherwise alpha moves to the geometric mean of the bracket. Without an
+    upper bound alpha is multiplied by 4, and without a lower bound divided by 4.
 
     Args:
-        p: the problem.
-        x: start, positive.
-        fixed: fits that need no search.
-        relative: largest last step as a share of alpha; None for the targets `GRADIENT` and `DECREMENT`.
+        p: fits in standard form.
+        x: start, positive `(R, S)`.
+        fixed: True for fits that keep their start, `(R, S)`.
+        relative: stop at a step of this fraction of alpha; None to stop at `GRADIENT` and `DECREMENT`.
         rounds: largest number of evaluations.
 
     Returns:
-        alpha, its slope (with `relative`, one step before), and whether the target is met, each `(R, S)`.
+        alpha, the slope there (with `relative`, at the previous alpha), and whether it converged, `(R, S)` each.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
-    last, slope, done = high, low, fixed
+    previous_length, slope, done = high, low, fixed
     for _ in range(rounds):
         slope, curvature, skew = _derivatives(p, x)
+        # Halley: Newton step / (1 + step * skew / (2 * curvature)).
         step = -slope / curvature
         step = step / (1 + step * skew / (2 * curvature)).clamp(2 / 3, 2)
         exact = ((slope * p.scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
         done = exact if relative is None else step.abs() <= relative * x
+        # Narrow the bracket by the sign of the slope.
         low, high = torch.where(slope < 0, x, low), torch.where(slope < 0, high, x)
-        stays = done | fixed | slope.isnan() | (high - low <= 1e-15 * x)
-        if all_true(stays):
+        is_finished = done | fixed | slope.isnan() | (high - low <= 1e-15 * x)
+        if all_true(is_finished):
             break
         newton = x + step
-        taken = (newton > low) & (newton < high) & (newton < 4 * x) & (step.abs() <= last / 2)
-        cut = torch.where(low > 0, (low * high).sqrt(), high / 4)
-        cut = torch.where(high == torch.inf, 4 * x, cut)
-        following = torch.where(stays, x, torch.where(taken, newton, cut))
-        last, x = (following - x).abs(), following
+        is_accepted = (newton > low) & (newton < high) & (newton < 4 * x) & (step.abs() <= previous_length / 2)
+        middle = torch.where(low > 0, (low * high).sqrt(), high / 4)
+        middle = torch.where(high == torch.inf, 4 * x, middle)
+        next_x = torch.where(is_finished, x, torch.where(is_accepted, newton, middle))
+        previous_length, x = (next_x - x).abs(), next_x
     if relative is None:
         return x, slope, done | enough((slope * p.scale).abs(), slope * step)
     return torch.where(done, x + step, x), slope, done

@@ -1,4 +1,4 @@
-"""Cells of smoothing and their sums in plain torch, on the CPU in chunks that fit into the cache."""
+"""Cell indices and cell sums for smoothing in plain torch, in chunks that fit into the cache of a CPU."""
 
 import torch
 from torch import Tensor
@@ -7,32 +7,32 @@ from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, event_columns
 
-_IN_CACHE = 2**13  # events
-_AT_ONCE = 2**20
+_IN_CACHE = 2**13  # events per chunk on the CPU
+_AT_ONCE = 2**20  # events per chunk on other devices, which limits the memory
 
 
 def cells(confidence: Tensor, index: Tensor) -> None:
-    """Write the cells of `confidence` `(N,)` into `index` `(N,)`, int64."""
-    size = _size(confidence)
-    for values, some in zip(torch.split(confidence, size), torch.split(index, size), strict=True):
-        some.copy_(_cells(values.to(wide_dtype(index.device))))
+    """Fill `index` int64 `(N,)` with the cell of every confidence `(N,)`; see `cells.cell_index`."""
+    size = _chunk_size(confidence)
+    for values, part in zip(torch.split(confidence, size), torch.split(index, size), strict=True):
+        part.copy_(_cells(values.to(wide_dtype(index.device))))
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool, into: Tensor) -> None:
-    """Add the sums of `smoothing_sums` for every series.
+    """Fill in the sums of `cells.smoothing_sums` for S batch elements.
 
     Args:
         confidence: `(S, N)`.
         outcome: `(S, N)`.
-        weights: `(S, N)` of the dtype of sums, or None.
-        noise: see `smoothing_sums`.
-        copies: see `smoothing_sums`.
-        into: zeros `(S, 5, K)`, with noise `(S, 6, K)`.
+        weights: `(S, N)` of the dtype of `into`, or None.
+        noise: "labels" or "shares" to sum the noise, or "none".
+        copies: whether weights are frequency weights.
+        into: zeros `(S, 5, K)`, or `(S, 6, K)` with noise, filled in.
     """
-    size = _size(confidence)
-    for series, totals in enumerate(into):
+    size = _chunk_size(confidence)
+    for element, totals in enumerate(into):
         for start in range(0, confidence.shape[-1], size):
-            part = series, slice(start, start + size)
+            part = element, slice(start, start + size)
             p, y = confidence[part].to(into.dtype), outcome[part].to(into.dtype)
             columns = event_columns(p, y, None if weights is None else weights[part], noise, copies)
             index = _cells(p)
@@ -41,36 +41,36 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noi
 
 
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
-    """Write the gradients in the confidences into `slopes` `(S, N)`.
+    """Fill in the gradient of the sums in the confidence.
 
     Args:
         confidence: `(S, N)`.
         outcome: `(S, N)`.
-        weights: `(S, N)` of the dtype of sums, or None.
+        weights: `(S, N)` of the dtype of `upstream`, or None.
         upstream: gradients in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
-        slopes: for the results.
+        slopes: result `(S, N)`, filled in.
     """
-    size = _size(confidence)
-    for series, of_sums in enumerate(upstream):
+    size = _chunk_size(confidence)
+    for element, grad_sums in enumerate(upstream):
         for start in range(0, confidence.shape[-1], size):
-            part = series, slice(start, start + size)
+            part = element, slice(start, start + size)
             p = confidence[part].to(upstream.dtype)
-            in_sum, in_spread, in_product = of_sums[:, _cells(p)]
-            slope = in_sum + in_spread * (1 - 2 * p) + in_product * outcome[part]
+            grad_p, grad_spread, grad_product = grad_sums[:, _cells(p)]
+            slope = grad_p + grad_spread * (1 - 2 * p) + grad_product * outcome[part]
             if weights is not None:
                 slope = (slope * weights[part]).masked_fill_(weights[part] == 0, 0)
             slopes[part] = slope
 
 
 def _cells(p: Tensor) -> Tensor:
-    """Return the cells of confidences of the dtype of sums."""
+    """Return the cell of every confidence: the sum of floor(p * steps) over all grids."""
     value = p.nan_to_num(0).clamp(0, 1)
     total = torch.zeros_like(value, dtype=torch.int32)
-    scaled, whole = torch.empty_like(value), torch.empty_like(total)
-    for steps in GRIDS:  # the conversion truncates, which costs less than `floor`
-        total += whole.copy_(torch.mul(value, steps, out=scaled))
+    scaled, truncated = torch.empty_like(value), torch.empty_like(total)
+    for steps in GRIDS:  # conversion to int truncates, which is faster than `floor`
+        total += truncated.copy_(torch.mul(value, steps, out=scaled))
     return total.clamp_(max=N_CELLS - 1).long()
 
 
-def _size(confidence: Tensor) -> int:
+def _chunk_size(confidence: Tensor) -> int:
     return _IN_CACHE if confidence.device.type == "cpu" else _AT_ONCE

@@ -1,7 +1,7 @@
-"""Statistics of the softmax of every row: log-probability of the label, squared error, entropy, confidence, top class.
+"""Statistics of the class probabilities of every row: log-probability of the label, squared error, entropy, top class.
 
-These are all that scores and top-label bins need of a row `(q_1 .. q_C)` with label h. One pass over the input computes
-them, without a temporary tensor of its size; the gradient takes one more pass.
+Scores and top-label bins need no other quantity of a row `(q_1 .. q_C)` with label h. They are computed in one pass
+over the input, without a temporary tensor of its size. The gradient takes one more pass.
 """
 
 import math
@@ -19,14 +19,14 @@ _N_SCORES = 4
 
 
 class Rows(NamedTuple):
-    """Statistics of rows, each `(..., N)`; all but `top` in the dtype of sums, and NaN in a row with NaN.
+    """Statistics of rows with probabilities q and label h, each `(..., N)`; NaN in a row with NaN, except `top`.
 
     Attributes:
-        log_prob: log q_h, in nats; -inf where q_h is 0.
-        squared_error: sum_k (q_k - 1[h = k])^2, without cancellation for q_h near 1.
-        neg_entropy: sum_k q_k log q_k, in nats, with 0 log 0 = 0.
+        log_prob: log q_h in nats; -inf where q_h = 0.
+        squared_error: sum_k (q_k - 1[k = h])^2, accurate also for q_h near 1.
+        neg_entropy: sum_k q_k log q_k in nats, with 0 log 0 = 0.
         confidence: max_k q_k.
-        top: the class with the largest q, the first one at ties; int64.
+        top: class with the largest probability, the first one of ties; int64.
     """
 
     log_prob: Tensor
@@ -39,25 +39,28 @@ class Rows(NamedTuple):
 def rows(
     values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
 ) -> Rows:
-    """Return statistics of every row.
+    """Return the statistics of every row.
 
-    A row is computed separately: its bits do not depend on other rows, their number or the place in memory. Arithmetic
-    is float32 for float32 and narrower within a block of entries, and float64 over blocks. The relative error of each
-    result is below 2e-6 if logits lie up to 20 below the largest one of their row, and grows in proportion beyond.
-    Float64 stays float64.
+    Rows are computed separately, so a row gives the same bits at any position and in any batch. Arithmetic is float64
+    for float64 input. For narrower dtypes it is float32 within a block of entries, and float64 across blocks. The
+    relative error is then below 2e-6 for logits at most 20 below their maximum, and grows linearly beyond.
 
     Args:
-        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. Logits may be +inf,
-            which share the mass, and -inf.
-        target: labels `(..., N)`, int64. A label outside the classes gives a NaN log-probability and squared error.
+        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. Logits of +inf share
+            the probability equally; -inf gives probability 0.
+        target: labels, int64 `(..., N)`. A label outside the classes gives NaN for `log_prob` and `squared_error`.
         from_logits: whether `values` are logits.
-        tolerance: if finite, all statistics are NaN in a row of probabilities with a number outside [0, 1] or a sum
-            further from 1. For logits only a row with NaN, or of -inf only, gives NaN.
-        backend: see `dispatch`; float64 on the CPU runs by "torch". All agree within the bound above.
+        tolerance: if finite, all statistics are NaN for a row of probabilities outside [0, 1], or with a sum that
+            differs from 1 by more. Logits give NaN only for a row with NaN or with only -inf.
+        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". All backends agree
+            within the error above.
 
-    Gradient: in `values`, in reverse and forward mode, of any order. The log of a probability 0 has gradient 0, see
-    `logs.safe_log`; so has a row with a logit of +inf. At ties the confidence is that of the first class. A row whose
-    incoming gradients are all 0 has gradient 0 and may hold NaN.
+    Returns:
+        See `Rows`; all but `top` of dtype `wide_dtype`.
+
+    Gradient: in `values`, in every mode and of any order. It is 0 for log 0, for a row with a logit of +inf, and for a
+        row whose incoming gradients are all 0, even if the row contains NaN. At ties the gradient of `confidence` flows
+        to the first class.
     """
     scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
@@ -67,7 +70,7 @@ def rows(
 def _forward(
     backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `Rows` as one tensor of scores `(..., 4, N)`, and the top classes `(..., N)`."""
+    """Compute `Rows` as one tensor of scores `(..., 4, N)`, and the top classes `(..., N)`."""
     values = values.detach()
     lead = values.shape[:-1]
     scores = torch.empty((_N_SCORES, *lead), dtype=wide_dtype(values.device), device=values.device)
@@ -77,24 +80,23 @@ def _forward(
         if values.numel():
             source.forward(values, target, from_logits, tolerance, scores, top)
         return scores.movedim(0, -2), top
-    labels, of_rows, tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
-    for held, matrix in matrices(values):
-        source.forward(matrix, labels[held], from_logits, tolerance, of_rows[:, held], tops[held])
+    labels, row_scores, row_tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
+    for row_slice, matrix in matrices(values):
+        source.forward(matrix, labels[row_slice], from_logits, tolerance, row_scores[:, row_slice], row_tops[row_slice])
     return scores.movedim(0, -2), top
 
 
 def _gradient(
     backend: Backend, arguments: list[Any], results: tuple[Tensor, Tensor], needed: list[int], grads: Tensor
 ) -> list[Tensor]:
-    """Return the gradient in `values`."""
     values, target, from_logits, _ = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     source = source_of("rows", values.device.type, values.dtype, backend)
     scores, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (results[0], grads))
     columns = target.reshape(-1), scores, results[1].reshape(-1), upstream, out.view(-1, out.shape[-1]).T
-    for held, matrix in matrices(values.detach()):
-        labels, of_rows, tops, of_scores, filled = (x[..., held] for x in columns)
-        source.backward(matrix, labels, from_logits, of_rows, tops, of_scores, filled.T)
+    for row_slice, matrix in matrices(values.detach()):
+        labels, row_scores, row_tops, grad_scores, filled = (x[..., row_slice] for x in columns)
+        source.backward(matrix, labels, from_logits, row_scores, row_tops, grad_scores, filled.T)
     return [out for _ in needed]
 
 
@@ -102,14 +104,14 @@ _rows = fused(_forward, formula, _gradient)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
-    """Cut `(..., N, C)` into matrices that are views of it: their places among all rows, and their rows."""
+    """Divide `(..., N, C)` into views `(n, C)`, each with the slice of its rows; the first row has index `start`."""
     if not values.numel():
         return []
     if values.dim() == 2:
         return [(slice(start, start + len(values)), values)]
     try:
         matrix = values.view(-1, values.shape[-1])
-    except RuntimeError:  # no one stride leads from row to row
+    except RuntimeError:  # rows have no common stride: divide the first axis
         n = values[0].numel() // values.shape[-1]
         return [piece for k, part in enumerate(values) for piece in matrices(part, start + k * n)]
     return [(slice(start, start + len(matrix)), matrix)]

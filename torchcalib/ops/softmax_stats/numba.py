@@ -1,8 +1,8 @@
-"""Statistics of rows by compiled loops. Only `dispatch` imports this module.
+"""Statistics of rows by compiled loops. Only `dispatch` imports this module, at first use.
 
-A loop reads a row in blocks of 1,024 entries, which stay in the first cache for several vector passes: the maximum, exp
-of the differences from it, and sums. The top entry, whose exp is 1, is in no sum: so the sums keep their digits if all
-others are small. Arithmetic is float32 within a block and float64 over blocks.
+A loop processes a row in blocks of 1,024 entries, which stay in the level-1 cache for several vector passes: exp of the
+differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, which keeps them accurate if all
+others are small. Arithmetic is float32 within a block and float64 across blocks.
 """
 
 import math
@@ -23,22 +23,21 @@ from torchcalib.ops.numba_math import (
     by_rows,
     compiled_loop,
     exp,
-    exps_of,
+    fill_exps,
+    fill_limits,
+    fill_logs,
     lanes,
-    limits_of,
     log1p,
-    logs_of,
     step,
 )
 
-_PROBE = 256  # entries that are compared with the maximum at once
-_FEW = 48  # classes up to which 64 rows are computed together: 3.7 times as fast for 10 classes
-_ABREAST = 64  # rows; always as many, because a remainder would get scalar code with other rounding
+_PROBE = 256  # entries compared with the maximum together
+_FEW = 48  # largest number of classes for which 64 rows are computed together; 3.7 times as fast for 10
+_LANES = 64  # rows computed together; never fewer, because scalar code for the rest would round differently
 
 
 @step
 def _extremes(bits: Any) -> Any:
-    """Return the greatest and the least integer."""
     most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
     for k in range(bits.size):
         most, least = max(most, bits[k]), min(least, bits[k])
@@ -47,7 +46,6 @@ def _extremes(bits: Any) -> Any:
 
 @step
 def _count(x: Any, value: Any) -> Any:
-    """Return the number of entries equal to a value."""
     count = np.int32(0)
     for k in range(x.size):
         count = np.int32(count + np.int32(x[k] == value))
@@ -56,10 +54,10 @@ def _count(x: Any, value: Any) -> Any:
 
 @compiled_loop
 def _first_largest(row: Any, bits: Any) -> Any:
-    """Return the place of the first maximum; any place in a row with NaN, whose sums are NaN.
+    """Return the index of the first maximum of a row; arbitrary for a row with NaN, whose sums are NaN.
 
-    The maximum of the bits as integers compiles to vectors, unlike that of floats, where NaN needs care. Non-negative
-    floats have the order of their bits, negative ones have negative bits in the opposite order.
+    The integer maximum of the bits compiles to vector instructions. The float maximum does not, because of NaN.
+    Non-negative floats have the order of their bits. Negative floats have negative bits, in the opposite order.
     """
     most, least = _extremes(bits)
     largest = as_float(most if most >= 0 else least)
@@ -74,7 +72,7 @@ def _first_largest(row: Any, bits: Any) -> Any:
 
 @lanes
 def _sums(x: Any, y: Any) -> Any:
-    """Return the sums of x, x^2 and x y."""
+    """Return the sums of x, x^2 and x y over a block."""
     once, square, product = ZERO, ZERO, ZERO
     for k in range(x.size):
         once += x[k]
@@ -85,7 +83,7 @@ def _sums(x: Any, y: Any) -> Any:
 
 @step
 def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-    """Fill in q (a + b q + c shifted) with q = scale exps."""
+    """Fill `out` with q (a + b q + c shifted), where q = scale * exps; see `reference.backward`."""
     for k in range(exps.size):
         q = exps[k] * scale
         out[k] = q * (a + b * q + c * shifted[k])
@@ -93,7 +91,7 @@ def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any,
 
 @step
 def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
-    """Fill in b q + c (log q + 1), the second term where q is not 0."""
+    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; see `reference.backward`."""
     for k in range(q.size):
         slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
@@ -101,6 +99,7 @@ def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
 
 @compiled_loop
 def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
+    """Fill in the statistics of float32 logits, one row at a time; arguments as for `reference.forward`."""
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
@@ -108,14 +107,14 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         largest = row[top]
-        rest, squares, product = 0.0, 0.0, 0.0  # of exps but the top one, which is 1
+        rest, squares, product = 0.0, 0.0, 0.0  # sums over exps except the top one, which is 1
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
             if largest == INF:
-                limits_of(x, y, e)
+                fill_limits(x, y, e)
             else:
-                exps_of(x, largest, y, e)
+                fill_exps(x, largest, y, e)
             if start <= top < start + x.size and e[top - start] == ONE:
                 e[top - start] = ZERO
             sums = _sums(e, y)
@@ -132,28 +131,29 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             continue
         shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
         scores[0, i] = shift - log_total
+        # Squared error sum_k q_k^2 - 2 q_h + 1; for the top class, 1 - q_h = rest / total avoids cancellation.
         if h == top:
             scores[1, i] = (rest * rest + squares) / (total * total)
         else:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
-# Steps on columns of `_ABREAST` rows. Each takes few columns, so that the compiler can prove that they do not overlap.
+# Steps on columns of `_LANES` rows. They have few arguments, so that the compiler can prove that these do not overlap.
 
 
 @step
-def _keep_larger(x: Any, k: Any, largest: Any, tops: Any) -> None:
-    """Keep the larger of each pair, and its place."""
-    for i in range(_ABREAST):
+def _update_maximum(x: Any, k: Any, largest: Any, tops: Any) -> None:
+    """Update the running maxima `largest` and their classes `tops` with the logits `x` of class `k`."""
+    for i in range(_LANES):
         tops[i] = np.int32(k) if x[i] > largest[i] else tops[i]
-    for i in range(_ABREAST):
+    for i in range(_LANES):
         largest[i] = x[i] if x[i] > largest[i] else largest[i]
 
 
 @step
-def _exps_abreast(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
-    """Do the same as `exps_of`, with a maximum for each row."""
-    for i in range(_ABREAST):
+def _fill_exps_of_rows(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
+    """Fill `shifted` and `exps` as `fill_exps` does, with a separate maximum for each row."""
+    for i in range(_LANES):
         shift = max(x[i] - largest[i], LOWEST)
         shifted[i] = shift
         exps[i] = exp(shift)
@@ -161,26 +161,27 @@ def _exps_abreast(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
 
 @step
 def _clear_at(k: Any, places: Any, x: Any) -> None:
-    for i in range(_ABREAST):
+    """Set `x` to 0 in the rows whose top class is `k`."""
+    for i in range(_LANES):
         x[i] = ZERO if places[i] == k else x[i]
 
 
 @step
 def _add(x: Any, total: Any) -> None:
-    for i in range(_ABREAST):
+    for i in range(_LANES):
         total[i] += x[i]
 
 
 @step
 def _add_product(x: Any, y: Any, total: Any) -> None:
-    for i in range(_ABREAST):
+    for i in range(_LANES):
         total[i] += x[i] * y[i]
 
 
 @step
-def _limits(x: Any, largest: Any) -> None:
-    """Replace rows with +inf by their limit: 0 at these entries, -inf elsewhere."""
-    for i in range(_ABREAST):
+def _replace_by_limits(x: Any, largest: Any) -> None:
+    """Replace rows with +inf by their limit: 0 at the entries of +inf, and -inf elsewhere."""
+    for i in range(_LANES):
         if largest[i] == INF:
             largest[i] = ZERO
             for k in range(len(x)):
@@ -189,26 +190,29 @@ def _limits(x: Any, largest: Any) -> None:
 
 @step
 def _column() -> Any:
-    """Return one number for each row, in memory that the compiler knows to be separate."""
-    return np.empty(_ABREAST, np.float32)
+    """Return a column of one number per row, in memory that the compiler knows to be separate."""
+    return np.empty(_LANES, np.float32)
 
 
 @step
 def _log_totals(rest: Any, out: Any) -> None:
-    for i in range(_ABREAST):
+    for i in range(_LANES):
         out[i] = log1p(rest[i])
 
 
 @compiled_loop
 def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
-    """Do the same for few classes: vectors run over 64 rows, because one row is shorter than a vector."""
+    """Fill in the statistics of logits of few classes, with vector instructions across 64 rows.
+
+    Vectors run across rows because one row is too short for them. Arguments as for `reference.forward`.
+    """
     n_rows, n_classes = values.shape
-    x = np.zeros((n_classes, _ABREAST), np.float32)
-    places, labels = np.zeros(_ABREAST, np.int32), np.zeros(_ABREAST, np.int32)
+    x = np.zeros((n_classes, _LANES), np.float32)
+    places, labels = np.zeros(_LANES, np.int32), np.zeros(_LANES, np.int32)
     largest, shifted, exps, rest = _column(), _column(), _column(), _column()
-    squares, product, log_totals = _column(), _column(), np.empty(_ABREAST)
-    for start in range(0, n_rows, _ABREAST):
-        n = min(_ABREAST, n_rows - start)
+    squares, product, log_totals = _column(), _column(), np.empty(_LANES)
+    for start in range(0, n_rows, _LANES):
+        n = min(_LANES, n_rows - start)
         for i in range(n):
             h = target[start + i]
             labels[i] = h if 0 <= h < n_classes else -1
@@ -216,12 +220,12 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
                 x[k, i] = values[start + i, k]
         largest[:], places[:] = x[0], 0
         for k in range(1, n_classes):
-            _keep_larger(x[k], k, largest, places)
+            _update_maximum(x[k], k, largest, places)
         if _count(largest, INF):
-            _limits(x, largest)
+            _replace_by_limits(x, largest)
         rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
         for k in range(n_classes):
-            _exps_abreast(x[k], largest, shifted, exps)
+            _fill_exps_of_rows(x[k], largest, shifted, exps)
             _clear_at(k, places, exps)
             _add(exps, rest)
             _add_product(exps, exps, squares)
@@ -247,6 +251,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
 
 @compiled_loop
 def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tolerance: Any) -> None:
+    """Fill in the statistics of float32 probabilities; arguments as for `reference.forward`."""
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     buffer = np.empty(BLOCK, np.float32)
@@ -254,13 +259,13 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         q_top = np.float64(row[top])
-        squares = 0.0  # without the top entry, next to which they could be lost
+        squares = 0.0  # without the top entry, next to which small squares would be rounded away
         total = q_top
         entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
-            logs_of(q, logs)
+            fill_logs(q, logs)
             here = min(max(top - start, 0), q.size)
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
             if here < q.size and start <= top:
@@ -269,7 +274,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
             squares += below[1] + above[1]
             entropy += below[2] + above[2]
         tops[i] = top
-        # The entropy is NaN if a number is negative.
+        # entropy == entropy is False for NaN, which a negative probability causes.
         if tolerance < math.inf and not (abs(total - 1) <= tolerance and q_top <= 1 and entropy == entropy):
             scores[:, i] = math.nan
             continue
@@ -285,12 +290,13 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
 
 @compiled_loop
 def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:
+    """Fill in the gradient in logits by the formula of `reference.backward`."""
     n_rows, n_classes = values.shape
     shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for i in range(n_rows):
         row, h, top = values[i], target[i], tops[i]
-        of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
-        if row[top] == INF or (of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0):
+        grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
+        if row[top] == INF or (grad_log == 0 and grad_square == 0 and grad_entropy == 0 and grad_confidence == 0):
             out[i] = 0
             continue
         if not 0 <= h < n_classes:
@@ -298,32 +304,33 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
             continue
         q_h, q_top = math.exp(scores[0, i]), scores[3, i]
         mean_shift = scores[2, i] - math.log(q_top)
-        a = -of_log - of_confidence * q_top - 2 * of_square * (scores[1, i] - 1 + q_h) - of_entropy * mean_shift
-        b = 2 * of_square
+        a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
+        b = 2 * grad_square
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
-            exps_of(x, row[top], y, e)
-            _logit_gradient(y, e, F(q_top), F(a), F(b), F(of_entropy), out[i, start : start + BLOCK])
-        # In float64 where 1 - q is a factor, which float32 would lose.
-        at_top = q_top * (a + b * q_top) + of_confidence * q_top
-        at_label = of_log - b * q_h
+            fill_exps(x, row[top], y, e)
+            _logit_gradient(y, e, F(q_top), F(a), F(b), F(grad_entropy), out[i, start : start + BLOCK])
+        # Top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
+        at_top = q_top * (a + b * q_top) + grad_confidence * q_top
+        at_label = grad_log - b * q_h
         if h == top:
             out[i, top] = at_top + at_label
         else:
             shift = np.float64(row[h]) - np.float64(row[top]) if q_h > 0 else 0.0
             out[i, top] = at_top
-            out[i, h] = q_h * (a + b * q_h + of_entropy * shift) + at_label
+            out[i, h] = q_h * (a + b * q_h + grad_entropy * shift) + at_label
 
 
 @compiled_loop
 def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:  # noqa: ARG001
+    """Fill in the gradient in probabilities by the formula of `reference.backward`."""
     n_rows, n_classes = values.shape
     buffer = np.zeros(BLOCK, np.float32)
     for i in range(n_rows):
         row, h = values[i], target[i]
-        of_log, of_square, of_entropy, of_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
-        if of_log == 0 and of_square == 0 and of_entropy == 0 and of_confidence == 0:
+        grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
+        if grad_log == 0 and grad_square == 0 and grad_entropy == 0 and grad_confidence == 0:
             out[i] = 0
             continue
         if not 0 <= h < n_classes:
@@ -332,18 +339,18 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
-            if of_entropy != 0:
-                logs_of(q, logs)
-            _probability_gradient(q, logs, F(2 * of_square), F(of_entropy), out[i, start : start + BLOCK])
+            if grad_entropy != 0:
+                fill_logs(q, logs)
+            _probability_gradient(q, logs, F(2 * grad_square), F(grad_entropy), out[i, start : start + BLOCK])
         q_h = np.float64(row[h])
-        out[i, h] = 2 * of_square * (q_h - 1)
+        out[i, h] = 2 * grad_square * (q_h - 1)
         if q_h > 0:
-            out[i, h] += of_log / q_h + of_entropy * (math.log(q_h) + 1)
-        out[i, tops[i]] += of_confidence
+            out[i, h] += grad_log / q_h + grad_entropy * (math.log(q_h) + 1)
+        out[i, tops[i]] += grad_confidence
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """See `reference.forward`. Here `values` are float32 or narrower."""
+    """Implement `reference.forward` for float32 and narrower dtypes."""
     columns = target.numpy(), scores.numpy(), top.numpy()
     if from_logits:
         by_rows(_forward_few_logits if values.shape[-1] <= _FEW else _forward_logits, values, columns)
@@ -354,6 +361,6 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """See `reference.backward`. Whole forward and backward of 256 x 1,000: 0.6 ms, with the torch backward 2.0 ms."""
+    """Implement `reference.backward`; 256 x 1,000 logits take 0.6 ms with the forward pass, instead of 2.0 ms."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -1,8 +1,8 @@
-"""Statistics of rows in plain torch: in chunks of rows that stay in cache, and as a formula for autograd.
+"""Statistics of rows in plain torch: chunked for the CPU cache, and as a differentiable formula.
 
-A row gets the same bits at any place. Softmax and sums work row by row. Sums and products of two numbers are rounded in
-one way only. Functions of one number per row run over short columns, by `logs.elementwise`. There are at least two
-rows, because torch splits a sum over a whole tensor among threads.
+A row gives the same bits at any position: softmax and sums process rows separately, and `logs.elementwise` computes
+functions of one number per row. A chunk has at least two rows, because torch splits the sum of a single row among
+threads.
 """
 
 import math
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries: fewer spend time on calls, more leave the cache
-_CHUNK_ELSEWHERE = 2**24  # entries on other devices, where each call has a launch
-_COLUMN = 2**14  # rows: torch splits longer columns among threads
-_FEW = 16  # classes up to which rows are transposed
-_LOWEST = -1000  # a shift whose exp is 0 in any dtype
+_CHUNK = 2**18  # entries per chunk: more would leave the cache, fewer would spend time on calls
+_CHUNK_ELSEWHERE = 2**24  # entries on other devices, where a kernel launch costs more than the arithmetic
+_COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
+_FEW = 16  # largest number of classes for which rows are transposed
+_LOWEST = -1000  # exp of this number is 0 in every dtype
 
 
 class _Chunk(NamedTuple):
-    """Some rows `(n, C)`, or transposed `(C, n)` for few classes, which fills the vector lanes of a processor.
+    """Rows `(n, C)`, or transposed to `(C, n)` for few classes, which fills the vector lanes of a processor.
 
     Attributes:
-        x: the rows, at least float32, read-only.
-        q: work array like `x`.
-        buffer: work array like `x`.
-        dim: the axis of classes.
-        columns: one number for each row, of length 1 along the axis of classes.
+        x: rows, float32 or float64, read-only.
+        q: work array of the shape of `x`.
+        buffer: work array of the shape of `x`.
+        dim: class axis.
+        columns: tensors of one number per row, of length 1 along the class axis.
     """
 
     x: Tensor
@@ -44,20 +44,21 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
     """Fill in the statistics of every row; see `softmax_stats.rows`.
 
     Args:
-        values: `(R, C)` of any floating dtype, with any strides.
-        target: `(R,)` int64.
+        values: rows `(R, C)` of any floating dtype and with any strides.
+        target: labels, int64 `(R,)`.
         from_logits: whether `values` are logits.
-        tolerance: for the sum of probabilities; infinite to skip the checks.
-        scores: `(4, R)` of the wide dtype.
-        top: `(R,)` int64.
+        tolerance: largest distance of the sum of probabilities from 1; infinite to skip the checks.
+        scores: result `(4, R)` of dtype `wide_dtype`, in the order of `Rows`.
+        top: result, int64 `(R,)`.
     """
-    if len(values) == 1:
-        found, place = scores.new_empty(len(scores), 2), top.new_empty(2)
-        forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, found, place)
-        scores.copy_(found[:, :1])
+    if len(values) == 1:  # torch would split a single row among threads
+        result, place = scores.new_empty(len(scores), 2), top.new_empty(2)
+        forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, result, place)
+        scores.copy_(result[:, :1])
         top.copy_(place[:1])
         return
-    # Infinite logits are rare. On the CPU non-finite sums show them; elsewhere that would synchronise the device.
+    # Infinite logits are rare. On the CPU they are handled after non-finite sums have revealed them. On other devices
+    # this test would synchronise, so they are always handled.
     careful = values.device.type != "cpu"
     for block in _blocks(len(values)):
         x, h, first = values[block], target[block], top[block]
@@ -68,11 +69,11 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
             if not careful and not math.isfinite(sums.sum()):
                 careful = True
                 sums = _logit_sums(x, label, first, careful)
-            found = _of_logit_sums(sums.to(scores.dtype), label == first)
+            result = _scores_from_logit_sums(sums.to(scores.dtype), label == first)
         else:
             sums = _probability_sums(x, label, first).to(scores.dtype)
-            found = _of_probability_sums(sums, label == first, tolerance)
-        scores[:, block] = found
+            result = _scores_from_probability_sums(sums, label == first, tolerance)
+        scores[:, block] = result
         scores[:2, block].masked_fill_(~known, torch.nan)
 
 
@@ -81,11 +82,16 @@ def backward(
 ) -> None:
     """Fill in the gradient in `values`.
 
-    For logits it is q (a + b q + c (x - largest)) with a, b, c for each row, for probabilities b q + c (log q + 1). At
-    the label and at the top class, where 1 - q is a factor that float32 would lose, it is computed in the wide dtype.
+    For logits it is q (a + b q + c (x - max x)) with coefficients a, b, c per row, and for probabilities
+    b q + c (log q + 1). The entries of the label and of the top class can have the factor 1 - q, which float32 would
+    round to 0. So they are computed in `wide_dtype`.
 
-    Args: as of `forward`, with its results `scores` and `top`, the gradient `grads` in the scores, and the gradient
-        `out` to fill in, `(R, C)` of the dtype of `values`.
+    Args:
+        values, target, from_logits: see `forward`.
+        scores: result of `forward`, `(4, R)`.
+        top: result of `forward`, `(R,)`.
+        grads: gradient in the scores, `(4, R)`.
+        out: result `(R, C)` of the dtype of `values`, filled in.
     """
     size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_ELSEWHERE) // values.shape[-1])
     for start in range(0, len(values), size):
@@ -95,60 +101,63 @@ def backward(
         label, first = h.masked_fill(~known, 0).unsqueeze(-1), first.unsqueeze(-1)
         at_label, at_top = (x.gather(-1, at).squeeze(-1).to(scores.dtype) for at in (label, first))
         if from_logits:
-            found = _logit_gradient(x, label, first, at_label, at_top, scores[:, block], upstream)
+            result = _logit_gradient(x, label, first, at_label, at_top, scores[:, block], upstream)
         else:
-            found = _probability_gradient(x, label, first, at_label, upstream)
-        # A row without an incoming gradient may hold anything; a row with +inf has gradient 0.
+            result = _probability_gradient(x, label, first, at_label, upstream)
+        # Rows without incoming gradient, even with NaN, and rows with +inf have gradient 0.
         flat = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
-        found = found.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
-        out[block] = found
+        result = result.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
+        out[block] = result
 
 
 def _logit_gradient(
     x: Tensor, label: Tensor, first: Tensor, at_label: Tensor, at_top: Tensor, scores: Tensor, grads: Tensor
 ) -> Tensor:
+    """Return the gradient in logits by the coefficients a, b, c of `backward`, corrected at label and top class."""
     log_prob, squared_error, neg_entropy, confidence = scores
-    of_log, of_square, of_entropy, of_confidence = grads
+    grad_log, grad_square, grad_entropy, grad_top = grads
     q_h = elementwise(torch.exp, log_prob)
-    mean_shift = neg_entropy - elementwise(torch.log, confidence)  # of x - largest, which log q is up to a constant
-    a = -of_log - of_confidence * confidence - 2 * of_square * (squared_error - 1 + q_h) - of_entropy * mean_shift
-    b, c = 2 * of_square, of_entropy
-    for_top = confidence * (a + b * confidence + of_confidence)
+    # sum_k q_k (x_k - max x), because log q = x - max x + log max q
+    mean_shift = neg_entropy - elementwise(torch.log, confidence)
+    a = -grad_log - grad_top * confidence - 2 * grad_square * (squared_error - 1 + q_h) - grad_entropy * mean_shift
+    b, c = 2 * grad_square, grad_entropy
+    for_top = confidence * (a + b * confidence + grad_top)
     shift = (at_label - at_top).masked_fill(q_h == 0, 0)
-    for_label = torch.where((label == first).squeeze(-1), for_top, q_h * (a + b * q_h + c * shift)) + of_log - b * q_h
+    for_label = torch.where((label == first).squeeze(-1), for_top, q_h * (a + b * q_h + c * shift)) + grad_log - b * q_h
     shifts = (x - x.gather(-1, first)).clamp_(min=_LOWEST)
-    q = shifts.softmax(-1)  # row by row, unlike exp
+    q = shifts.softmax(-1)  # softmax instead of exp, because it processes rows separately
     columns = (column.to(x.dtype).unsqueeze(-1) for column in (confidence, a, b, c, for_top, for_label))
     confidence, a, b, c, for_top, for_label = columns
     q = q.mul_(confidence / q.gather(-1, first))
-    found = shifts.mul_(c).add_(a).addcmul_(q, b).mul_(q)
-    return found.scatter_(-1, first, for_top).scatter_(-1, label, for_label)
+    result = shifts.mul_(c).add_(a).addcmul_(q, b).mul_(q)
+    return result.scatter_(-1, first, for_top).scatter_(-1, label, for_label)
 
 
 def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
-    of_log, of_square, of_entropy, of_confidence = grads
-    of_label = (of_log / q_h + of_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
-    columns = 2 * of_square, of_entropy, of_label + 2 * of_square * (q_h - 1), of_confidence
+    """Return the gradient in probabilities by the coefficients b, c of `backward`, corrected at label and top class."""
+    grad_log, grad_square, grad_entropy, grad_top = grads
+    grad_label = (grad_log / q_h + grad_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
+    columns = 2 * grad_square, grad_entropy, grad_label + 2 * grad_square * (q_h - 1), grad_top
     b, c, for_label, more_at_top = (column.to(x.dtype).unsqueeze(-1) for column in columns)
-    found = torch.log(x).add_(1).masked_fill_(x == 0, 0).mul_(c).addcmul_(x, b)
-    return found.scatter_(-1, label, for_label).scatter_add_(-1, first, more_at_top)
+    result = torch.log(x).add_(1).masked_fill_(x == 0, 0).mul_(c).addcmul_(x, b)
+    return result.scatter_(-1, label, for_label).scatter_add_(-1, first, more_at_top)
 
 
 def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the scores `(..., 4, N)` and the top classes `(..., N)` by operations that torch can differentiate.
+    """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
-    Nothing cancels next to certainty: 1 - q of the top class and of the label is the sum of the other q. Rows without
-    a distribution have NaN scores and gradient 0.
+    For logits, 1 - q of the top class and of the label is computed as the sum of the other q, which avoids
+    cancellation. Invalid rows have NaN scores and gradient 0.
 
     Args:
         values: `(..., N, C)`.
-        target: `(..., N)` int64.
+        target: labels, int64 `(..., N)`.
         from_logits: whether `values` are logits.
         tolerance: see `softmax_stats.rows`.
     """
     x = values.to(wide_dtype(values.device))
-    broken = _unreadable(x, from_logits)
-    x = x.masked_fill(broken.unsqueeze(-1), 0)
+    is_invalid = _is_invalid(x, from_logits)
+    x = x.masked_fill(is_invalid.unsqueeze(-1), 0)
     known = (target >= 0) & (target < x.shape[-1])
     label = target.masked_fill(~known, 0).unsqueeze(-1)
     top = x.detach().argmax(-1, keepdim=True)
@@ -167,26 +176,25 @@ def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float 
         log_prob = safe_log(q_label)
         miss = 1 - q_label
         entropy = xmul(q, safe_log(q)).sum(-1)
-        broken = broken | ((q.sum(-1) - 1).abs() > tolerance) | ((q.amax(-1) > 1) & (tolerance < math.inf))
+        is_invalid = is_invalid | ((q.sum(-1) - 1).abs() > tolerance) | ((q.amax(-1) > 1) & (tolerance < math.inf))
     squared_error = miss.square() + q.scatter(-1, label, 0).square().sum(-1)
     log_prob, squared_error = (score.masked_fill(~known, torch.nan) for score in (log_prob, squared_error))
     scores = torch.stack((log_prob, squared_error, entropy, q.gather(-1, top).squeeze(-1)), -2)
-    return scores.masked_fill(broken.unsqueeze(-2), torch.nan), top.squeeze(-1)
+    return scores.masked_fill(is_invalid.unsqueeze(-2), torch.nan), top.squeeze(-1)
 
 
-def _unreadable(x: Tensor, from_logits: bool) -> Tensor:
-    """Return which rows hold no distribution: NaN, only logits of -inf, or a probability below 0 or of +inf."""
+def _is_invalid(x: Tensor, from_logits: bool) -> Tensor:
+    """Return True for invalid rows: with NaN, with only -inf logits, or with a probability < 0 or of +inf."""
     most = x.amax(-1)
     return ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))
 
 
 def _dtype(values: Tensor) -> torch.dtype:
-    """Return the dtype of arithmetic on entries."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
 def _blocks(n: int) -> Iterator[slice]:
-    """Cut rows into blocks of at least two rows."""
+    """Divide n rows into blocks of up to `_COLUMN` rows, and at least two rows if n >= 2."""
     n_blocks = -(-n // _COLUMN)
     for k in range(n_blocks):
         yield slice(n * k // n_blocks, n * (k + 1) // n_blocks)
@@ -195,12 +203,12 @@ def _blocks(n: int) -> Iterator[slice]:
 def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
     """Yield chunks of at least two rows, with their parts of columns `(n,)` or `(n, C)`.
 
-    Columns may be padded to more than the number of rows; then transposed rows are padded, too.
+    Columns can be longer than the number of rows; then transposed rows are padded with 0.
     """
     n, n_classes = values.shape
     dtype = _dtype(values)
     parts = [column if column.dim() == 2 else column.unsqueeze(-1) for column in columns]
-    if n_classes <= _FEW:  # a block is one chunk
+    if n_classes <= _FEW:  # transpose; a block is one chunk
         x, q, buffer = torch.empty(3, n_classes, len(parts[0]), dtype=dtype, device=values.device)
         x[:, :n] = values.T
         x[:, n:] = 0
@@ -209,16 +217,17 @@ def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
     n_chunks = max(1, min(n // 2, -(-n * n_classes // _CHUNK)))
     arrays = torch.empty(3, -(-n // n_chunks), n_classes, dtype=dtype, device=values.device)
     rows = (values, *parts)
-    for x, *own in zip(*(each.tensor_split(n_chunks) for each in rows), strict=True) if n_chunks > 1 else [rows]:
+    chunks = zip(*(each.tensor_split(n_chunks) for each in rows), strict=True) if n_chunks > 1 else [rows]
+    for x, *chunk_columns in chunks:
         copy, q, buffer = arrays[:, : len(x)]
         direct = x.dtype == dtype and x.is_contiguous()
-        yield _Chunk(x if direct else copy.copy_(x), q, buffer, -1, tuple(own))
+        yield _Chunk(x if direct else copy.copy_(x), q, buffer, -1, tuple(chunk_columns))
 
 
 def _columns(n: int, values: Tensor, label: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `n` columns to fill in, the labels, and a column for the top class; all padded for transposed rows.
+    """Return `n` result columns, the labels and a column for the top class, padded to full vectors if transposed.
 
-    Sums over transposed rows add the end of a tensor in another order.
+    Without padding, torch would add the last columns of transposed rows in a different order.
     """
     extra = -len(label) % LANES if values.shape[-1] <= _FEW else 0
     columns = torch.empty(n, len(label) + extra, dtype=_dtype(values), device=values.device)
@@ -230,22 +239,25 @@ def _padded(column: Tensor, extra: int) -> Tensor:
 
 
 def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
-    """Fill in the place of the first maximum of every row; any place in a row with NaN."""
+    """Fill `out` with the index of the first maximum of every row; arbitrary for a row with NaN."""
     x, dim = chunk.x, chunk.dim
     if dim == 0:
-        # The least k - C among the maxima; 0 for other entries.
+        # Minimum over k of k - C at maxima and 0 elsewhere, plus C.
         n_classes = len(x)
         before_end = torch.arange(-n_classes, 0, dtype=x.dtype, device=x.device).unsqueeze(-1)
         is_top = torch.eq(x, x.amax(0, keepdim=True), out=chunk.q)
         out.copy_(is_top.mul_(before_end).amin(0, keepdim=True).add_(n_classes).clamp_(max=n_classes - 1))
     elif x.device.type == "cpu":
-        np.argmax(x.numpy(), -1, out=out.numpy()[:, 0])  # vectorised, unlike torch's
+        np.argmax(x.numpy(), -1, out=out.numpy()[:, 0])  # numpy vectorises argmax, torch does not
     else:
         torch.argmax(x, -1, True, out=out)
 
 
 def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill in multiples of probabilities. Softmax is faster than exp, but uses scalar code for some transposed rows."""
+    """Fill `out` with multiples of the probabilities.
+
+    Softmax is faster than exp, but uses scalar code for some transposed rows, with other rounding errors.
+    """
     if dim == 0:
         torch.exp(shifted, out=out)
     else:
@@ -253,14 +265,14 @@ def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
 
 
 def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
-    """Fill in `top`. Return, each `(n,)`, the logits of label and top, q of the top, and three sums over all others.
+    """Fill in `top` and return six quantities of every row, `(6, n)`.
 
-    These are the sums of q, q^2 and q (x - largest), with q a multiple of the probabilities. If not `careful`, they may
-    be NaN for rows with an infinite logit.
+    These are the logits of label and top class, and q of the top class, a multiple of the probabilities. Then follow
+    the sums of q, q^2 and q (x - max x) over the other classes. Infinite logits can give NaN unless `careful`.
     """
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
-        x, q, shifted, dim, (h, first, at_label, at_top, of_top, rest, squares, product) = chunk
+        x, q, shifted, dim, (h, first, at_label, at_top, q_top, rest, squares, product) = chunk
         _fill_first_largest(chunk, first)
         if careful:
             x = spread_infinite_logits(x.movedim(dim, -1)).movedim(-1, dim)
@@ -270,8 +282,8 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
         if careful:
             shifted.clamp_min_(_LOWEST)
         _fill_proportional(shifted, dim, q)
-        torch.gather(q, dim, first, out=of_top)
-        q.scatter_(dim, first, 0)  # the sum of the others keeps its digits even if the top q rounds to 1
+        torch.gather(q, dim, first, out=q_top)
+        q.scatter_(dim, first, 0)  # sum the others only, which is accurate even if the top q rounds to 1
         torch.sum(q, dim, True, out=rest)
         torch.sum(shifted.mul_(q), dim, True, out=product)
         torch.sum(q.mul_(q), dim, True, out=squares)
@@ -280,21 +292,26 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
     return sums[:, : len(top)]
 
 
-def _of_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
-    at_label, at_top, of_top, rest, squares, product = sums
-    # Normalise by this sum: softmax divides by a plain float32 sum, which has a larger error.
-    total = of_top + rest
-    log_total = elementwise(torch.log1p, rest / of_top)
+def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
+    """Compute the four scores from the result of `_logit_sums`; `hit` is True where the label is the top class."""
+    at_label, at_top, q_top, rest, squares, product = sums
+    # Normalise by this sum in `wide_dtype`, because softmax divides by a less accurate float32 sum.
+    total = q_top + rest
+    log_total = elementwise(torch.log1p, rest / q_top)
     shift = at_label - at_top
-    confidence = of_top / total
-    own = 1 - 2 * elementwise(torch.exp, shift) * confidence
-    squared_error = torch.where(hit, rest * rest, of_top * of_top).add_(squares).div_(total * total)
-    squared_error += own.masked_fill_(hit, 0)
+    # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class: 1 - q_h = rest / total.
+    confidence = q_top / total
+    label_terms = 1 - 2 * elementwise(torch.exp, shift) * confidence
+    squared_error = torch.where(hit, rest * rest, q_top * q_top).add_(squares).div_(total * total)
+    squared_error += label_terms.masked_fill_(hit, 0)
     return torch.stack((shift - log_total, squared_error, product / total - log_total, confidence))
 
 
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Fill in `top`. Return, each `(n,)`, q of label and top, and sums: q^2 without the top, q log q, and q."""
+    """Fill in `top` and return five quantities of every row, `(5, n)`.
+
+    These are q of label and top class, and the sums of q^2 without the top class, of q log q, and of q.
+    """
     sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, logs, dim, (h, first, at_label, at_top, squares, entropy, total) = chunk
@@ -309,13 +326,14 @@ def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
     return sums[:, : len(top)]
 
 
-def _of_probability_sums(sums: Tensor, hit: Tensor, tolerance: float) -> Tensor:
+def _scores_from_probability_sums(sums: Tensor, hit: Tensor, tolerance: float) -> Tensor:
+    """Compute the four scores from the result of `_probability_sums`; NaN for rows that violate `tolerance`."""
     at_label, at_top, squares, entropy, total = sums
     others = (at_top * at_top - at_label * at_label).masked_fill_(hit, 0)
     miss = 1 - at_label
-    poison = entropy.isfinite().logical_not_()
+    invalid = entropy.isfinite().logical_not_()
     scores = torch.stack((elementwise(torch.log, at_label), miss * miss + squares + others, entropy, at_top))
-    scores[2:].masked_fill_(poison, torch.nan)
+    scores[2:].masked_fill_(invalid, torch.nan)
     if math.isfinite(tolerance):
-        scores.masked_fill_(~(((total - 1).abs() <= tolerance) & (at_top <= 1)) | poison, torch.nan)
+        scores.masked_fill_(~(((total - 1).abs() <= tolerance) & (at_top <= 1)) | invalid, torch.nan)
     return scores

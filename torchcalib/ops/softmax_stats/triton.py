@@ -1,13 +1,14 @@
-"""Statistics of rows by Triton kernels. Not yet measured on a GPU.
+"""Statistics of rows by Triton kernels; their speed has not been measured on a GPU.
 
-A program holds several rows of few classes, one row of many, or a part of one row of very many. Its work depends on the
-number of classes, the dtype and the strides, never on the number of rows: a row gets the same bits in every batch. The
-top entry is in none of the sums, which are in the dtype of the row, at least float32. For long rows the sums are
-stored, and a second kernel merges the parts and computes the scores in float64, one row for each thread: in the first
-kernel every thread of a warp would repeat that. Addresses are int64.
+A program loads several rows of few classes, one row of many classes, or a part of a very long row. Its work depends on
+the number of classes, dtype and strides, but not on the number of rows. So a row gives the same bits in every batch.
 
-A row of C classes is C / `unit` units at addresses divisible by 16 bytes or the largest possible power of two, which
-the compiler must know for vector loads.
+The sums exclude the top entry, which keeps them accurate, and have the dtype of the row or float32. For long rows a
+second kernel merges the sums of the parts and computes the scores in float64, with one row per thread. In the first
+kernel every thread of a warp would repeat this. Addresses are int64, because offsets can exceed 2^31.
+
+A row of C classes is passed as C / `unit` units. A unit is up to 16 bytes, which tells the compiler the alignment that
+it needs for vector loads.
 """
 
 import math
@@ -20,61 +21,61 @@ from torch import Tensor
 
 from torchcalib.ops.softmax_stats.reference import backward
 
-__all__ = ["backward", "forward"]  # the gradient is plain torch, on every device
+__all__ = ["backward", "forward"]  # the gradient uses plain torch
 
-_FEW = 64  # classes up to which the first kernel computes the scores
-_TILE = 2048  # entries of such rows that a program holds
-_OF_A_WARP = 1024  # entries of longer rows that a warp holds: 32 in each thread
-_PART = 4096  # entries of one row that a program holds at most
-_MERGED = 512  # parts of rows that a program merges
-_LOWEST = tl.constexpr(-1000.0)  # a shift whose exp is 0 in any dtype
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
+_FEW = 64  # largest number of classes for which the first kernel computes the scores
+_TILE = 2048  # entries per program for such rows
+_PER_WARP = 1024  # entries per warp for longer rows: 32 per thread
+_PART = 4096  # largest number of entries of one row per program
+_MERGED = 512  # parts merged per program
+_LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # without inline assembly
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """See `reference.forward`. Nothing waits for the device."""
+    """Implement `reference.forward` without synchronising."""
     n_rows, n_classes = values.shape
     rows, block, warps = _shape_of_work(n_classes)
     layout = in_units(values)
-    of_rows = [target, scores, scores.stride(0), top, n_rows, tolerance]
-    with torch.cuda.device_of(values):  # Triton launches on the current device
+    row_arguments = [target, scores, scores.stride(0), top, n_rows, tolerance]
+    with torch.cuda.device_of(values):  # Triton launches kernels on the current device
         if block <= _FEW:
             _read_rows[(triton.cdiv(n_rows, rows),)](
-                values, *layout, *of_rows, from_logits, rows, block, num_warps=warps
+                values, *layout, *row_arguments, from_logits, rows, block, num_warps=warps
             )
             return
         parts = triton.cdiv(n_classes, block)
         dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-        kept = torch.empty(4, n_rows, parts, dtype=dtype, device=values.device)
+        partial = torch.empty(4, n_rows, parts, dtype=dtype, device=values.device)
         places = torch.empty(n_rows, parts, dtype=torch.int64, device=values.device)
         _read_parts[(triton.cdiv(n_rows, rows), parts)](
-            values, *layout, kept, places, n_rows, from_logits, rows, block, num_warps=warps
+            values, *layout, partial, places, n_rows, from_logits, rows, block, num_warps=warps
         )
-        held = triton.next_power_of_2(parts)
-        rows = max(1, _MERGED // held) if held > 1 else 128
+        n_slots = triton.next_power_of_2(parts)
+        rows = max(1, _MERGED // n_slots) if n_slots > 1 else 128
         _merge_parts[(triton.cdiv(n_rows, rows),)](
-            values, *layout, kept, places, parts, *of_rows, from_logits, rows, held, num_warps=4
+            values, *layout, partial, places, parts, *row_arguments, from_logits, rows, n_slots, num_warps=4
         )
 
 
 def in_units(values: Tensor) -> tuple[int, int, int, int]:
-    """Return the strides of rows and columns, the former in units, the units of a row, and the size of a unit."""
+    """Return row stride in units, column stride, number of units per row, and entries per unit."""
     n_classes, (row_stride, column_stride) = values.shape[1], values.stride()
     unit = math.gcd(16 // values.element_size(), n_classes, row_stride) if column_stride == 1 else 1
     return row_stride // unit, column_stride, n_classes // unit, unit
 
 
 def _shape_of_work(n_classes: int) -> tuple[int, int, int]:
-    """Return rows and entries of each that a program holds, and its warps."""
+    """Return the number of rows per program, of entries per row and program, and of warps."""
     block = min(triton.next_power_of_2(n_classes), _PART)
     if block <= _FEW:
         return min(_TILE // block, 512), block, 4
-    return max(1, _OF_A_WARP // block), block, max(1, block // _OF_A_WARP)
+    return max(1, _PER_WARP // block), block, max(1, block // _PER_WARP)
 
 
 @triton.jit
 def _log1p(x):
-    """Return log(1 + x) for x >= 0, corrected for the rounding of the sum."""
+    """Return log(1 + x) for x >= 0, corrected for the rounding error of 1 + x."""
     u = 1 + x
     exact = u == 1
     return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1, u - 1)))
@@ -82,7 +83,7 @@ def _log1p(x):
 
 @triton.jit
 def _exp(x):
-    """Return exp x; float32 results below the least normal number are 0, which saves three steps of `tl.exp`."""
+    """Return exp x; float32 results below the smallest normal number become 0, which is faster than `tl.exp`."""
     if x.dtype == tl.float64 or _INTERPRETED:
         return tl.exp(x)
     scaled = x * 1.4426950408889634
@@ -91,10 +92,10 @@ def _exp(x):
 
 @triton.jit
 def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
-    """Return the largest entry from `begin` on, its first place, and three sums over the others, all `[rows]`.
+    """Return the largest entry of a block of each row, its first index, and three sums over the other entries.
 
-    For logits these are the sums of e, e^2 and e d with d = x - largest and e = exp d, for probabilities those of q,
-    q^2 and q log q. NaN anywhere makes all of them NaN.
+    For logits x these are the sums of e, e^2 and e d with d = x - max x and e = exp d. For probabilities q they are the
+    sums of q, q^2 and q log q. NaN in a row makes its sums NaN. All results have the shape `[rows]`.
     """
     columns = begin + tl.arange(0, block)
     inside = present[:, None] & (columns < n_classes)[None, :]
@@ -103,17 +104,17 @@ def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     largest = tl.max(x, 1)
-    # No entry equals a NaN maximum.
+    # A NaN maximum equals no entry, which gives n_classes.
     place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
     others = columns[None, :] != place[:, None]
     if logits:
-        # If all entries are -inf, every e is 0.
+        # Subtract 0 if all entries are -inf, so that every e is 0 and not NaN.
         d = x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]
         e = tl.where(others, _exp(d), 0.0)
         rest, squares = tl.sum(e, 1), tl.sum(e * e, 1)
         product = tl.sum(e * tl.where(d < _LOWEST, _LOWEST, d), 1)
         infinite = largest == float("inf")
-        if tl.max(infinite.to(tl.int32), 0) > 0:  # the limit: these entries share the mass, and each has e = 1
+        if tl.max(infinite.to(tl.int32), 0) > 0:  # limit of softmax: entries of +inf have e = 1, others e = 0
             ties = tl.sum(tl.where(x == float("inf"), 1.0, tl.where(x == x, 0.0, float("nan"))), 1).to(x.dtype)
             rest, squares = tl.where(infinite, ties - 1, rest), tl.where(infinite, ties - 1, squares)
             product = tl.where(infinite, 0 * ties, product)
@@ -130,7 +131,7 @@ def _store_scores(
     values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
     largest, place, rest, squares, product, logits: tl.constexpr,
 ):  # fmt: skip
-    """Compute the statistics of whole rows from their merged sums, and store them."""
+    """Compute and store the statistics of rows, from their largest entries and sums over the others."""
     label = tl.load(target + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
     x = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
@@ -143,6 +144,7 @@ def _store_scores(
         log_total = _log1p(rest)
         shift = tl.where(x == largest, 0.0, x - largest)
         log_prob = shift - log_total
+        # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class.
         missed = 1 - 2 * tl.exp(shift) / total + (1 + squares) / (total * total)
         error = tl.where(hit, (rest * rest + squares) / (total * total), missed)
         entropy = product / total - log_total
@@ -153,10 +155,10 @@ def _store_scores(
         error = tl.where(hit, missed, missed + largest * largest - x * x)
         entropy = product + largest * tl.log(tl.where(largest == 0, 1.0, largest))
         confidence = tl.where(entropy == entropy, largest, nan)
-        fine = (tl.abs(largest + rest - 1) <= tolerance) & (largest <= 1) & (entropy == entropy)
-        known = known & (fine | (tolerance == float("inf")))
-        entropy = tl.where(fine | (tolerance == float("inf")), entropy, nan)
-        confidence = tl.where(fine | (tolerance == float("inf")), confidence, nan)
+        valid = (tl.abs(largest + rest - 1) <= tolerance) & (largest <= 1) & (entropy == entropy)
+        known = known & (valid | (tolerance == float("inf")))
+        entropy = tl.where(valid | (tolerance == float("inf")), entropy, nan)
+        confidence = tl.where(valid | (tolerance == float("inf")), confidence, nan)
     tl.store(scores + row, tl.where(known, log_prob, nan), mask=present)
     tl.store(scores + score_stride + row, tl.where(known, error, nan), mask=present)
     tl.store(scores + 2 * score_stride + row, entropy, mask=present)
@@ -169,7 +171,7 @@ def _read_rows(
     values, row_units, column_stride, units, unit: tl.constexpr, target, scores, score_stride, tops, n_rows,
     tolerance, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Compute the statistics of whole rows."""
+    """Compute the statistics of rows of few classes, with `rows` rows per program."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     n_classes, row_at = units * unit, row * row_units * unit
@@ -182,10 +184,10 @@ def _read_rows(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_parts(
-    values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_rows,
+    values, row_units, column_stride, units, unit: tl.constexpr, partial, places, n_rows,
     logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of a part of some rows."""
+    """Store the sums over one part of each row; grid: groups of rows, parts."""
     part = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
@@ -195,46 +197,47 @@ def _read_parts(
     n_parts = tl.num_programs(1)
     to = row * n_parts + part
     column = (tl.full([], 0, tl.int64) + n_rows) * n_parts
-    tl.store(kept + to, largest, mask=present)
-    tl.store(kept + column + to, rest, mask=present)
-    tl.store(kept + 2 * column + to, squares, mask=present)
-    tl.store(kept + 3 * column + to, product, mask=present)
+    tl.store(partial + to, largest, mask=present)
+    tl.store(partial + column + to, rest, mask=present)
+    tl.store(partial + 2 * column + to, squares, mask=present)
+    tl.store(partial + 3 * column + to, product, mask=present)
     tl.store(places + to, place, mask=present)
 
 
 @triton.jit(do_not_specialize=["n_rows", "tolerance"])
 def _merge_parts(
-    values, row_units, column_stride, units, unit: tl.constexpr, kept, places, n_parts, target, scores, score_stride,
-    tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, held: tl.constexpr,
+    values, row_units, column_stride, units, unit: tl.constexpr, partial, places, n_parts, target, scores, score_stride,
+    tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, n_slots: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of rows, relative to the largest entry of all, and compute their statistics."""
+    """Merge the sums of the parts of each row, relative to its largest entry, and compute the statistics."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
-    part = tl.arange(0, held)
+    part = tl.arange(0, n_slots)
     inside = present[:, None] & (part < n_parts)[None, :]
     n_classes = units * unit
     at = row[:, None] * n_parts + part[None, :]
     column = (tl.full([], 0, tl.int64) + n_rows) * n_parts
-    high = tl.load(kept + at, mask=inside, other=float("-inf")).to(tl.float64)
+    high = tl.load(partial + at, mask=inside, other=float("-inf")).to(tl.float64)
     high_place = tl.load(places + at, mask=inside, other=0)
-    rest = tl.load(kept + column + at, mask=inside, other=0).to(tl.float64)
-    squares = tl.load(kept + 2 * column + at, mask=inside, other=0).to(tl.float64)
-    product = tl.load(kept + 3 * column + at, mask=inside, other=0).to(tl.float64)
+    rest = tl.load(partial + column + at, mask=inside, other=0).to(tl.float64)
+    squares = tl.load(partial + 2 * column + at, mask=inside, other=0).to(tl.float64)
+    product = tl.load(partial + 3 * column + at, mask=inside, other=0).to(tl.float64)
     largest = tl.max(high, 1)
     place = tl.min(tl.where(inside & (high == largest[:, None]), high_place, n_classes), 1)
     place = tl.minimum(place, n_classes - 1)
-    # The top of the row is in no sum. The tops of other parts, which their sums leave out, are added.
-    joins = inside & (high_place != place[:, None]) & (high != float("-inf"))
+    # The sums of a part exclude its top entry. Add these entries, except for the top entry of the row.
+    is_extra = inside & (high_place != place[:, None]) & (high != float("-inf"))
     if logits:
+        # Rescale by factor = exp(part maximum - row maximum); e d becomes factor e (d + gap).
         gap = tl.where(high == largest[:, None], 0.0, high - largest[:, None])
         factor = tl.where(high == float("-inf"), 0.0, tl.exp(gap))
         gap = tl.where(factor == 0, 0.0, gap)
-        more = tl.where(joins, factor, 0.0)
+        more = tl.where(is_extra, factor, 0.0)
         product = tl.sum(factor * (product + gap * rest) + more * gap, 1)
         squares = tl.sum(factor * factor * squares + more * more, 1)
         rest = tl.sum(factor * rest + more, 1)
     else:
-        q = tl.where(joins, high, 0.0)
+        q = tl.where(is_extra, high, 0.0)
         product = tl.sum(product + q * tl.log(tl.where(q == 0, 1.0, q)), 1)
         squares = tl.sum(squares + q * q, 1)
         rest = tl.sum(rest + q, 1)
