@@ -1,4 +1,4 @@
-"""Base class for all streaming metrics: an `Estimator` as a `torchmetrics.Metric`."""
+"""Base class for all streaming metrics."""
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -112,13 +112,13 @@ class CalibrationMetric(Metric, Generic[S]):
         if "factory" not in vars(cls):
             return
         own = [] if cls.__init__ is CalibrationMetric.__init__ else parameters_of(cls.__init__)
-        of_class = [p for p in parameters_of(CalibrationMetric.__init__) if p.name != "task"]
-        of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
+        class_parameters = [p for p in parameters_of(CalibrationMetric.__init__) if p.name != "task"]
+        stream_parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [
             *parameters_of(cls.factory),
-            *of_stream,
+            *stream_parameters,
             *input_parameters(without=_FUNCTION_OPTIONS),
-            *of_class,
+            *class_parameters,
         ]
         document(cls, cls.__doc__, with_implied_task([*given[:1], *own, *given[1:]]), entries=cls.factory.__doc__)
 
@@ -134,22 +134,21 @@ class CalibrationMetric(Metric, Generic[S]):
     ) -> None:
         if positional:
             raise TypeError(
-                f"arguments must be given by name, got {positional[0]!r} by position. Write `task=`, for example."
+                f"arguments must be given by name, got {positional[0]!r} by position. Pass task='binary', for example."
             )
         known = signature(type(self)).parameters
         if unknown := [name for name in options if name not in known and name not in _TORCHMETRICS_OPTIONS]:
             raise unknown_argument(unknown[0], known, type(self).__name__)
         task = task_of(task, num_classes, num_labels)
         kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
-        of_stream = {name: options.pop(name) for name in self.stream_options if name in options}
+        stream_options = {name: options.pop(name) for name in self.stream_options if name in options}
         estimator = self.factory(task=task, **options)
-        estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **of_stream)
+        estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **stream_options)
         self._build(estimator, batch_shape, persistent, **kwargs)
         defaults = {p.name: p.default for p in parameters_of(self.factory)}
-        self.settings = {**defaults, **options, **of_stream, "task": task}
+        self.settings = {**defaults, **options, **stream_options, "task": task}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
-        """Initialise torchmetrics and register the state."""
         super().__init__(**kwargs)
         check_flag("persistent", persistent)
         self.estimator = estimator
@@ -185,7 +184,6 @@ class CalibrationMetric(Metric, Generic[S]):
         vars(self)["_shared"] = computed
 
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
-        """Return the kind of state for the accumulator: sums or samples."""
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
             lead = (*self.batch_shape, *self.accumulator.lead(task, num_classes))
@@ -193,7 +191,6 @@ class CalibrationMetric(Metric, Generic[S]):
         return SumsKind(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
 
     def _state_of(self, p: Predictions) -> Any:
-        """Return the state after a single batch."""
         return self.kind.of(p)
 
     @property
@@ -202,7 +199,6 @@ class CalibrationMetric(Metric, Generic[S]):
         return (self.accumulator,)
 
     def _value(self, statistic: S) -> Tensor:
-        """Return the value for a statistic."""
         return self.estimator.value(statistic)
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
@@ -232,7 +228,6 @@ class CalibrationMetric(Metric, Generic[S]):
         self._add(preds, batch)
 
     def _add(self, preds: Tensor, batch: Any) -> None:
-        """Add the state of a batch to the accumulated state."""
         if is_captured(preds):
             self._add_in_graph(batch)
             return
@@ -345,7 +340,6 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _would_sync(self) -> bool:
-        """Whether `compute` syncs across ranks."""
         return bool(self._to_sync and not self._is_synced and self.distributed_available_fn())
 
     def statistic(self) -> S:

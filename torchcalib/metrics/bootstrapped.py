@@ -34,7 +34,7 @@ class Replicates(SumsKind[S]):
         """Return the statistic with a leading axis of size 1 + R: the data, then the replicates."""
         return super().statistic(state[:-1])
 
-    def drawn(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
+    def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
         """Return the state for a batch.
 
         The weight of a row in a replicate is a function of seed, rank, replicate and the row's number, so it does not
@@ -189,7 +189,7 @@ class Bootstrapped(WrappedMetric[S]):
         return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:
-        return self.kind.drawn(p, self.seed, self._rank, self._n_rows)
+        return self.kind.resampled(p, self.seed, self._rank, self._n_rows)
 
     @property
     def _is_plain_sum(self) -> bool:

@@ -166,7 +166,7 @@ def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
     lengths = {len(row) for row in rows}
     if len(rows) < 2 or len(lengths) != 1 or 0 in lengths:
         raise ValueError(
-            f"`{name}` must have at least 2 rows (classes) of one length (decisions), got rows of length "
+            f"`{name}` must have at least 2 rows (classes) of equal length (decisions), got rows of length "
             f"{[len(row) for row in rows]}."
         )
     if wrong := [cost for row in rows for cost in row if not abs(cost) <= MAX_COST]:

@@ -121,7 +121,7 @@ def completed(options: Mapping[str, Any]) -> dict[str, Any]:
     if "sample_weight" in found:
         weights = found.pop("sample_weight")
         if weights is not None and found.get("weights") is not None:
-            raise TypeError("`sample_weight` must be left out with `weights`, got both. They have the same meaning.")
+            raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Both mean the same.")
         found["weights"] = found.get("weights") if weights is None else weights
     found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
     return found

@@ -20,7 +20,7 @@ from torchcalib.core.sums import Sums
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
-from torchcalib.metrics.ranked import RankedMetric, average_of_separate, ranked
+from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.logistic import logistic_fit
 
@@ -124,7 +124,7 @@ def _cox(
         raise TypeError(f"`eps` must be a number or None, got {eps!r}.")
     if eps is not None and not 0 < eps < 0.5:
         raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}.")
-    average = average_of_separate(task, mode, options)
+    average = no_average(task, mode, options)
     return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
 
 
@@ -236,7 +236,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return self.wrap(torch.stack(totals, -2))
 
     def wrap(self, sums: Tensor) -> Sums:
-        """Return `sums` as `Sums`."""
+        """Return the sums as a `Sums` statistic."""
         return Sums(sums)
 
 
@@ -277,7 +277,7 @@ def _spiegelhalter(*, task: Task, mode: Mode | None = None, **options: Unpack[In
         >>> spiegelhalter(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         SpiegelhalterTest(z=tensor(-0.8296), p_value=tensor(0.4068))
     """
-    average_of_separate(task, mode, options)
+    no_average(task, mode, options)
     accumulator = SpiegelhalterAccumulator(resolve_mode(task_read_as(task, options), mode))
     return Estimator(input_format_of(task, options, hard_targets=True), accumulator, spiegelhalter_from_sums, False)
 

@@ -48,8 +48,8 @@ def ranked(
     return Estimator(input_format, ExactSample(mode), formula, is_classwise and average is not None)
 
 
-def average_of_separate(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
-    """Return the `average` for a metric that never averages over classes or labels.
+def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
+    """Return the argument `average` for a metric that never averages over classes or labels.
 
     Raises:
         TypeError: If `options` contains an `average`.
@@ -75,10 +75,10 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     plot_upper_bound: float | None = 1.0
 
     has_interval = True
-    """Whether `test` computes an interval, which takes about two thousand replicates."""
+    """Whether `test` computes an interval, which needs about two thousand replicates."""
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Return the value for every batch element."""
+        """Return the value for every batch element of a ranked sample, `(...)`."""
         return self.estimator.formula(sample)
 
     def without_noise(self, sample: RankedSample) -> Tensor:
@@ -326,7 +326,7 @@ class CORP(RankedMetric):
         self.component = component
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Return the component for every batch element."""
+        """Return the component for every batch element of a ranked sample, `(...)`."""
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
 
     def without_noise(self, sample: RankedSample) -> Tensor:

@@ -33,7 +33,7 @@ from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
-from torchcalib.metrics.ranked import RankedMetric, average_of_separate, ranked
+from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.host_values import look
 from torchcalib.ops.loess import loess
@@ -91,7 +91,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
         return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 
     def wrap(self, sums: Tensor) -> SmoothingCells:
-        """Return `sums` as `SmoothingCells`."""
+        """Return the sums as a `SmoothingCells` statistic."""
         return SmoothingCells(sums, has_noise=self.with_noise)
 
 
@@ -271,7 +271,7 @@ def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[Inpu
         >>> smece_width(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1758)
     """
-    return _smoothed(width_from_cells, task, mode, average_of_separate(task, mode, options), options)
+    return _smoothed(width_from_cells, task, mode, no_average(task, mode, options), options)
 
 
 smece_width = functional(_smece_width)

@@ -25,7 +25,7 @@ def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
 
 
 def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
-    assert isinstance(b, RankedBins)  # because of `from_sample=True`
+    assert isinstance(b, RankedBins)  # `_tested` requests a sample
     return 100 * b.rejected(alpha, test) / b.n
 
 
@@ -120,7 +120,7 @@ def _check_test(alpha: float, test: Test) -> None:
     if not is_number(alpha):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}.")
     if not 0 < alpha < 1:
-        raise ValueError(f"`alpha` must lie between 0 and 1, both excluded, got {alpha}. 0.05 is usual.")
+        raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
     check_choice("test", test, get_args(Test))
 
 
@@ -149,7 +149,7 @@ class TCE(BinnedMetric):
 
 
 def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
-    assert isinstance(sample, RankedSample)  # because of `from_sample=True`
+    assert isinstance(sample, RankedSample)  # `_tested` requests a sample
     return estimator.binning.of(sample).test_table(alpha, test)
 
 

@@ -10,7 +10,7 @@ S = TypeVar("S")
 
 
 def _forwarded(name: str) -> Any:
-    """Return a property that forwards to the attribute of the wrapped metric."""
+    """Return a property for the attribute of the wrapped metric."""
     return property(lambda self: getattr(self.metric, name))
 
 

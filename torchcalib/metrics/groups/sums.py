@@ -40,7 +40,7 @@ class SumsByGroup(Generic[S]):
         return with_apart(self.accumulator)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(G, ..., F, K)`."""
+        """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
         return (self.num_groups, *self.accumulator.shape(task, num_classes))
 
     def of(self, p: Predictions) -> Sums:
