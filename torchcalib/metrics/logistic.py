@@ -41,6 +41,11 @@ class CoxCalibration(NamedTuple):
         intercept_se: Standard error of the intercept.
         p_value: p-value of the likelihood-ratio test for slope 1 and intercept 0. Its asymptotic null distribution is
             chi-squared with 2 degrees of freedom.
+
+    Example:
+        >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0])
+        >>> cox(preds, target, task="binary").in_the_large
+        tensor(-0.1723)
     """
 
     slope: Tensor
@@ -185,6 +190,10 @@ class SpiegelhalterTest(NamedTuple):
     Attributes:
         z: Brier score minus its expected value for a calibrated model, in standard deviations.
         p_value: Two-sided p-value, the probability of a larger |z| for a calibrated model.
+
+    Example:
+        >>> spiegelhalter(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary").p_value
+        tensor(0.4068)
     """
 
     z: Tensor

@@ -189,6 +189,10 @@ class CORPDecomposition(NamedTuple):
         mcb: Miscalibration (MCB): score of the predictions minus score of the recalibrated predictions; >= 0.
         dsc: Discrimination (DSC): uncertainty minus score of the recalibrated predictions; >= 0.
         unc: Uncertainty (UNC): score of the constant prediction of the mean outcome.
+
+    Example:
+        >>> corp(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 0, 1]), task="binary").unc
+        tensor(0.2500)
     """
 
     score: Tensor

@@ -166,12 +166,11 @@ def optimal_threshold_cost(
     """Least mean cost over all thresholds on the predictions for two classes, evaluated on the same data.
 
     The Bayes risk minus this value is the loss due to miscalibration for these costs. The value is optimistic, because
-    the threshold is chosen with the labels. Samples with equal predictions are on the same side of the threshold.
+    the threshold is chosen with the same labels. Samples with equal predictions are on the same side of the threshold.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        cost: Cost matrix `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: every error costs
-            1.
+        cost: Cost matrix `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: zero-one costs.
         normalize: `"prior"` divides by the cost of the better constant decision.
         priors: Class priors `(2,)` to choose the threshold and to report the cost for.
 
