@@ -62,7 +62,7 @@ def test_separable_labels_are_warned_of_where_the_function_was_called(trained):
         assert torch.equal(found, P if function is cross_val_calibrate else torch.zeros_like(found))
     with pytest.warns(UserWarning, match="can be separated without error") as warned:
         assert recommend(**given).best is None
-    assert len(warned) == 2  # temperature and DP calibration
+    assert len(warned) == 2  # temperature and affine scaling
 
 
 def test_separable_replicates_are_not_warned_of():

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.fits import fresh
 from helpers.reports import TASKS, calibrated, realistic
 
-from torchcalib.calibration import load_calibrator
-from torchcalib.calibration.affine import AffineTransform
+from torchcalib.calibration import AffineScaling, load_calibrator
 from torchcalib.cli import main
 from torchcalib.reporting import buffer
 from torchcalib.reporting.building import ReportBuilder
@@ -45,15 +45,15 @@ def test_it_saves_the_recommended_calibrator(task, saved, capsys):
     report = calibrated(task)
     assert report.recommendation.text in shown
     assert f"saved {report.recommendation.best}, as recommended: cal [1].pt" in shown
-    expected = report.calibration.calibrator.fit(preds, target, task=task, from_logits=True)
+    expected = fresh(report.calibration.calibrator).fit(preds, target, task=task, from_logits=True)
     torch.testing.assert_close(load_calibrator("cal [1].pt")(preds), expected(preds), rtol=1e-9, atol=1e-9)
 
 
-def test_it_saves_dp_calibration_where_none_is_worthwhile(saved, capsys):
+def test_it_saves_affine_scaling_where_none_is_worthwhile(saved, capsys):
     saved("multiclass", scale=1, n=1000)
     assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
-    assert "saved DP calibration, though no calibrator is worthwhile here" in capsys.readouterr().out
-    assert isinstance(load_calibrator("cal.pt"), AffineTransform)
+    assert "saved affine scaling, though no calibrator is worthwhile here" in capsys.readouterr().out
+    assert isinstance(load_calibrator("cal.pt"), AffineScaling)
 
 
 def test_it_refuses_places_where_no_file_can_be_written(saved, capsys, monkeypatch):
@@ -62,7 +62,7 @@ def test_it_refuses_places_where_no_file_can_be_written(saved, capsys, monkeypat
     for place, words in (
         (".", "must be a file, got the folder"),
         ("a.npz/cal.pt", "must be in a folder that exists"),
-        ("a.npz", "must not be a file that is read"),
+        ("a.npz", "must not be an input file"),
     ):
         error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", place)
         assert error.startswith(f"`--save-calibrator` {words}"), error
@@ -82,7 +82,7 @@ def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved
         patch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
         patch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
         error = failing(capsys, "a.npz", "--save-calibrator", "cal.pt")
-    assert error.startswith("`--save-calibrator` must get data for which calibrators can be tried, got other data")
+    assert error.startswith("`--save-calibrator` must get data to which calibrators can be fitted, got unsuitable data")
     assert "are more than 100 samples" in error
     np.savez("a.npz", probs=np.array([0.2, 0.9, 0.5]), targets=np.array([0, 1, 1]))
     error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", "cal.pt")

@@ -228,7 +228,7 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     torch.testing.assert_close(loaded(logits), expected(logits))
     again = monitor(calibrate=AffineScaling())
     again.on_load_checkpoint(None, None, saved)
-    assert again.transform.alpha == loaded.alpha
+    assert again.calibrator.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
     assert validated[0]["val/nll"] == whole.history.column("nll")[-1]
     assert len(again.history) == 0, "validation alone is no part of a training"
@@ -322,5 +322,5 @@ def test_repeated_rows_have_no_weight_or_a_warning_is_raised(pl):
     assert [part.tolist() for part in monitor()._distinct_of(plain)] == [[1, 1], [0]]
     assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_size=2)) is None
     own = type("Sorted", (torch.utils.data.BatchSampler,), {})(sampler, 2, drop_last=False)
-    with pytest.warns(UserWarning, match="in batches of Sorted they cannot be identified: they count twice"):
+    with pytest.warns(UserWarning, match="In batches of Sorted they cannot be identified, and count twice"):
         assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_sampler=own)) is None

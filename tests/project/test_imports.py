@@ -83,6 +83,25 @@ def test_every_public_name_is_documented_and_unknown_names_are_refused():
             _ = package.ecee
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "meant"),
+    [
+        (tc, "ece", "functional.ece"),
+        (tc, "TemperatureScaling", "calibration.TemperatureScaling"),
+        (tc, "CalibrationError", "ECE"),
+        (tc.functional, "expected_calibration_error", "functional.ece"),
+        (tc.functional, "ECE", "ECE"),
+        (tc.inference, "bootstrp", "inference.bootstrap"),
+    ],
+)
+def test_the_error_for_an_unknown_name_shows_the_place_of_the_one_that_was_meant(module, name, meant):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. Did you mean `torchcalib.{meant}`"):
+        getattr(module, name)
+    target = tc
+    for part in meant.split("."):
+        target = getattr(target, part)
+
+
 def test_few_names_are_public():
     assert {"ECE", "report", "functional"} <= set(dir(tc))
     assert dir(tc) == sorted(tc.__all__)

@@ -112,14 +112,19 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters in which `task` has the default None, because the number of classes or labels implies it."""
-    return [p.replace(default=None) if p.name == "task" else p for p in parameters]
+    """Return parameters with `task` first, which may be given by position, and is implied by other options."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    task = [p.replace(default=None, kind=kind) for p in parameters if p.name == "task"]
+    return [*task, *(p for p in parameters if p.name != "task")]
 
 
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
-    """Decorate a function that takes `**options`: show the input options in its signature and docstring."""
+    """Decorate a function or method that takes `**options`: show the input options in its signature and docstring."""
     returns = signature(function).return_annotation
-    document(function, function.__doc__, [*parameters_of(function), *input_parameters(without=without)], returns)
+    own = parameters_of(function)
+    shown = [*own, *input_parameters(without={*without, *(p.name for p in own)})]
+    itself = [p for p in signature(function).parameters.values() if p.name == "self"]
+    document(function, function.__doc__, [*itself, *shown], returns)
     return function
 
 

@@ -151,7 +151,7 @@ def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
     if matrix.num_classes != num_classes:
         raise ValueError(
             f"`cost` must have one row per class, {num_classes}, got {matrix.num_classes} rows. "
-            "Rows are true classes and columns are decisions. Transpose the matrix if they are swapped."
+            "Rows are true classes and columns are decisions; transpose the matrix if they are swapped."
         )
     return matrix
 
