@@ -37,8 +37,7 @@ class Replicates(SumsKind[S]):
     def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
         """Return the state for a batch.
 
-        The weight of a row in a replicate is a function of seed, rank, replicate and the row's number, so it does not
-        depend on how the rows are split into batches.
+        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
 
         Args:
             p: The batch.

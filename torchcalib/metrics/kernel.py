@@ -157,17 +157,17 @@ def _skce(
 ) -> KernelEstimator:
     """Squared kernel calibration error (SKCE): mean agreement of the residuals of similar predictions.
 
-    SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'), for vectors of probabilities p,
-    indicator vectors e_y of the true class, and a kernel k. The population value is 0 if the model is calibrated in the
-    strong sense, P(Y = k | p) = p_k for all classes k jointly, and positive otherwise.
+    SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
+    probabilities, e_y the indicator vector of the true class, and k a kernel. The population value is 0 if the model is
+    calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly. Otherwise it is positive.
 
     Unlike a binned error, the unbiased estimate has expectation 0 for a calibrated model at any sample size. It is then
     negative about half of the time. `skce_test` tests whether the value differs significantly from 0. A binary task
     has two classes, so h = 2 (y - p) (y' - p') k.
 
     Args:
-        target: Labels; or soft targets, which replace e_y. The expectation is the same as for labels drawn from the
-            soft targets (except for "biased", which is closer to the population value), and the variance is smaller.
+        target: Labels; or soft targets, which replace e_y. Compared with labels drawn from the soft targets, the
+            variance is smaller, and the expectation is the same; only "biased" is closer to the population value.
         estimator: `"unbiased"` is the mean over all pairs of different samples, O(N^2) time. `"biased"` is the mean
             over all pairs, including each sample with itself; it is never negative, and too large by the mean of
             h(x, x) / N. `"block"` is the mean of the unbiased estimates for blocks of `block_size` consecutive samples;

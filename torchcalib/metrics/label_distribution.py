@@ -1,8 +1,8 @@
 """Distances between predictions and label distributions, the proportions of annotators that chose each class.
 
 With few annotators a label distribution is noisy, so the distance is positive even for a perfect prediction. Every
-distance therefore has components: its value, its noise floor (the expected value if the annotations were drawn from the
-predictions) and, where an estimator exists, the value corrected for the noise.
+distance therefore has components: the value, the noise floor and, where possible, the value corrected for the noise.
+The noise floor is the expected value if the annotations were drawn from the predictions.
 """
 
 from collections.abc import Callable, Mapping

@@ -89,8 +89,8 @@ def _cox(
     """Cox's calibration slope and intercept: log-odds of the outcome = intercept + slope * predicted log-odds.
 
     A logistic regression of the outcomes on the log-odds of the predictions, fitted by maximum likelihood. It
-    separates two kinds of error. Predictions may be too extreme or not extreme enough (slope), and too high or too low
-    on average (intercept, or calibration in the large, which is the intercept with the slope fixed at 1).
+    separates two kinds of error. The slope is below 1 if predictions are too extreme. The intercept is above 0 if
+    predictions are too low; with the slope fixed at 1 it is called calibration in the large.
 
     Args:
         target: Labels.

@@ -265,8 +265,8 @@ def _corp(
     """CORP decomposition of a score into miscalibration (MCB), discrimination (DSC) and uncertainty (UNC).
 
     score = MCB - DSC + UNC. CORP stands for consistent, optimally binned, reproducible and PAV-based, with the
-    pool-adjacent-violators (PAV) algorithm. It recalibrates the predictions by isotonic regression of the outcomes on
-    them, the best monotone recalibration on this sample, and needs no choice of bins.
+    pool-adjacent-violators (PAV) algorithm. Predictions are recalibrated by isotonic regression of the outcomes on
+    them. This is the best monotone recalibration for the sample and needs no choice of bins.
 
     MCB is the score minus the score after recalibration. DSC is UNC minus the score after recalibration. UNC is the
     score of the constant prediction of the mean outcome.

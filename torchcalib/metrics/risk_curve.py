@@ -61,8 +61,8 @@ def bayes_risk_curve(
     """Return the Bayes risk for two classes as a function of the operating point c.
 
     The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c; c
-    is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to one of them up to a
-    factor, so the curve shows for which costs the predictions are useful. The area under the curve is the cross
+    is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to one of them, up to a
+    factor. The curve therefore shows for which costs the predictions are useful. The area under the curve is the cross
     entropy, or with a weight the Brier score; see `bayes_risk_area`.
 
     Args:

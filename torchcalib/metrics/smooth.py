@@ -179,10 +179,10 @@ def _smece(
 ) -> SmoothEstimator:
     """Smooth expected calibration error (smECE): mean |residual| after kernel smoothing over the confidence.
 
-    smECE is the mean of |r(c)| over the smoothed density of the confidences c, where r is the kernel regression of the
-    residuals outcome - c on c. The kernel is Gaussian, reflected at 0 and 1. Its width is the smallest multiple of
-    1/1024 that is not less than the smECE with this width. smECE changes continuously with the predictions, and for
-    many samples it tends to 0 only if the model is calibrated.
+    smECE is the mean of |r(c)| over the smoothed density of the confidence c. Here r is the kernel regression of the
+    residuals (outcome minus confidence) on the confidence. The kernel is Gaussian, reflected at 0 and 1. Its width is
+    the smallest multiple of 1/1024 that is not less than the smECE with this width. Small changes of the predictions
+    change smECE little. For many samples it tends to 0 only if the model is calibrated.
 
     The numerical method follows the authors' package relplot 1.0.3. Samples are rounded linearly to a grid of 1,000
     steps (steps of width / 10 for widths below 0.01). The smoothed residuals are evaluated at 200 points (10 / width

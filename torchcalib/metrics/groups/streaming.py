@@ -122,8 +122,8 @@ class ByGroup(WrappedMetric[Any]):
         """Return the k worst groups, over all ranks if `torch.distributed` is running.
 
         Small groups have large errors because of sampling noise, even if the model is calibrated. Groups are therefore
-        sorted by the value minus its noise floor, p-values are adjusted for the number of groups, and groups whose
-        error is not significant are marked.
+        sorted by the value minus its noise floor. p-values are adjusted for the number of groups, and groups whose
+        error is not significant are marked "within chance".
 
         Args:
             k: Number of groups in the table; None for all groups with samples.

@@ -214,8 +214,8 @@ def adjusted_p_values(p_values: Tensor) -> Tensor:
 def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
     """Return empirical Bayes estimates for groups: noisy estimates `(G,)` are shrunk towards the common mean.
 
-    The errors of the groups are assumed to be normal with a common mean and variance tau^2, and the estimates to be
-    normal about them with standard deviation `spread`. The posterior mean for group g is
+    The model: errors of groups are normal with a common mean and variance tau^2, and estimates are normal about these
+    errors with standard deviation `spread`. The posterior mean for group g is
 
         mean + tau^2 / (tau^2 + spread_g^2) (estimate_g - mean),
 
